@@ -1,0 +1,43 @@
+# Two commands set up a fresh machine completely: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
+
+.PHONY: env demo test bench embedded clean
+
+env: $(VENV)/user.stamp
+
+$(VENV)/user.stamp: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[dev]'
+	touch $@ $(VENV)/user.stamp
+
+demo: $(VENV)/user.stamp
+	$(BIN)/kvatlas demo
+
+test: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --fail-under=90
+
+bench: $(VENV)/user.stamp
+	$(BIN)/python bench/decode.py
+
+# Trains the embedded model and its DynTS head again, from nothing.
+embedded: $(VENV)/user.stamp
+	$(BIN)/python recipes/embedded/make.py
+
+clean:
+	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,25 @@
+"""What is asked and how it is judged: one file per family, found by name."""
+
+from __future__ import annotations
+
+import re
+
+from kvatlas.benchmarks.base import Benchmark, Family
+from kvatlas.core import KvatlasError
+from kvatlas.registry import Registry
+
+families: Registry[Family] = Registry(
+    "benchmark family", "kvatlas.benchmarks", {"CHAIN": "kvatlas.benchmarks.chain:Chain"}
+)
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark of that name; KvatlasError names the families when there is none."""
+    family = re.match(r"[A-Z]+", name)
+    if family is None or family[0] not in families.names():
+        known = ", ".join(families.names())
+        raise KvatlasError(f"Unknown benchmark {name!r}; valid are names of these families: {known} (as in CHAIN12).")
+    return families.get(family[0]).named(name[len(family[0]) :])
+
+
+__all__ = ["Benchmark", "Family", "families", "find"]

@@ -1,0 +1,50 @@
+"""What a benchmark is: a named set of problems with a prompt format and a grader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from kvatlas.core import Grade, Problem
+
+
+class Benchmark(Protocol):
+    """The contract of every benchmark; a new one is one file that satisfies it.
+
+    `version` rises whenever problems, prompts or verdicts change: it is part of the run key.
+    """
+
+    version: ClassVar[int]
+
+    @property
+    def name(self) -> str:
+        """As it is named in specs and on figures."""
+        ...
+
+    @property
+    def typical_output_tokens(self) -> int:
+        """Output tokens of a usual trace, for `plan` to reckon with."""
+        ...
+
+    def problems(self, limit: int | None = None) -> Sequence[Problem]:
+        """The first `limit` problems, always the same ones in the same order; all (or a standard number) for None."""
+        ...
+
+    def prompt(self, problem: Problem) -> str:
+        """The user message that is sent, before the model's chat template."""
+        ...
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """The verdict on the text after the end of thinking (a truncated trace never comes here)."""
+        ...
+
+
+class Family(Protocol):
+    """Benchmarks that differ in what follows their common name: `CHAIN12` is `named("12")` of the family CHAIN."""
+
+    about: str
+    examples: str
+
+    def named(self, rest: str) -> Benchmark:
+        """The benchmark; KvatlasError says which are valid."""
+        ...

@@ -1,0 +1,131 @@
+"""CHAINn: n shuffled definitions over single digits, evaluated one after another.
+
+A problem reads `v = d - q ; b = 4 ; w = d + b ... ? v w`: every letter is defined once, by a digit or by the sum or
+difference (modulo 10) of two other letters, in shuffled order. The answer states the queried letters: `v = 3 , w = 9`.
+A solver must find definitions whose operands are known, evaluate them one by one and remember results that were
+written long ago, which is what KV-cache token selection puts to the test. Difficulty is n.
+
+The same generator writes the reference solutions that the embedded models are trained on, from other seeds.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvatlas.core import Grade, KvatlasError, Problem, Status
+
+SMALLEST, LARGEST = 3, 26
+STANDARD_PROBLEMS = 300
+
+
+@dataclass(frozen=True)
+class Definition:
+    """`name = digit` (`operator` empty) or `name = left operator right` over letters defined elsewhere."""
+
+    name: str
+    operator: str
+    left: str
+    right: str
+    value: int
+
+    def __str__(self) -> str:
+        body = f"{self.left} {self.operator} {self.right}" if self.operator else str(self.value)
+        return f"{self.name} = {body}"
+
+
+@dataclass(frozen=True)
+class System:
+    """A whole problem: definitions in an order in which they can be evaluated, the stated order, the queried names."""
+
+    definitions: tuple[Definition, ...]
+    stated: tuple[int, ...]
+    queries: tuple[str, ...]
+
+    @property
+    def values(self) -> dict[str, int]:
+        return {definition.name: definition.value for definition in self.definitions}
+
+    @property
+    def question(self) -> str:
+        stated = " ; ".join(str(self.definitions[i]) for i in self.stated)
+        return f"{stated} ? {' '.join(self.queries)}"
+
+    @property
+    def answer(self) -> str:
+        values = self.values
+        return " , ".join(f"{name} = {values[name]}" for name in self.queries)
+
+
+def draw(size: int, rng: random.Random) -> System:
+    """A random system of `size` definitions; about a fifth are digits, operands are uniform over earlier letters."""
+    names = rng.sample(string.ascii_lowercase, size)
+    digits = max(2, size // 5)
+    definitions: list[Definition] = []
+    for i, name in enumerate(names):
+        if i < digits:
+            definitions.append(Definition(name, "", "", "", rng.randrange(10)))
+            continue
+        left, right = rng.choice(definitions), rng.choice(definitions)
+        operator = rng.choice("+-")
+        value = (left.value + right.value if operator == "+" else left.value - right.value) % 10
+        definitions.append(Definition(name, operator, left.name, right.name, value))
+    stated = list(range(size))
+    rng.shuffle(stated)
+    queries = rng.sample(names[digits:], min(max(2, size // 3), size - digits))
+    return System(tuple(definitions), tuple(stated), tuple(queries))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The benchmark CHAINn."""
+
+    size: int
+    version: ClassVar[int] = 1
+    about: ClassVar[str] = "shuffled definitions over digits, to be evaluated one after another (generated)"
+    examples: ClassVar[str] = f"CHAIN{SMALLEST} ... CHAIN{LARGEST}"
+
+    @classmethod
+    def named(cls, size: str) -> Chain:
+        """CHAIN12 from "12"; KvatlasError outside CHAIN3 ... CHAIN26."""
+        if not size.isdecimal() or not SMALLEST <= int(size) <= LARGEST:
+            raise KvatlasError(f"Unknown benchmark 'CHAIN{size}'; valid are CHAIN{SMALLEST} to CHAIN{LARGEST}.")
+        return cls(int(size))
+
+    @property
+    def name(self) -> str:
+        return f"CHAIN{self.size}"
+
+    @property
+    def typical_output_tokens(self) -> int:
+        return 28 * self.size
+
+    def problems(self, limit: int | None = None) -> Sequence[Problem]:
+        """Generated from (name, index) alone: the same problems on every machine, disjoint from training seeds."""
+        return [self.problem(i) for i in range(STANDARD_PROBLEMS if limit is None else limit)]
+
+    def problem(self, index: int) -> Problem:
+        """The problem of that index."""
+        system = draw(self.size, random.Random(f"kvatlas chain {self.size} test {index}"))
+        return Problem(f"{self.name}-{index:04d}", system.question, system.answer)
+
+    def prompt(self, problem: Problem) -> str:
+        return problem.question
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Correct when every queried value is right; progress is the share of right ones. The last statement counts."""
+        wanted = dict(_assignments(problem.answer))
+        stated = dict(_assignments(answer))
+        if not stated:
+            return Grade(False, 0.0, None, Status.NO_ANSWER)
+        right = sum(stated.get(name) == value for name, value in wanted.items())
+        extracted = " , ".join(f"{name} = {stated[name]}" for name in wanted if name in stated)
+        return Grade(right == len(wanted), right / len(wanted), extracted or None, Status.OK)
+
+
+def _assignments(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"\b([a-z]) = (\d+)\b", text)

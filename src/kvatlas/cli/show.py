@@ -1,0 +1,77 @@
+"""What `run` and `demo` print when they are done."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from kvatlas.results import Store
+
+#: Figures that `demo` writes for each model's maps: file name, whether means.
+FIGURES = ("png", "svg", "pdf")
+
+
+def print_run(folder: Path, show: int) -> None:
+    """Pass@1 with its interval and cost for each benchmark, and the beginning and end of a few traces."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from kvatlas.stats.cells import gather
+
+    console = Console()
+    with Store.open(folder) as store:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("benchmark", "Pass@1", "95 % interval", "problems", "kept tokens", "output tokens", "truncated"):
+            table.add_column(column, justify="left" if column == "benchmark" else "right")
+        for gathered in gather(store.manifest(), store.traces(texts=False)):
+            cell = gathered.cell()
+            estimate = cell.estimate
+            known = estimate.low is not None and estimate.high is not None
+            table.add_row(
+                gathered.expected.benchmark,
+                f"{100 * estimate.value:.1f}",
+                f"{100 * (estimate.low or 0):.1f} to {100 * (estimate.high or 0):.1f}" if known else "unknown",
+                str(estimate.problems),
+                f"{cell.kept_tokens_mean:.0f}",
+                f"{cell.output_tokens_mean:.0f}",
+                str(cell.truncated),
+            )
+        console.print(table)
+        for number, (_, trace) in enumerate(store.traces()):
+            if number == show:
+                break
+            grade = trace.grade
+            console.print(f"\n{trace.problem}, sample {trace.sample}: {grade.status}, {grade.answer}", style="bold")
+            # Model output is data: printed as text, never as markup.
+            console.print(Text(textwrap.shorten(trace.text, 800, placeholder=" ...")))
+
+
+def finish_demo(folder: Path) -> None:
+    """Draw the figures, write the report, print the mean map and where everything is."""
+    from rich.console import Console
+
+    from kvatlas.figures.heatmap import means_figure, save, series_figure
+    from kvatlas.report.page import write_report
+    from kvatlas.report.terminal import print_map
+    from kvatlas.results.export import write_maps
+    from kvatlas.stats.maps import maps_of_run, mean_maps
+
+    with Store.open(folder) as store:
+        maps = maps_of_run(store.manifest(), store.traces(texts=False))
+    means = mean_maps(maps)
+    written = []
+    for suffix in FIGURES:
+        for model, policy in dict.fromkeys((one.model, one.policy) for one in maps):
+            series = [one for one in maps if (one.model, one.policy) == (model, policy)]
+            name = f"{model.rpartition(':')[2]}-{policy}.{suffix}"
+            written += save(series_figure(series), folder / name, series)[:1]
+        written += save(means_figure(means), folder / f"means.{suffix}", means)[:1]
+    write_maps(maps, folder / "maps.csv")
+    write_report(folder, folder / "report.html")
+    console = Console()
+    for one in means:
+        print_map(one, console)
+    console.print(f"figures  {', '.join(path.name for path in written if path.suffix == '.png')} (and svg, pdf)")
+    console.print(f"data     {folder / 'maps.csv'}")
+    console.print(f"report   {folder / 'report.html'}")

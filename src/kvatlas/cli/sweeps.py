@@ -1,0 +1,160 @@
+"""Commands that decode: plan, run, sweep, demo."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Sequences that one worker decodes together.")]
+Executor = Annotated[str, typer.Option(help="Where units are decoded.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+def plan(
+    spec: SpecFile,
+    tokens_per_second: Annotated[float | None, typer.Option(help="Decoding rate to foretell the time with.")] = None,
+    memory: Annotated[float | None, typer.Option(help="Memory in GiB to foretell the batch size with.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time."""
+    from kvatlas.sweep import make_plan, read_spec
+
+    estimate = make_plan(read_spec(spec)).estimate(tokens_per_second, int(memory * 2**30) if memory else None)
+    if as_json:
+        typer.echo(json.dumps(estimate))
+        return
+    tokens = estimate["decoded_tokens"]
+    typer.echo(f"settings                {estimate['settings']:>14,}")
+    typer.echo(f"traces                  {estimate['traces']:>14,}")
+    typer.echo(
+        f"decoded tokens          {tokens['shared']:>14,}  (expected; {tokens['separate']:,} without shared trunks)"
+    )
+    typer.echo(f"KV bytes per sequence   {estimate['kv_bytes_per_sequence']:>14,}  (at the largest budget)")
+    if estimate["batch_size"]:
+        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits into half of the memory)")
+    if estimate["seconds"]:
+        typer.echo(f"seconds                 {estimate['seconds']:>14,}")
+
+
+def sweep(
+    spec: SpecFile,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, new or to be resumed.")],
+    executor: Executor = "local",
+    workers: Workers = None,
+    batch_size: BatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Run a sweep, or resume it: only what is missing in RUN is decoded."""
+    from kvatlas.sweep import make_plan, read_spec
+
+    drive(make_plan(read_spec(spec)), out, executor=executor, workers=workers, batch_size=batch_size, quiet=quiet)
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="embedded:NAME or hf:FOLDER.")],
+    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...")],
+    policy: Annotated[str, typer.Option(help="KV-cache token selection.")] = "full",
+    kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
+    local_window: Annotated[int | None, typer.Option(help="Newest tokens that always stay.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="Share of the older tokens that stays.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another parameter of the policy.")
+    ] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Generations for each problem.")] = 1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.6,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
+    workers: Workers = None,
+    batch_size: BatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Run one setting: Pass@1 with its interval, its cost, a few traces."""
+    import tempfile
+
+    from kvatlas.cli.show import print_run
+    from kvatlas.models import find
+    from kvatlas.sweep import make_plan, parse_spec
+
+    common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
+    parameters = {name: value for name, value in common.items() if value is not None}
+    parameters |= dict(assignment("--set", text) for text in set_ or [])
+    room = int(find(model).config.get("max_position_embeddings", 16_384 + 4096))
+    spec = parse_spec(
+        {
+            "models": [model],
+            "benchmarks": benchmarks,
+            "problems": problems,
+            "samples": samples,
+            "seed": seed,
+            "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens or min(16_384, room // 4 * 3)},
+            "baseline": [{"policy": policy, **parameters}],
+        },
+        "the options",
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = out or Path(scratch) / "run"
+        drive(make_plan(spec), folder, workers=workers, batch_size=batch_size, quiet=quiet)
+        print_run(folder, show)
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller grid on fewer problems.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Default: runs/demo or runs/demo-quick.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives other traces.")] = None,
+    workers: Workers = None,
+    batch_size: BatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """The main job on an embedded model: sweep, maps, report."""
+    import yaml
+
+    from kvatlas.cli.show import finish_demo
+    from kvatlas.sweep import make_plan, parse_spec
+
+    name = "demo-quick" if quick else "demo"
+    data = yaml.safe_load((files("kvatlas.sweep") / f"{name}.yaml").read_text())
+    if seed is not None:
+        data["seed"] = seed
+    folder = out or Path("runs") / name
+    drive(make_plan(parse_spec(data, f"{name}.yaml")), folder, workers=workers, batch_size=batch_size, quiet=quiet)
+    finish_demo(folder)
+
+
+def drive(plan: Any, folder: Path, *, quiet: bool, **options: Any) -> None:
+    """Sweep with progress on standard error; Ctrl-C keeps what is finished and says how to go on."""
+    from kvatlas.cli.progress import showing
+    from kvatlas.sweep import sweep as decode_all
+
+    try:
+        with showing(plan.traces, quiet) as tell:
+            decode_all(plan, folder, tell=tell, **options)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
+        raise typer.Exit(130) from None
+
+
+def assignment(option: str, text: str) -> tuple[str, Any]:
+    """The name and the value, read as YAML, of an option `NAME=VALUE`."""
+    import yaml
+
+    from kvatlas.core import KvatlasError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise KvatlasError(f"{option} {text!r} is not NAME=VALUE.")
+    return name.strip(), yaml.safe_load(value)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (demo, plan, run, sweep):
+        app.command()(command)

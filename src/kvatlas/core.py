@@ -1,0 +1,169 @@
+"""The words of kvatlas as frozen data, shared by every room; imports nothing of ours.
+
+Lengths are in tokens, shares and grades in [0, 1]. Only figures, words and CSV maps speak percent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class KvatlasError(Exception):
+    """A wrong spec, file, model or setting, told in one sentence: what was given, what would be valid."""
+
+
+class Status(StrEnum):
+    """How a trace came to its grade. All but `ok` count as wrong."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    NO_ANSWER = "no_answer"
+    GRADER_TIMEOUT = "grader_timeout"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its reference answer. `id` is unique within its benchmark and stable across versions."""
+
+    id: str
+    question: str
+    answer: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about."""
+
+    correct: bool
+    progress: float
+    answer: str | None
+    status: Status
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: temperature, then top-k, then top-p (the published order).
+
+    Temperature 0 is greedy. `top_k` 0 and `top_p` 1.0 switch that step off.
+    """
+
+    temperature: float = 0.6
+    top_k: int = 20
+    top_p: float = 0.95
+    max_new_tokens: int = 16_384
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One policy with one value of each of its parameters: a cell of the grid."""
+
+    policy: str
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, policy: str, **parameters: Any) -> Setting:
+        """The setting with its parameters in canonical (sorted) order."""
+        return cls(policy, tuple(sorted(parameters.items())))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters as a dictionary."""
+        return dict(self.parameters)
+
+    @property
+    def id(self) -> str:
+        """Canonical text of the setting: equal settings have equal ids."""
+        return canonical({"policy": self.policy, **self.values})
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{name}={value}" for name, value in self.parameters)
+        return f"{self.policy}({inner})" if inner else self.policy
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a trace cost.
+
+    `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step's
+    compression. `seconds` is the trace's share of the wall time of the batches that it was part of.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    thinking_tokens: int
+    peak_kv_tokens: int
+    mean_kv_tokens: float
+    compressions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost."""
+
+    model: str
+    benchmark: str
+    problem: str
+    sample: int
+    setting: Setting
+    tokens: tuple[int, ...]
+    text: str
+    grade: Grade
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval and what it rests on. `low` and `high` are None where nothing is known."""
+
+    value: float
+    low: float | None
+    high: float | None
+    problems: int | None
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting on a map: the estimate, and what the setting costs (means over traces; None on a CSV map)."""
+
+    setting: Setting
+    estimate: Estimate
+    kept_tokens_mean: float | None = None
+    peak_kv_tokens: int | None = None
+    output_tokens_mean: float | None = None
+    truncated: int | None = None
+
+
+@dataclass(frozen=True)
+class Map:
+    """A metric over two axes of the grid, for one model and one benchmark (or the mean over several).
+
+    `axes` holds the two parameters in the order (vertical, horizontal) with their values ascending; `cells` is keyed
+    by the pair of values in that order. `baselines` are settings run beside the grid, by their text.
+    """
+
+    model: str
+    benchmark: str
+    metric: str
+    policy: str
+    axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
+    cells: Mapping[tuple[Any, Any], Cell]
+    baselines: Mapping[str, Cell] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values have equal texts, on every machine."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical text, in hexadecimal."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()

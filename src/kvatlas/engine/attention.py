@@ -1,0 +1,117 @@
+"""The attention function that every model runs under: new keys and values go into the slots, queries read them there.
+
+It is registered with transformers as "kvatlas". Masks are ours alone: transformers builds none for an attention
+function without a registered mask function, and each call gets its `Pass` through the model's keyword arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from kvatlas.engine.cache import Slots, aligned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Rows whose attention is computed together; each block pays for its own longest row only.
+BLOCK = 16
+#: Queries whose attention weights are held at a time where a policy asked to see them during prefill.
+CHUNK = 256
+
+
+@dataclass
+class Pass:
+    """One forward pass: the prefill of one row (`prefill` is its number) or one token for each of the first rows.
+
+    `attention` collects, if `observing`, per layer the weights [rows, KV heads, slots] that the new tokens pay, summed
+    over them and averaged over the query heads of each KV head.
+    """
+
+    slots: Slots
+    rows: int
+    prefill: int | None = None
+    observing: bool = False
+    attention: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.prefill is None:
+            lengths = self.slots.lengths[: self.rows]
+            self.index = torch.arange(self.rows, device=self.slots.device)
+            self.lengths = torch.tensor(lengths, device=self.slots.device)
+            self.used = [aligned(max(lengths[start : start + BLOCK]) + 1) for start in range(0, self.rows, BLOCK)]
+            slots = torch.arange(max(self.used), device=self.slots.device)
+            visible = slots <= self.lengths[:, None]
+            self.mask = torch.zeros(visible.shape, device=self.slots.device, dtype=self.slots.dtype)
+            self.mask.masked_fill_(~visible, float("-inf"))
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    kvatlas: Pass,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of new tokens. query [rows, heads, new, size], key and value [rows, KV heads, new, size].
+
+    Returns [rows, new, heads, size] and None, as transformers' attention interface wants it.
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    run = _prefill if kvatlas.prefill is not None else _decode
+    return run(kvatlas, layer, query, key, value, scaling), None
+
+
+def _prefill(step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    assert step.prefill is not None
+    slots, row, length = step.slots, step.prefill, key.shape[2]
+    slots.keys[layer][row, :, :length] = key[0]
+    slots.values[layer][row, :, :length] = value[0]
+    if step.observing:
+        step.attention[layer] = _prompt_attention(query, key, scaling)
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def _prompt_attention(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    _, heads, length, size = query.shape
+    kv_heads = key.shape[1]
+    total = key.new_zeros(1, kv_heads, length)
+    positions = torch.arange(length, device=key.device)
+    for start in range(0, length, CHUNK):
+        part = query[:, :, start : start + CHUNK].reshape(1, kv_heads, heads // kv_heads, -1, size)
+        weights = part @ key.unsqueeze(2).transpose(-1, -2) * scaling
+        hidden = positions > positions[start : start + CHUNK, None]
+        total += weights.masked_fill(hidden, float("-inf")).softmax(-1).mean(2).sum(2)
+    return total
+
+
+def _decode(step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    rows, heads, _, size = query.shape
+    keys, values = step.slots.keys[layer], step.slots.values[layer]
+    keys[step.index, :, step.lengths] = key[:, :, 0]
+    values[step.index, :, step.lengths] = value[:, :, 0]
+    # The query heads that share a KV head stand where queries of one head would: no copy of keys for each of them.
+    query = query.view(rows, keys.shape[1], heads // keys.shape[1], size)
+    parts = []
+    for block, used in enumerate(step.used):
+        part = slice(block * BLOCK, min((block + 1) * BLOCK, rows))
+        mask = step.mask[part, None, None, :used]
+        parts.append(
+            F.scaled_dot_product_attention(
+                query[part], keys[part, :, :used], values[part, :, :used], attn_mask=mask, scale=scaling
+            )
+        )
+    if step.observing:
+        used = max(step.used)
+        weights = query @ keys[:rows, :, :used].transpose(-1, -2) * scaling + step.mask[:, None, None, :used]
+        step.attention[layer] = weights.softmax(-1).mean(2)
+    return torch.cat(parts).view(rows, 1, heads, size)

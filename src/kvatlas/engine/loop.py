@@ -1,0 +1,340 @@
+"""The one decode loop, for every policy and every caller.
+
+Each turn: (1) fill free rows, with waiting branches first, then with new requests, which are prefilled; (2) feed the
+last token of every row through the model; (3) let policies observe; (4) draw the next tokens; (5) hand out finished
+rows; (6) fork and compress the rows whose cache reached a KV budget.
+
+All settings of a request run as one tree. They share the trunk, one row, until the first compression; there the row is
+forked into one branch per setting. What comes out equals separate runs: on CPU in fp32 bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from kvatlas.core import Sampling, Usage
+from kvatlas.engine.attention import Pass, attend
+from kvatlas.engine.cache import Slots, Snapshot
+from kvatlas.engine.sampling import draw
+from kvatlas.policies import Cached, Policy, Selection, Signal, Step, select
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from kvatlas.models import Model
+
+K = TypeVar("K")
+
+#: With fewer rows CPU kernels round differently; idle rows pad smaller batches, so that traces never depend on it.
+SMALLEST_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Request(Generic[K]):
+    """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies."""
+
+    key: K
+    prompt: tuple[int, ...]
+    stream: int
+    policies: tuple[Policy, ...]
+
+
+@dataclass(frozen=True)
+class Generation(Generic[K]):
+    """What one policy of a request wrote.
+
+    `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens`;
+    `thinking_end` counts the new tokens before the end-of-thinking token, None if it never came; `decoded` is the
+    number of tokens that were decoded for this trace alone, without the trunk that it shares.
+    """
+
+    key: K
+    policy: Policy
+    tokens: tuple[int, ...]
+    finished: bool
+    thinking_end: int | None
+    decoded: int
+    usage: Usage
+
+
+@dataclass
+class _Row(Generic[K]):
+    request: Request[K]
+    policies: tuple[Policy, ...]
+    tokens: list[int] = field(default_factory=list)
+    thinking_end: int | None = None
+    #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
+    kept: Tensor | None = None
+    since: int = 0
+    forked_at: int = 0
+    compressions: int = 0
+    kv_peak: int = 0
+    kv_sum: int = 0
+    seconds: float = 0.0
+
+    @property
+    def position(self) -> int:
+        """True position of the newest token, which is not yet cached."""
+        return len(self.request.prompt) + len(self.tokens) - 1
+
+    def due(self, length: int) -> tuple[Policy, ...]:
+        return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
+
+
+class Engine:
+    """Decodes requests for one model. `policies` are all that requests may name (they decide what is observed)."""
+
+    def __init__(
+        self,
+        model: Model,
+        network: PreTrainedModel,
+        policies: Iterable[Policy],
+        sampling: Sampling,
+        batch_size: int = 64,
+    ) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("kvatlas", attend)
+        network.set_attn_implementation("kvatlas")
+        self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
+        self.observers = {policy.observer: policy for policy in policies if policy.observes}
+        self.signals = frozenset(signal for policy in self.observers.values() for signal in policy.observes)
+        columns = {
+            _column(policy, name): policy.scope.width(model.shape)
+            for policy in self.observers.values()
+            for name in policy.columns
+        }
+        rows = max(batch_size, SMALLEST_BATCH)
+        weight = next(network.parameters())
+        self.slots = Slots(model.shape, rows, columns, weight.device, weight.dtype)
+        self.decoded_tokens = 0
+        self._rows: list[_Row[Any]] = []
+        self._waiting: list[tuple[Snapshot, _Row[Any]]] = []
+        self._hidden: Tensor | None = None
+
+    def run(self, requests: Iterable[Request[K]]) -> Iterator[Generation[K]]:
+        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order."""
+        source = iter(requests)
+        self._rows, self._waiting = [], []
+        decoder = self.network.get_decoder()
+        hook = decoder.register_forward_hook(self._keep_hidden) if Signal.HIDDEN in self.signals else None
+        try:
+            while True:
+                yield from self._fill(source)
+                if not self._rows:
+                    return
+                yield from self._step()
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def _keep_hidden(self, _module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
+        self._hidden = output[0]
+
+    # -- (1) free rows -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _fill(self, source: Iterator[Request[Any]]) -> list[Generation[Any]]:
+        generations: list[Generation[Any]] = []
+        while len(self._rows) < self.batch_size:
+            # Branches before new trunks: depth first, so that few snapshots wait at any time.
+            if self._waiting:
+                snapshot, row = self._waiting.pop()
+                self._rows.append(row)
+                self.slots.restore(snapshot, len(self._rows) - 1)
+                self._compress(len(self._rows) - 1)
+                continue
+            request = next(source, None)
+            if request is None:
+                break
+            generations += self._prefill(request)
+        return generations
+
+    def _prefill(self, request: Request[Any]) -> list[Generation[Any]]:
+        """Start a request in the next free row. One by one, so that its numbers do not depend on its neighbours."""
+        began = time.perf_counter()
+        index, length = len(self._rows), len(request.prompt)
+        row = _Row(request, request.policies)
+        self._rows.append(row)
+        self.slots.reserve(length + 1)
+        self.slots.clear(index)
+        step = Pass(self.slots, 1, prefill=index, observing=Signal.ATTENTION in self.signals)
+        logits = self._forward([list(request.prompt)], [list(range(length))], step)
+        self._observe(step, slice(index, index + 1), torch.arange(length, device=self.slots.device)[None])
+        self.slots.lengths[index] = length
+        self._append(row, self._draw(logits, [row], [length])[0])
+        self.decoded_tokens += 1
+        row.kv_peak = length
+        row.seconds += time.perf_counter() - began
+        return self._hand_out(index, row) if self._ended(row) else []
+
+    # -- (2) to (6) one token for every row ----------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _step(self) -> list[Generation[Any]]:
+        began = time.perf_counter()
+        count = len(self._rows)
+        padding = max(0, SMALLEST_BATCH - count)
+        for index in range(count, count + padding):
+            self.slots.lengths[index] = 0
+        self.slots.reserve(max(self.slots.lengths[:count]) + 1)
+        step = Pass(self.slots, count + padding, observing=Signal.ATTENTION in self.signals)
+        tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
+        positions = [[row.position] for row in self._rows] + [[0]] * padding
+        logits = self._forward(tokens, positions, step)
+        self._observe(step, slice(0, count + padding), step.lengths[:, None])
+        drawn = self._draw(logits[:count], self._rows, [row.position + 1 for row in self._rows])
+        share = (time.perf_counter() - began) / count
+        self.decoded_tokens += count
+        generations: list[Generation[Any]] = []
+        for index, (row, token) in enumerate(zip(self._rows, drawn, strict=True)):
+            length = self.slots.lengths[index] = self.slots.lengths[index] + 1
+            row.kv_peak = max(row.kv_peak, length)
+            row.kv_sum += length
+            row.seconds += share
+            self._append(row, token)
+        for index in range(count - 1, -1, -1):
+            row = self._rows[index]
+            if self._ended(row):
+                generations += self._hand_out(index, row)
+            elif row.due(self.slots.lengths[index]):
+                self._fork(index, row)
+        return generations
+
+    def _forward(self, tokens: list[list[int]], positions: list[list[int]], step: Pass) -> Tensor:
+        """Logits [rows, vocabulary] after the last of `tokens` [rows][new]; positions are given, never counted."""
+        device = self.slots.device
+        output = self.network(
+            input_ids=torch.tensor(tokens, device=device),
+            position_ids=torch.tensor(positions, device=device),
+            use_cache=False,
+            logits_to_keep=1,
+            kvatlas=step,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _observe(self, step: Pass, rows: slice, entered: Tensor) -> None:
+        """Show every observer what it asked for; `entered` [rows, new] are the slots of the new tokens."""
+        for policy in self.observers.values():
+            attention = None
+            if Signal.ATTENTION in policy.observes:
+                attention = torch.stack([step.attention[layer] for layer in sorted(step.attention)], dim=1)
+                layers, heads = policy.scope.width(self.model.shape)
+                attention = attention.mean(1, keepdim=True) if layers == 1 else attention
+                attention = attention.mean(2, keepdim=True) if heads == 1 else attention
+            writer = _ColumnWriter(self.slots, policy, rows, entered)
+            hidden = self._hidden if Signal.HIDDEN in policy.observes else None
+            policy.observe(Step(self.model, hidden, attention, writer.enter, writer.add))
+
+    def _draw(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[int]:
+        device = self.slots.device
+        streams = torch.tensor([row.request.stream for row in rows], device=device)
+        drawn: list[int] = draw(logits, self.sampling, streams, torch.tensor(positions, device=device)).tolist()
+        return drawn
+
+    def _append(self, row: _Row[Any], token: int) -> None:
+        if token == self.model.think_close and row.thinking_end is None:
+            row.thinking_end = len(row.tokens)
+        row.tokens.append(token)
+
+    def _ended(self, row: _Row[Any]) -> bool:
+        return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
+
+    def _hand_out(self, index: int, row: _Row[Any]) -> list[Generation[Any]]:
+        """The generations of a finished row, which leaves: the last row takes its place."""
+        last = len(self._rows) - 1
+        if index != last:
+            self.slots.move(last, index)
+            self._rows[index] = self._rows[last]
+        self._rows.pop()
+        steps = max(1, len(row.tokens) - 1)
+        usage = Usage(
+            prompt_tokens=len(row.request.prompt),
+            output_tokens=len(row.tokens),
+            thinking_tokens=len(row.tokens) if row.thinking_end is None else row.thinking_end,
+            peak_kv_tokens=row.kv_peak,
+            mean_kv_tokens=(row.kv_sum or row.kv_peak) / steps,
+            compressions=row.compressions,
+            seconds=row.seconds,
+        )
+        finished = row.tokens[-1] in self.model.stops
+        # A trace that ended before any compression is one generation for all its settings: decoded once.
+        decoded = [len(row.tokens) - row.forked_at] + [0] * (len(row.policies) - 1)
+        return [
+            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage)
+            for policy, own in zip(row.policies, decoded, strict=True)
+        ]
+
+    def _fork(self, index: int, row: _Row[Any]) -> None:
+        """Split a row at a KV budget: settings that compress here become branches, the others go on as the trunk."""
+        due = row.due(self.slots.lengths[index])
+        rest = tuple(policy for policy in row.policies if policy not in due)
+        heirs = due if rest else due[1:]
+        if heirs:
+            snapshot = self.slots.snapshot(index)
+            for policy in reversed(heirs):
+                branch = replace(row, policies=(policy,), tokens=list(row.tokens), forked_at=len(row.tokens))
+                self._waiting.append((snapshot, branch))
+        row.policies = rest or due[:1]
+        if not rest:
+            self._compress(index)
+
+    def _compress(self, index: int) -> None:
+        """Keep what the row's policy selects; positions stay true, so nothing is rotated again."""
+        row = self._rows[index]
+        (policy,) = row.policies
+        assert isinstance(policy, Selection)
+        length = self.slots.lengths[index]
+        prompt_length = len(row.request.prompt)
+        layers, heads = policy.scope.width(self.model.shape)
+        fresh = torch.arange(row.since, row.position, device=self.slots.device).expand(layers, heads, -1)
+        positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
+        columns = {name: self.slots.columns[_column(policy, name)][index, ..., :length] for name in policy.columns}
+        kept = select(
+            policy,
+            Cached(
+                model=self.model,
+                positions=positions,
+                prompt_length=prompt_length,
+                thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
+                length=row.position,
+                stream=row.request.stream,
+                columns=columns,
+                key=lambda layer: self.slots.keys[layer][index, :, :length],
+                value=lambda layer: self.slots.values[layer][index, :, :length],
+            ),
+        )
+        self.slots.compact(index, kept, tuple(_column(policy, name) for name in policy.columns))
+        row.kept = positions.gather(-1, kept)
+        row.since = row.position
+        row.compressions += 1
+
+
+@dataclass(frozen=True)
+class _ColumnWriter:
+    """Writes what a policy notes into its columns of the rows at hand."""
+
+    slots: Slots
+    policy: Policy
+    rows: slice
+    entered: Tensor
+
+    def enter(self, name: str, values: Tensor) -> None:
+        column = self.slots.columns[_column(self.policy, name)][self.rows]
+        index = torch.arange(column.shape[0], device=column.device)[:, None]
+        column[index, :, :, self.entered] = values[:, :, None, None].to(column.dtype)
+
+    def add(self, name: str, values: Tensor) -> None:
+        column = self.slots.columns[_column(self.policy, name)][self.rows]
+        column[..., : values.shape[-1]] += values
+
+
+def _column(policy: Policy, name: str) -> str:
+    return "/".join(map(str, (*policy.observer, name)))

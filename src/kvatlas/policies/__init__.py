@@ -1,0 +1,36 @@
+"""Which tokens stay: one file per method, found by name."""
+
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.policies.base import Cached, Policy, Scope, Selection, Signal, Step, select, share
+from kvatlas.registry import Registry
+
+policies: Registry[type[Policy]] = Registry(
+    "policy",
+    "kvatlas.policies",
+    {
+        "full": "kvatlas.policies.full:Full",
+        "window": "kvatlas.policies.window:Window",
+        "random": "kvatlas.policies.random:Random",
+        "dynts": "kvatlas.policies.dynts:DynTS",
+    },
+)
+
+
+def of(setting: Setting) -> Policy:
+    """The policy of a setting, its parameters checked."""
+    return policies.get(setting.policy).of(setting)
+
+
+__all__ = [
+    "Cached",
+    "KvatlasError",
+    "Policy",
+    "Scope",
+    "Selection",
+    "Signal",
+    "Step",
+    "of",
+    "policies",
+    "select",
+    "share",
+]

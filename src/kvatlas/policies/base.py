@@ -1,0 +1,229 @@
+"""The compression contract: what every policy is, and which tokens stay when a compression fires.
+
+A policy is a frozen dataclass whose fields are its parameters. A new method writes one function, `score`; what it must
+see while the model decodes it declares in `observes` and, if it has to remember something about each token, in
+`columns`. Source of the contract: Dynamic Thinking-Token Selection, arXiv 2601.18383.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from kvatlas.core import KvatlasError, Setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvatlas.models import Model, Shape
+
+
+class Scope(StrEnum):
+    """For what one choice of tokens is made: the whole model, each layer, or each KV head."""
+
+    GLOBAL = "global"
+    LAYER = "layer"
+    HEAD = "head"
+
+    def width(self, shape: Shape) -> tuple[int, int]:
+        """Numbers of separate choices over (layers, KV heads)."""
+        layers = 1 if self is Scope.GLOBAL else shape.layers
+        return layers, shape.kv_heads if self is Scope.HEAD else 1
+
+
+class Signal(StrEnum):
+    """What the decode loop can gather for a policy; it gathers nothing that no policy asked for."""
+
+    HIDDEN = "hidden"
+    ATTENTION = "attention"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the loop shows to `observe` after tokens entered the caches of `rows` sequences that share a policy.
+
+    `hidden` [rows, entered, hidden size] is the last hidden state of the tokens that entered (HIDDEN). `attention`
+    [rows, layers, KV heads, cached], reduced by the mean to the policy's scope, is the attention that they pay to each
+    cached token, themselves included, summed over them (ATTENTION); slots past a sequence's length hold 0.
+    """
+
+    model: Model
+    hidden: Tensor | None
+    attention: Tensor | None
+    _enter: Callable[[str, Tensor], None]
+    _add: Callable[[str, Tensor], None]
+
+    def enter(self, column: str, values: Tensor) -> None:
+        """Write `values` [rows, entered] beside the tokens that entered."""
+        self._enter(column, values)
+
+    def add(self, column: str, values: Tensor) -> None:
+        """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to what all cached tokens hold."""
+        self._add(column, values)
+
+
+@dataclass(frozen=True)
+class Cached:
+    """One sequence's cache at the moment when a compression fires; `[...]` is the scope's (layers, KV heads).
+
+    `positions` [..., cached] are true positions, ascending; `columns` hold [..., cached] what `observe` wrote;
+    `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation. `stream` is the key of
+    the sequence's random numbers, `length` the number of its tokens so far, evicted ones included.
+    """
+
+    model: Model
+    positions: Tensor
+    prompt_length: int
+    thinking_end: int | None
+    length: int
+    stream: int
+    columns: Mapping[str, Tensor]
+    key: Callable[[int], Tensor]
+    value: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A KV-cache token-selection method. Subclasses set the class variables; see docs/architecture.md."""
+
+    name: ClassVar[str]
+    #: Rises whenever the method's choices change: part of the run key.
+    version: ClassVar[int] = 1
+    summary: ClassVar[str]
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Scope] = Scope.GLOBAL
+    observes: ClassVar[frozenset[Signal]] = frozenset()
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def budget(self) -> int | None:
+        """Cache length at which a compression fires; None for never."""
+        return None
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self:
+        """The policy with a setting's parameters; KvatlasError for unknown, missing or invalid ones."""
+        known = [field.name for field in fields(cls)]
+        for name in setting.values:
+            if name not in known:
+                valid = ", ".join(known) or "none"
+                raise KvatlasError(f"The policy {cls.name!r} has no parameter {name!r}; valid are: {valid}.")
+        missing = [
+            name for name in ("kv_budget", "local_window", "ratio") if name in known and name not in setting.values
+        ]
+        if missing:
+            raise KvatlasError(f"The policy {cls.name!r} needs a value for {', '.join(missing)}.")
+        return cls(**setting.values)
+
+    @property
+    def setting(self) -> Setting:
+        """The setting that this policy is, with every parameter, defaults included."""
+        parameters = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Setting.of(self.name, **parameters)
+
+    @property
+    def observer(self) -> tuple[Any, ...]:
+        """Settings with equal observers see and note the same: the loop calls `observe` once for all of them."""
+        shared = {field.name for field in fields(Selection)}
+        own = [getattr(self, field.name) for field in fields(self) if field.name not in shared]
+        return (self.name, *own)
+
+    def check(self, model: Model) -> None:
+        """Raise KvatlasError if the policy cannot work on this model; called when planned, before any weight loads."""
+
+    def identity(self, model: Model) -> dict[str, Any]:
+        """All beside the parameters that can change the policy's choices on this model: part of the run key."""
+        return {"name": self.name, "version": self.version}
+
+    def observe(self, step: Step) -> None:
+        """See what the loop gathered after each step (and after prefill), and note it in `columns`."""
+
+    def score(self, cached: Cached) -> Tensor:
+        """Importance [cached] or [..., cached] of each cached token: the highest stay. Ties go to the older token."""
+        raise KvatlasError(f"The policy {self.name!r} has no score.")
+
+
+@dataclass(frozen=True)
+class Selection(Policy):
+    """A policy that compresses; its fields are the parameters that all methods share.
+
+    kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires.
+    local_window: newest tokens that always stay, at least 1.
+    ratio: share in [0, 1] of the older tokens that stay.
+    ratio_over: `older` (published rule: of all older tokens, prompt included) or `thinking` (of the older thinking
+        tokens alone, the prompt stays besides).
+    keep_prompt: whether prompt tokens have an infinite score; they compete with the others if not.
+    """
+
+    kv_budget: int
+    local_window: int
+    ratio: float
+    ratio_over: str = "older"
+    keep_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("kv_budget", 2), ("local_window", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise KvatlasError(f"{name} is {value!r}; valid are whole numbers of tokens from {smallest} up.")
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
+            raise KvatlasError(f"ratio is {self.ratio!r}; valid are shares from 0 to 1.")
+        if self.ratio_over not in ("older", "thinking"):
+            raise KvatlasError(f"ratio_over is {self.ratio_over!r}; valid are 'older' and 'thinking'.")
+        if not isinstance(self.keep_prompt, bool):
+            raise KvatlasError(f"keep_prompt is {self.keep_prompt!r}; valid are true and false.")
+        if self.local_window >= self.kv_budget:
+            raise KvatlasError(
+                f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
+                f"valid are windows from 1 to {self.kv_budget - 1}."
+            )
+        object.__setattr__(self, "ratio", float(self.ratio))
+
+    @property
+    def budget(self) -> int:
+        return self.kv_budget
+
+    def check_prompt(self, prompt_length: int, where: str) -> None:
+        """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt."""
+        if self.keep_prompt and prompt_length + self.local_window >= self.kv_budget:
+            raise KvatlasError(
+                f"kv_budget {self.kv_budget} is too small for {where}: prompt {prompt_length} + local_window "
+                f"{self.local_window} tokens can never be compressed below it; valid are budgets above "
+                f"{prompt_length + self.local_window}."
+            )
+
+
+def share(ratio: float, tokens: int) -> int:
+    """floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
+    return math.floor(Fraction(str(ratio)) * tokens)
+
+
+def select(policy: Selection, cached: Cached) -> Tensor:
+    """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest.
+
+    The number kept is the same in every layer and head, because prompt and answer tokens are the same in all.
+    """
+    import torch
+
+    positions = cached.positions
+    length = positions.shape[-1]
+    older = length - policy.local_window
+    old = positions[..., :older]
+    protected = torch.zeros_like(old, dtype=torch.bool)
+    if policy.keep_prompt:
+        protected |= old < cached.prompt_length
+    if cached.thinking_end is not None:
+        protected |= old >= cached.thinking_end
+    certain = int(protected.reshape(-1, older)[0].sum())
+    if policy.ratio_over == "older":
+        chosen = max(0, share(policy.ratio, older) - certain)
+    else:
+        chosen = share(policy.ratio, older - certain)
+    scores = policy.score(cached)[..., :older].double().expand(old.shape).masked_fill(protected, math.inf)
+    order = scores.argsort(dim=-1, descending=True, stable=True)[..., : certain + chosen]
+    window = torch.arange(older, length, device=positions.device).expand(*old.shape[:-1], policy.local_window)
+    return torch.cat([order.sort(dim=-1).values, window], dim=-1)

@@ -1,0 +1,28 @@
+"""`window`: the most recent tokens stay, at the same number of tokens as any other policy of that setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvatlas.policies.base import Cached, Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Window(Selection):
+    """Recency alone: score(t) = position of t.
+
+    With local window W and ratio r it keeps the newest W + floor(r * older) tokens (and the prompt), so that it spends
+    exactly the budget of its rivals in the same cell; ratio 0 is the plain sliding window. `keep_prompt: false` gives
+    the published baseline that drops the prompt as well.
+    """
+
+    name = "window"
+    summary = "keeps the most recent tokens"
+    paper = "Longformer's sliding window, arXiv 2004.05150, section 3.1, as a cache rule"
+
+    def score(self, cached: Cached) -> Tensor:
+        return cached.positions.float()

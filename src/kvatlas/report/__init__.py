@@ -1,0 +1,1 @@
+"""What a map says: words, terminal, and the self-contained page."""

@@ -1,0 +1,62 @@
+"""One map in a terminal: a table with coloured cells that still reads without colour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvatlas.core import Map
+from kvatlas.figures import style
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+#: Characters of an interval such as `25.7–100.0`.
+_WIDE = 10
+
+
+def print_map(one: Map, console: Console) -> None:
+    """Print a map with the largest vertical value on top, each cell with its 95 % interval, baselines and notes below.
+
+    Cells are coloured like the figures where the console has colours; an empty cell is a dash.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    (vertical, rows), (horizontal, columns) = one.axes
+    low, high = style.scale([one])
+    known = any(style.interval(cell.estimate) for cell in one.cells.values())
+    intervals = known and console.width >= len(style.label(vertical)) + 5 + (_WIDE + 3) * len(columns)
+    title = " | ".join(part for part in (one.model, one.benchmark, one.policy) if part)
+    metric = style.label(one.metric)
+    table = Table(
+        title=Text(f"{title}: {metric} in percent{' with its 95 % interval' if intervals else ''}"),
+        caption=Text(f"{style.label(horizontal)} →"),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0),
+        title_style="bold",
+    )
+    table.add_column(Text(f"{style.label(vertical)} ↑ "), justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column(Text(str(column)), justify="center", no_wrap=True)
+    for row in reversed(rows):
+        table.add_row(Text(f"{row} "), *(_cell(one, row, column, low, high, intervals) for column in columns))
+    console.print(table)
+    for text in style.beside(one.baselines):
+        console.print(Text(f"  beside the grid: {text}"), soft_wrap=True)
+    for note in one.notes:
+        console.print(Text(f"  {note}", style="bold red" if note.startswith("PARTIAL") else ""), soft_wrap=True)
+
+
+def _cell(one: Map, row: object, column: object, low: float, high: float, intervals: bool) -> Text:
+    from rich.text import Text
+
+    cell = one.cells.get((row, column))
+    if cell is None:
+        return Text(" – ", style="dim")
+    background = style.colour(100 * cell.estimate.value, low, high)
+    text = f" {style.percent(cell.estimate.value):^{_WIDE if intervals else 5}} "
+    if intervals:
+        text += f"\n {style.interval(cell.estimate):^{_WIDE}} "
+    return Text(text, style=f"{style.text_on(background)} on {background}")

@@ -1,0 +1,6 @@
+"""The SQLite store of a run, what it is to hold, and its export."""
+
+from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.results.store import Key, Store
+
+__all__ = ["Expected", "Key", "Manifest", "Store"]

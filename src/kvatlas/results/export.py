@@ -1,0 +1,213 @@
+"""A run's traces and maps as files for other programs: CSV, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from kvatlas.core import Cell, KvatlasError, Map, Trace
+from kvatlas.results.csv_maps import EXTRAS, VALUE_COLUMNS
+from kvatlas.results.store import Store
+
+FORMATS = ("csv", "jsonl", "parquet")
+_BATCH = 2_000
+
+
+def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None) -> int:
+    """Write a run in one of the `FORMATS` and return the number of rows (of maps: of maps).
+
+    `csv` writes the given `maps` of the run (see `write_maps`); `jsonl` and `parquet` write every trace of the store
+    (see `record`). The file appears whole or not at all. Raises KvatlasError for another format, a folder that holds
+    no run, and a file that cannot be written.
+    """
+    if kind not in FORMATS:
+        raise KvatlasError(f"Unknown export format {kind!r}; valid are: {', '.join(FORMATS)}.")
+    if kind == "csv":
+        if maps is None:
+            raise KvatlasError("The csv export writes maps, and none were given; jsonl and parquet write traces.")
+        write_maps(maps, out)
+        return len(maps)
+    if isinstance(run, Store):
+        return _export_traces(run, kind, out)
+    with Store.open(run) as store:
+        return _export_traces(store, kind, out)
+
+
+def write_maps(maps: Sequence[Map], out: Path) -> None:
+    """Write maps as one CSV map with intervals and costs (see `csv_text`), whole or not at all."""
+    text = csv_text(maps)
+    with replacing(out) as part:
+        part.write_text(text, "utf-8", newline="")
+
+
+def csv_text(maps: Sequence[Map]) -> str:
+    """The maps as a CSV map in percent, largest vertical value first, with every column that `read_maps` knows.
+
+    Baselines are rows without axis values whose policy is their text, once per benchmark. Raises KvatlasError if the
+    maps have unlike axes or metrics, which one table cannot hold.
+    """
+    if not maps:
+        raise KvatlasError("There is no map to write.")
+    axes = [name for name, _ in maps[0].axes]
+    metric = maps[0].metric
+    for one in maps:
+        if [name for name, _ in one.axes] != axes or one.metric != metric:
+            raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
+    lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, VALUE_COLUMNS[metric], *EXTRAS]]
+    written = set()
+    for one in maps:
+        rows, columns = one.axes[0][1], one.axes[1][1]
+        lines += [
+            [one.model, one.benchmark, one.policy, row, column, *_fields(one.cells[row, column])]
+            for row in reversed(rows)
+            for column in columns
+            if (row, column) in one.cells
+        ]
+        for name, cell in one.baselines.items():
+            if (one.model, one.benchmark, name) not in written:
+                written.add((one.model, one.benchmark, name))
+                lines.append([one.model, one.benchmark, name, "", "", *_fields(cell)])
+    return "".join(",".join(_quoted(value) for value in line) + "\n" for line in lines)
+
+
+def _fields(cell: Cell) -> list[Any]:
+    estimate = cell.estimate
+    return [
+        *(None if value is None else round(100 * value, 4) for value in (estimate.value, estimate.low, estimate.high)),
+        estimate.problems,
+        estimate.samples,
+        None if cell.kept_tokens_mean is None else round(cell.kept_tokens_mean, 3),
+        cell.peak_kv_tokens,
+        None if cell.output_tokens_mean is None else round(cell.output_tokens_mean, 3),
+        cell.truncated,
+    ]
+
+
+def _quoted(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
+def record(run_key: str, trace: Trace) -> dict[str, Any]:
+    """One trace as flat plain data; a parameter of the setting whose name is taken gets the prefix `setting_`."""
+    identity = {
+        "model": trace.model,
+        "benchmark": trace.benchmark,
+        "problem": trace.problem,
+        "sample": trace.sample,
+        "policy": trace.setting.policy,
+    }
+    measured = _measured(run_key, trace)
+    taken = identity.keys() | measured.keys()
+    parameters = {f"setting_{n}" if n in taken else n: value for n, value in trace.setting.parameters}
+    return {**identity, **parameters, **measured}
+
+
+def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
+    grade, usage = trace.grade, trace.usage
+    return {
+        "status": grade.status.value,
+        "correct": grade.correct,
+        "progress": grade.progress,
+        "answer": grade.answer,
+        "output_tokens": usage.output_tokens,
+        "thinking_tokens": usage.thinking_tokens,
+        "peak_kv_tokens": usage.peak_kv_tokens,
+        "mean_kv_tokens": usage.mean_kv_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "compressions": usage.compressions,
+        "seconds": usage.seconds,
+        "run_key": run_key,
+        "text": trace.text,
+    }
+
+
+def _export_traces(store: Store, kind: str, out: Path) -> int:
+    with replacing(out) as part:
+        return _write_jsonl(store, part) if kind == "jsonl" else _write_parquet(store, part)
+
+
+def _write_jsonl(store: Store, part: Path) -> int:
+    count = 0
+    with part.open("w", encoding="utf-8", newline="\n") as file:
+        for run_key, trace in store.traces():
+            file.write(json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False) + "\n")
+            count += 1
+    return count
+
+
+def _write_parquet(store: Store, part: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types: dict[str, set[type]] = {}
+    measured: list[str] = []
+    for run_key, trace in store.traces(texts=False):
+        measured = list(_measured(run_key, trace))
+        for name, value in record(run_key, trace).items():
+            types.setdefault(name, set()).add(type(value))
+    if not types:
+        raise KvatlasError("The run has no traces yet, so there is nothing to export.")
+    names = [name for name in types if name not in measured] + measured
+    kinds = {name: _kind(types[name] - {type(None)}) for name in names}
+    arrow = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
+    schema = pa.schema([(name, arrow[kind]) for name, kind in kinds.items()])
+    count = 0
+    with pq.ParquetWriter(part, schema, compression="zstd") as writer:
+        for batch in _batches(store):
+            rows = [{name: _as(kind, row.get(name)) for name, kind in kinds.items()} for row in batch]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            count += len(rows)
+    return count
+
+
+def _kind(types: set[type]) -> str:
+    """The narrowest column that holds all the values: a parameter may be a number in one policy and text in another."""
+    if types == {bool}:
+        return "bool"
+    if types == {int}:
+        return "int"
+    return "float" if types and types <= {int, float} else "text"
+
+
+def _as(kind: str, value: Any) -> Any:
+    if value is None or kind in ("bool", "int"):
+        return value
+    if kind == "float":
+        return float(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _batches(store: Store) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for run_key, trace in store.traces():
+        batch.append(record(run_key, trace))
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A path beside `out` to write to; it takes the name `out` when all went well and is removed otherwise.
+
+    Missing folders are made. Raises KvatlasError where `out` is a folder or the disk refuses.
+    """
+    if out.is_dir():
+        raise KvatlasError(f"{str(out)!r} is a folder; name a file to write.")
+    part = out.with_name(f".{out.name}.{uuid4().hex[:8]}.part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.replace(out)
+    except OSError as error:
+        raise KvatlasError(f"{str(out)!r} cannot be written ({error}).") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()

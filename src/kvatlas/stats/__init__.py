@@ -1,0 +1,1 @@
+"""Estimates with intervals, paired comparisons, and the maps of a run."""

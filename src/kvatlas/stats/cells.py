@@ -1,0 +1,89 @@
+"""From the traces of a run to its cells: which traces count where, and what a cell costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kvatlas.core import Cell, KvatlasError, Status, Trace
+from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.stats.estimates import pass_at_1
+
+#: What a map can show, by its name: the grade of one trace in [0, 1]. Truncated and answerless traces are not correct.
+METRICS: Mapping[str, Callable[[Trace], float]] = {
+    "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
+    "progress": lambda trace: trace.grade.progress,
+}
+
+
+@dataclass
+class Gathered:
+    """The traces of one promised cell: `outcomes[problem][sample]` is the metric, and how many are missing."""
+
+    expected: Expected
+    outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
+    kept_tokens: list[float] = field(default_factory=list)
+    output_tokens: list[int] = field(default_factory=list)
+    peak_kv_tokens: int = 0
+    truncated: int = 0
+
+    @property
+    def found(self) -> int:
+        """How many traces of this cell are there."""
+        return len(self.output_tokens)
+
+    @property
+    def promised(self) -> int:
+        """How many traces this cell is to have."""
+        return len(self.expected.problems) * self.expected.samples
+
+    def add(self, trace: Trace, grade: Callable[[Trace], float]) -> None:
+        """Count a trace of this setting, once, if its problem and sample are promised."""
+        if trace.problem not in self._problems or not 0 <= trace.sample < self.expected.samples:
+            return
+        samples = self.outcomes.setdefault(trace.problem, {})
+        if trace.sample in samples:
+            return
+        samples[trace.sample] = grade(trace)
+        self.kept_tokens.append(trace.usage.mean_kv_tokens)
+        self.output_tokens.append(trace.usage.output_tokens)
+        self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
+        self.truncated += trace.grade.status is Status.TRUNCATED
+
+    @cached_property
+    def _problems(self) -> frozenset[str]:
+        return frozenset(self.expected.problems)
+
+    def cell(self) -> Cell:
+        """The cell on the map; KvatlasError if it has no trace."""
+        estimate = pass_at_1({problem: list(samples.values()) for problem, samples in self.outcomes.items()})
+        return Cell(
+            self.expected.setting,
+            estimate,
+            kept_tokens_mean=math.fsum(self.kept_tokens) / self.found,
+            peak_kv_tokens=self.peak_kv_tokens,
+            output_tokens_mean=sum(self.output_tokens) / self.found,
+            truncated=self.truncated,
+        )
+
+
+def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str = "pass@1") -> list[Gathered]:
+    """The promised cells in the manifest's order, each with its traces.
+
+    A trace counts where its run key, setting, benchmark, problem and sample are the promised ones, once; all others
+    (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for an unknown metric.
+    """
+    if metric not in METRICS:
+        raise KvatlasError(f"Unknown metric {metric!r}; valid are: {', '.join(METRICS)}.")
+    grade = METRICS[metric]
+    cells = [Gathered(expected) for expected in manifest.expected]
+    by_key: dict[tuple[str, str, str], list[Gathered]] = {}
+    for cell in cells:
+        key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)
+        by_key.setdefault(key, []).append(cell)
+    for run_key, trace in traces:
+        for cell in by_key.get((run_key, trace.setting.id, trace.benchmark), []):
+            cell.add(trace, grade)
+    return cells

@@ -1,0 +1,197 @@
+"""From a spec to a plan: every setting checked, every trace named, the cost foretold, no weights loaded."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from kvatlas import __version__, benchmarks, models, policies
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import KvatlasError, Problem, Setting, digest
+from kvatlas.models import Model
+from kvatlas.policies import Policy, Selection
+from kvatlas.results import Expected, Key, Manifest
+from kvatlas.sweep.spec import Spec
+
+#: Part of every run key: rises whenever the meaning of a key changes.
+RUN_KEY_VERSION = 1
+#: How a problem becomes tokens: one user message through the model's chat template.
+PROMPT_FORMAT = "chat-1"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One tree of work: a problem and a sample, under all settings that are still to run."""
+
+    benchmark: str
+    problem: Problem
+    sample: int
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked spec.
+
+    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark); `keys` are run
+    keys by (model, benchmark, setting).
+    """
+
+    spec: Spec
+    models: tuple[Model, ...]
+    benchmarks: tuple[Benchmark, ...]
+    policies: tuple[tuple[Policy, bool], ...]
+    problems: Mapping[str, Sequence[Problem]]
+    prompts: Mapping[tuple[str, str], Sequence[int]]
+    keys: Mapping[tuple[str, str, Setting], str]
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the whole sweep."""
+        problems = sum(len(found) for found in self.problems.values())
+        return len(self.models) * problems * self.spec.samples * len(self.policies)
+
+    def manifest(self) -> Manifest:
+        """What the store is to hold."""
+        expected = tuple(
+            Expected(
+                model=model.name,
+                benchmark=benchmark.name,
+                setting=policy.setting,
+                run_key=self.keys[model.name, benchmark.name, policy.setting],
+                problems=tuple(problem.id for problem in self.problems[benchmark.name]),
+                samples=self.spec.samples,
+                baseline=baseline,
+            )
+            for model in self.models
+            for benchmark in self.benchmarks
+            for policy, baseline in self.policies
+        )
+        axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
+        return Manifest(axes, expected, self.spec.model_dump(mode="json"), provenance())
+
+    def units(self, model: Model, done: set[Key]) -> list[Unit]:
+        """The trees of one model that still lack traces, each with the settings that it lacks.
+
+        Samples vary slowest, so that a sweep that is stopped early has seen every problem.
+        """
+        units = []
+        for sample in range(self.spec.samples):
+            for benchmark in self.benchmarks:
+                for problem in self.problems[benchmark.name]:
+                    missing = tuple(
+                        policy.setting
+                        for policy, _ in self.policies
+                        if (
+                            self.keys[model.name, benchmark.name, policy.setting],
+                            policy.setting.id,
+                            benchmark.name,
+                            problem.id,
+                            sample,
+                        )
+                        not in done
+                    )
+                    if missing:
+                        units.append(Unit(benchmark.name, problem, sample, missing))
+        return units
+
+    def estimate(self, tokens_per_second: float | None = None, memory: int | None = None) -> dict[str, Any]:
+        """What the sweep will cost, as `plan --json` prints it.
+
+        `memory` is in bytes; the batch size is what fits into half of it at the largest budget. Trace lengths are
+        expectations (`expected_output_tokens`, else the benchmark's typical length), cut at `max_new_tokens`.
+        """
+        separate = shared = 0
+        for model in self.models:
+            for benchmark in self.benchmarks:
+                expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
+                output = min(expected, self.spec.sampling.max_new_tokens)
+                for prompt in self.prompts[model.name, benchmark.name]:
+                    # The token count at which each setting leaves the trunk; it then decodes the rest alone.
+                    forks = [
+                        min(output, policy.budget - prompt + 1) if policy.budget else output
+                        for policy, _ in self.policies
+                    ]
+                    separate += output * len(forks) * self.spec.samples
+                    shared += (max(forks) + sum(output - fork for fork in forks)) * self.spec.samples
+        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
+        bytes_per_token = max(model.shape.kv_bytes_per_token() for model in self.models)
+        longest = max(max(lengths) for lengths in self.prompts.values()) + self.spec.sampling.max_new_tokens
+        at_budget = max(budgets, default=longest) * bytes_per_token
+        return {
+            "settings": len(self.policies),
+            "traces": self.traces,
+            "decoded_tokens": {"separate": separate, "shared": shared},
+            "kv_bytes_per_sequence": at_budget,
+            "batch_size": max(1, int(memory / 2 / at_budget)) if memory else None,
+            "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
+        }
+
+
+def make_plan(spec: Spec) -> Plan:
+    """Check everything that can be checked before a weight is loaded; KvatlasError for the first thing wrong."""
+    found_models = tuple(models.find(name) for name in spec.models)
+    found_benchmarks = tuple(benchmarks.find(name) for name in spec.benchmarks)
+    cells = [(policies.of(setting), baseline) for setting, baseline in spec.cells()]
+    seen: set[Setting] = set()
+    for policy, _ in cells:
+        if policy.setting in seen:
+            raise KvatlasError(
+                f"The setting {policy.setting} is there twice; name it once, in settings or in baseline."
+            )
+        seen.add(policy.setting)
+    problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
+    prompts, keys = {}, {}
+    for model in found_models:
+        for policy, _ in cells:
+            policy.check(model)
+        for benchmark in found_benchmarks:
+            lengths = [len(model.encode(benchmark.prompt(problem))) for problem in problems[benchmark.name]]
+            prompts[model.name, benchmark.name] = lengths
+            _check_room(spec, model, benchmark, max(lengths))
+            for policy, _ in cells:
+                if isinstance(policy, Selection):
+                    policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
+                keys[model.name, benchmark.name, policy.setting] = run_key(spec, model, benchmark, policy)
+    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, keys)
+
+
+def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> None:
+    room = model.config.get("max_position_embeddings")
+    wanted = spec.sampling.max_new_tokens
+    if room is not None and prompt + wanted > room:
+        raise KvatlasError(
+            f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
+            f"into the {room} positions of the model {model.name!r}; valid are at most {room - prompt} new tokens."
+        )
+
+
+def run_key(spec: Spec, model: Model, benchmark: Benchmark, policy: Policy) -> str:
+    """Versioned hash of all that can change an answer beside setting, problem and sample, and of nothing else."""
+    return digest(
+        {
+            "version": RUN_KEY_VERSION,
+            "weights": model.weights_digest,
+            "tokenizer": model.tokenizer_digest,
+            "dtype": "float32",
+            "prompt_format": PROMPT_FORMAT,
+            "benchmark": [benchmark.name, benchmark.version],
+            "sampling": spec.sampling.model_dump(),
+            "seed": spec.seed,
+            "policy": policy.identity(model),
+        }
+    )[:32]
+
+
+def provenance() -> dict[str, str]:
+    """What the results were made with."""
+    return {
+        "kvatlas": __version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,131 @@
+"""The sweep spec: a YAML file, read strictly, and the grid of settings that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kvatlas.core import KvatlasError, Sampling, Setting
+
+Value = int | float | str | bool
+
+
+class SamplingSpec(BaseModel):
+    """How tokens are drawn; the defaults are the published ones (arXiv 2601.18383)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    temperature: float = Field(default=0.6, ge=0)
+    top_k: int = Field(default=20, ge=0)
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    max_new_tokens: int = Field(default=16_384, ge=1)
+
+    def sampling(self) -> Sampling:
+        """The same as core data."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.max_new_tokens)
+
+
+class SettingSpec(BaseModel):
+    """A policy with its fixed parameters; what these may be, the policy checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    policy: str
+
+    def setting(self, **axes: Value) -> Setting:
+        """The setting at one point of the grid."""
+        return Setting.of(self.policy, **{**(self.model_extra or {}), **axes})
+
+
+class Spec(BaseModel):
+    """What a sweep runs: every model on every benchmark under every setting.
+
+    `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
+    to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: list[str] = Field(min_length=1)
+    benchmarks: list[str] = Field(min_length=1)
+    problems: int | None = Field(default=None, ge=1)
+    samples: int = Field(default=5, ge=1)
+    seed: int = Field(default=0, ge=0)
+    sampling: SamplingSpec = SamplingSpec()
+    baseline: list[SettingSpec] = [SettingSpec(policy="full")]
+    settings: list[SettingSpec] = []
+    axes: dict[str, list[Value]] = {}
+    expected_output_tokens: int | None = Field(default=None, ge=1)
+
+    @field_validator("settings", "baseline", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
+    @field_validator("models", "benchmarks", "axes")
+    @classmethod
+    def _no_repeats(cls, value: Any) -> Any:
+        for name, values in value.items() if isinstance(value, dict) else [("", value)]:
+            if not values:
+                raise ValueError(f"{name} has no values")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} {values} names a value twice".strip())
+        return value
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Spec:
+        if not self.baseline and not self.settings:
+            raise ValueError("neither settings nor baseline name a policy")
+        if self.axes and not self.settings:
+            raise ValueError("axes need settings to vary")
+        return self
+
+    def cells(self) -> list[tuple[Setting, bool]]:
+        """All settings in order, each with whether it is a baseline; the grid first."""
+        names = list(self.axes)
+        grid = [
+            spec.setting(**dict(zip(names, values, strict=True)))
+            for spec in self.settings
+            for values in itertools.product(*self.axes.values())
+        ]
+        return [(setting, False) for setting in grid] + [(spec.setting(), True) for spec in self.baseline]
+
+
+def read_spec(path: Path) -> Spec:
+    """Read a spec file; KvatlasError in one sentence for anything wrong with it."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvatlasError(f"The spec {str(path)!r} cannot be read ({error}).") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
+    if not isinstance(data, dict):
+        raise KvatlasError(f"The spec {str(path)!r} is no mapping; valid keys are {', '.join(Spec.model_fields)}.")
+    return parse_spec(data, str(path))
+
+
+def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
+    """The spec in plain data; `source` is what an error sentence calls it."""
+    try:
+        return Spec.model_validate(data)
+    except ValidationError as error:
+        raise KvatlasError(_sentence(error, source)) from error
+
+
+def _sentence(error: ValidationError, source: str) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        model = SamplingSpec if where.startswith("sampling.") else Spec
+        return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
+    if first["type"] == "missing":
+        return f"The key {where!r} is missing in {source}."
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
+    return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."

@@ -1,0 +1,68 @@
+"""Small real models for the tests: random weights of two and more architectures, with a real tokenizer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvatlas import models
+from kvatlas.models import Model
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+def save_random_model(kind: str, folder: Path) -> Model:
+    """A small causal language model with random weights of the given architecture, in a Hugging Face folder."""
+    import torch
+    import transformers as hf
+
+    source = models.find("embedded:tiny-llama")
+    folder.mkdir(parents=True, exist_ok=True)
+    common = {
+        "vocab_size": len(source.tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,
+        "eos_token_id": source.tokenizer.eos_token_id,
+        "pad_token_id": source.tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    classes = {
+        "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
+        "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
+        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),
+    }
+    config_class, model_class = classes[kind]
+    torch.manual_seed(7)
+    model_class(config_class(**common)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source.folder / name).is_file():
+            shutil.copy(source.folder / name, folder / name)
+    return models.find(f"hf:{folder}")
+
+
+@pytest.fixture(scope="session")
+def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """One random-weight model of each architecture."""
+    base = tmp_path_factory.mktemp("models")
+    return {kind: save_random_model(kind, base / kind) for kind in ARCHITECTURES}
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Model:
+    """The embedded model."""
+    return models.find("embedded:tiny-llama")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import models, policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Generation, Request
+from kvatlas.models import Model
+from kvatlas.policies import Policy
+
+BUDGET = 96
+
+
+def prompts(model: Model, count: int, seed: int = 1) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    words = [i for i in range(len(model.tokenizer)) if i not in model.stops and i != model.think_close]
+    return [tuple(rng.choice(words) for _ in range(rng.randrange(12, 60))) for _ in range(count)]
+
+
+def endless(model: Model) -> Model:
+    """The same model without an end token and end of thinking: every trace thinks up to the limit."""
+    copy = models.find(model.name)
+    vars(copy).update(stops=frozenset(), think_close=-1)
+    return copy
+
+
+def grid(ratio_over: str = "thinking") -> list[Policy]:
+    found = [policies.of(Setting.of("full"))]
+    for name in ("window", "random"):
+        for window in (4, 16):
+            for ratio in (0.1, 0.5):
+                values = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, "ratio_over": ratio_over}
+                found.append(policies.of(Setting.of(name, **values)))
+    found.append(policies.of(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
+    return found
+
+
+def requests(model: Model, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
+    return [Request(i, prompt, 1000 + i, tuple(settings)) for i, prompt in enumerate(prompts(model, count))]
+
+
+def run(
+    model: Model, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
+) -> tuple[Engine, list[Generation[Any]]]:
+    found = dict.fromkeys(policy for request in work for policy in request.policies)
+    drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
+    engine = Engine(model, model.network(), found, drawn, batch_size)
+    return engine, list(engine.run(work))
+
+
+def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
+    return {
+        (g.key, g.policy.setting.id): (
+            g.tokens,
+            g.finished,
+            g.thinking_end,
+            g.usage.compressions,
+            g.usage.peak_kv_tokens,
+            g.usage.mean_kv_tokens,
+        )
+        for g in generations
+    }
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_greedy_full_cache_equals_generate(random_models: dict[str, Model], kind: str) -> None:
+    model = random_models[kind]
+    work = requests(model, [policies.of(Setting.of("full"))], 12)
+    _, found = run(model, work, 5, temperature=0.0)
+    network = model.network()
+    for generation in found:
+        prompt = torch.tensor([work[generation.key].prompt])
+        wanted = network.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=120, use_cache=True
+        )
+        assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
+
+
+def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Model) -> None:
+    from kvatlas.benchmarks import find
+
+    full = policies.of(Setting.of("full"))
+    work = [
+        Request(problem.id, tiny_llama.encode(problem.question), 0, (full,)) for problem in find("CHAIN8").problems(6)
+    ]
+    _, found = run(tiny_llama, work, 8, temperature=0.0, max_new_tokens=400)
+    network = tiny_llama.network()
+    by_key = {generation.key: generation.tokens for generation in found}
+    for request in work:
+        prompt = torch.tensor([request.prompt])
+        wanted = network.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=400)
+        assert by_key[request.key] == tuple(wanted[0, prompt.shape[1] :].tolist())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, Model], kind: str) -> None:
+    model = random_models[kind]
+    work = requests(model, grid())
+    alone, wanted = run(model, work, 1)
+    expected = outcome(wanted)
+    assert len(expected) == len(work) * len(grid())
+    assert any(g.usage.compressions > 1 for g in wanted)
+    for batch_size in (7, 64):
+        shuffled = random.Random(batch_size).sample(work, len(work))
+        assert outcome(run(model, shuffled, batch_size)[1]) == expected
+    separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
+    apart, found = run(model, separate, 64)
+    assert outcome(found) == expected
+    assert alone.decoded_tokens < apart.decoded_tokens
+
+
+def test_decoded_tokens_are_counted_once(random_models: dict[str, Model]) -> None:
+    engine, found = run(random_models["llama"], requests(random_models["llama"], grid()), 16)
+    assert sum(generation.decoded for generation in found) == engine.decoded_tokens
+
+
+def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    work = requests(model, grid()[1:])
+    engine, found = run(model, work, 16)
+    separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
+    assert outcome(found) == outcome(run(model, separate, 16)[1])
+    assert sum(generation.decoded for generation in found) == engine.decoded_tokens
+
+
+def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: dict[str, Model]) -> None:
+    model = endless(random_models["llama"])
+    long = policies.of(Setting.of("window", kv_budget=BUDGET, local_window=8, ratio=0.2, ratio_over="thinking"))
+    work = requests(model, [long], 6)
+    engine, found = run(model, work, 8, max_new_tokens=400)
+    assert all(len(generation.tokens) == 400 for generation in found)
+    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in found)
+    shape, rows = model.shape, engine.slots.rows
+    # 96 tokens fit into an aligned capacity of 128, however long the traces are.
+    assert engine.slots.bytes == rows * 128 * shape.kv_bytes_per_token()
+
+
+def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    work = requests(model, grid())
+    engine, _ = run(model, work[:4], 16)
+    again = outcome(engine.run(work[4:]))
+    assert again == outcome(run(model, work[4:], 16)[1])
+
+
+def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    _, found = run(model, requests(model, [policies.of(Setting.of("full"))], 6), 8, max_new_tokens=1)
+    assert all(len(g.tokens) == 1 and g.usage.mean_kv_tokens == g.usage.prompt_tokens for g in found)
+    assert all(g.finished == (g.tokens[-1] in model.stops) for g in found)
+
+
+def test_settings_share_their_random_numbers(random_models: dict[str, Model]) -> None:
+    """Before its first compression every setting writes what the full cache writes."""
+    model = random_models["llama"]
+    work = requests(model, grid())
+    _, found = run(model, work, 16)
+    full = {g.key: g.tokens for g in found if g.policy.name == "full"}
+    for generation in found:
+        shared = BUDGET - generation.usage.prompt_tokens + 1
+        assert generation.tokens[:shared] == full[generation.key][:shared]
+    assert any(generation.tokens != full[generation.key] for generation in found)

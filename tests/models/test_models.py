@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvatlas import models
+from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError
+from kvatlas.models import Model
+from tests.conftest import save_random_model
+
+
+def test_the_embedded_model_is_a_real_hugging_face_folder(tiny_llama: Model) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
+    assert type(network).__name__ == "LlamaForCausalLM"
+    assert sum(p.numel() for p in network.parameters()) < 3_000_000
+    assert sum(path.stat().st_size for path in tiny_llama.folder.iterdir()) < 8_000_000
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama.folder)
+    problem = find("CHAIN8").problems(1)[0]
+    ids = tokenizer(problem.question)["input_ids"]
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == problem.question
+
+
+def test_prompts_end_where_thinking_begins(tiny_llama: Model) -> None:
+    ids = tiny_llama.encode("a = 1 ; b = a + a ? b")
+    assert tiny_llama.tokenizer.decode(list(ids)).endswith("<think>")
+
+
+def test_text_leaves_the_end_token_out(tiny_llama: Model) -> None:
+    (end,) = tiny_llama.stops
+    b, equals, two = tiny_llama.tokenizer.convert_tokens_to_ids(["b", "=", "2"])
+    assert tiny_llama.text((tiny_llama.think_close, b, equals, two, end)) == "</think> b = 2"
+
+
+def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Model]) -> None:
+    shape = random_models["qwen3"].shape
+    assert (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden) == (3, 2, 16, 64)
+    assert shape.kv_bytes_per_token() == 2 * 3 * 2 * 16 * 4
+
+
+def test_digests_follow_the_content(tmp_path: Path) -> None:
+    one = save_random_model("llama", tmp_path / "one")
+    shutil.copytree(one.folder, tmp_path / "same")
+    same = models.find(f"hf:{tmp_path / 'same'}")
+    assert (one.weights_digest, one.tokenizer_digest) == (same.weights_digest, same.tokenizer_digest)
+    config = json.loads((one.folder / "config.json").read_text())
+    (tmp_path / "same" / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
+    assert models.find(f"hf:{tmp_path / 'same'}").weights_digest != one.weights_digest
+
+
+def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, Model]) -> None:
+    network = random_models["llama"].network()
+    assert all(p.dtype is torch.float32 and not p.requires_grad for p in network.parameters())
+    assert not network.training
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])
+def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
+    with pytest.raises(KvatlasError, match=r"valid are embedded:tiny-llama.* and hf:FOLDER"):
+        models.find(name)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match=r"is no folder with a config\.json"):
+        models.find(f"hf:{tmp_path}")
+
+
+def test_what_a_model_folder_lacks_is_named(random_models: dict[str, Model], tmp_path: Path) -> None:
+    source = random_models["llama"].folder
+
+    def broken(name: str) -> Model:
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        return models.find(f"hf:{folder}")
+
+    one = broken("pickled")
+    (one.folder / "model.safetensors").rename(one.folder / "pytorch_model.bin")
+    with pytest.raises(KvatlasError, match=r"model\*\.safetensors is missing"):
+        _ = one.weights_digest
+    one = broken("config")
+    (one.folder / "config.json").write_text("{")
+    with pytest.raises(KvatlasError, match=r"no readable config\.json"):
+        _ = one.shape
+    one = broken("shapeless")
+    (one.folder / "config.json").write_text('{"hidden_size": 4}')
+    with pytest.raises(KvatlasError, match="lacks 'num_attention_heads'"):
+        _ = one.shape
+    one = broken("speechless")
+    (one.folder / "chat_template.jinja").unlink()
+    with pytest.raises(KvatlasError, match="has no chat template"):
+        _ = one.tokenizer

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvatlas import policies
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.models import Model
+from kvatlas.policies import Cached, Selection, select, share
+
+EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
+
+
+@dataclass(frozen=True)
+class Given(Selection):
+    """Scores that a test hands in through the columns."""
+
+    name = "given"
+    columns = ("score",)
+
+    def score(self, cached: Cached) -> torch.Tensor:
+        return cached.columns["score"]
+
+
+def cached(
+    scores: torch.Tensor, prompt: int, thinking_end: int | None = None, positions: torch.Tensor | None = None
+) -> Cached:
+    if positions is None:
+        positions = torch.arange(scores.shape[-1]).expand(scores.shape)
+    missing: Any = None
+    return Cached(missing, positions, prompt, thinking_end, scores.shape[-1], 1, {"score": scores}, missing, missing)
+
+
+def policy(**changes: Any) -> Given:
+    return Given(**{**EXPLAIN, **changes})
+
+
+@given(
+    st.integers(0, 30),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.7, 1.0]),
+    st.sampled_from(["older", "thinking"]),
+    st.booleans(),
+    st.integers(0, 15),
+    st.randoms(use_true_random=False),
+)
+def test_what_stays(
+    prompt: int, thinking: int, window: int, ratio: float, over: str, keep_prompt: bool, answer: int, rng: Any
+) -> None:
+    """The published rule, read once more token by token."""
+    total = prompt + thinking + answer
+    if total <= window:
+        return
+    end = prompt + thinking if answer else None
+    scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
+    one = Given(total + 1, window, ratio, over, keep_prompt)
+    kept = select(one, cached(scores, prompt, end))[0, 0].tolist()
+
+    older = range(total - window)
+    certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
+    others = sorted((t for t in older if t not in certain), key=lambda t: float(scores[0, 0, t]), reverse=True)
+    exact = Fraction(str(ratio))
+    room = int(exact * len(older)) - len(certain) if over == "older" else int(exact * len(others))
+    assert kept == sorted(certain + others[: max(0, room)]) + list(range(total - window, total))
+
+
+def test_a_prompt_longer_than_the_kept_share_stays_whole_and_no_older_thinking_token_does() -> None:
+    scores = torch.rand(1, 1, 40)
+    kept = select(policy(kv_budget=40, ratio=0.2), cached(scores, prompt=20))
+    assert kept[0, 0].tolist() == [*range(20), *range(36, 40)]
+
+
+def test_ties_go_to_the_older_token_and_order_is_kept() -> None:
+    scores = torch.zeros(1, 1, 40)
+    scores[..., 20] = 1.0
+    kept = select(policy(ratio=0.25, ratio_over="thinking"), cached(scores, prompt=8))[0, 0].tolist()
+    assert kept == [*range(8), 8, 9, 10, 11, 12, 13, 20, 36, 37, 38, 39]
+
+
+def test_each_head_chooses_for_itself() -> None:
+    scores = torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(0))
+    kept = select(policy(ratio_over="thinking"), cached(scores, prompt=6))
+    for layer in range(2):
+        for head in range(3):
+            alone = select(policy(ratio_over="thinking"), cached(scores[layer : layer + 1, head : head + 1], prompt=6))
+            assert torch.equal(kept[layer, head], alone[0, 0])
+    assert len({tuple(row.tolist()) for row in kept.flatten(0, 1)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("ratio", "tokens", "kept"), [(0.3, 10, 3), (0.29, 100, 29), (0.1, 30, 3), (0.7, 10, 7), (1.0, 9, 9)]
+)
+def test_a_share_is_exact_for_the_decimal_that_was_written(ratio: float, tokens: int, kept: int) -> None:
+    assert share(ratio, tokens) == kept
+
+
+def test_window_keeps_the_newest_and_random_a_uniform_subset_per_head() -> None:
+    window = policies.of(Setting.of("window", kv_budget=40, local_window=4, ratio=0.25, ratio_over="thinking"))
+    assert isinstance(window, Selection)
+    positions = torch.arange(40).view(1, 1, 40)
+    kept = select(window, cached(torch.zeros(1, 1, 40), 8, positions=positions))[0, 0].tolist()
+    assert kept == [*range(8), *range(29, 40)]
+
+    random = policies.of(Setting.of("random", kv_budget=40, local_window=4, ratio=0.25, ratio_over="thinking"))
+    assert isinstance(random, Selection)
+    heads = torch.arange(40).expand(3, 500, 40)
+    kept = select(random, cached(torch.zeros(3, 500, 40), 8, positions=heads))
+    assert kept.shape == (3, 500, 8 + 7 + 4)
+    times = torch.bincount(kept.flatten(), minlength=40)
+    assert times[:8].tolist() == [1500] * 8
+    assert times[36:].tolist() == [1500] * 4
+    # Each of the 28 others stays with probability 1/4; 5 standard errors of 1500 draws.
+    assert torch.all((times[8:36] / 1500 - 0.25).abs() < 5 * (0.25 * 0.75 / 1500) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ratio": 1.5}, "ratio is 1.5; valid are shares from 0 to 1"),
+        ({"ratio": -0.1}, "ratio is -0.1"),
+        ({"ratio": "half"}, "ratio is 'half'"),
+        ({"local_window": 0}, "local_window is 0; valid are whole numbers of tokens from 1 up"),
+        ({"kv_budget": 12.5}, "kv_budget is 12.5"),
+        ({"local_window": 40}, "valid are windows from 1 to 39"),
+        ({"ratio_over": "all"}, "valid are 'older' and 'thinking'"),
+        ({"keep_prompt": 1}, "keep_prompt is 1"),
+        ({"sinks": 4}, "has no parameter 'sinks'; valid are: kv_budget, local_window, ratio"),
+    ],
+)
+def test_wrong_parameters_are_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(KvatlasError, match=words.replace("(", r"\(")):
+        policies.of(Setting.of("window", **{**EXPLAIN, **changes}))
+
+
+def test_missing_parameters_and_unknown_policies_are_named() -> None:
+    with pytest.raises(KvatlasError, match="needs a value for local_window, ratio"):
+        policies.of(Setting.of("window", kv_budget=40))
+    with pytest.raises(KvatlasError, match="Unknown policy 'h3o'; valid are: full, window, random, dynts"):
+        policies.of(Setting.of("h3o"))
+
+
+def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> None:
+    with pytest.raises(KvatlasError, match=r"prompt 36 \+ local_window 4 .* valid are budgets above 40"):
+        policy().check_prompt(36, "a prompt")
+    policy().check_prompt(35, "a prompt")
+    policy(keep_prompt=False).check_prompt(36, "a prompt")
+
+
+def test_a_setting_and_its_policy_are_the_same_thing() -> None:
+    setting = policies.of(Setting.of("window", **EXPLAIN)).setting
+    assert setting.values == {**EXPLAIN, "ratio_over": "older", "keep_prompt": True}
+    assert policies.of(setting).setting == setting
+    assert policies.of(Setting.of("full")).setting == Setting.of("full")
+
+
+def test_full_has_no_score(tiny_llama: Model) -> None:
+    full = policies.of(Setting.of("full"))
+    assert full.budget is None
+    with pytest.raises(KvatlasError, match="has no score"):
+        full.score(cached(torch.zeros(1, 1, 3), 1))

@@ -1,0 +1,153 @@
+"""Policies that observe plug into the loop: what they are shown equals a slow computation of the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvatlas import policies
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+from kvatlas.policies import Cached, Scope, Selection, Signal, Step
+from kvatlas.policies.dynts import importance, load_head
+from kvatlas.predictor.training import new_head
+from tests.engine.test_loop import endless, outcome, prompts, requests, run
+
+SEEN: list[torch.Tensor] = []
+
+
+@dataclass(frozen=True)
+class HeavyHitters(Selection):
+    """Accumulated attention: a policy of a third party, as short as it gets."""
+
+    name = "heavy"
+    observes = frozenset({Signal.ATTENTION})
+    columns = ("mass",)
+
+    def observe(self, step: Step) -> None:
+        assert step.attention is not None
+        step.add("mass", step.attention)
+
+    def score(self, cached: Cached) -> torch.Tensor:
+        SEEN.append(cached.columns["mass"].clone())
+        return cached.columns["mass"]
+
+
+@dataclass(frozen=True)
+class HeavyPerHead(HeavyHitters):
+    name = "heavy-head"
+    scope = Scope.HEAD
+
+
+def _attentions(model: Model, tokens: tuple[int, ...]) -> torch.Tensor:
+    """[layers, heads, tokens, tokens] in float64."""
+    network = model.network().double()
+    network.set_attn_implementation("eager")
+    with torch.inference_mode():
+        output = network(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
+    return torch.stack([layer[0] for layer in output.attentions])
+
+
+@pytest.mark.parametrize("kind", [HeavyHitters, HeavyPerHead])
+def test_accumulated_attention_equals_the_attention_matrix(
+    random_models: dict[str, Model], kind: type[HeavyHitters]
+) -> None:
+    model = endless(random_models["qwen2"])
+    SEEN.clear()
+    prompt = prompts(model, 1)[0][:25]
+    policy = kind(kv_budget=60, local_window=5, ratio=0.4, ratio_over="thinking")
+    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+    (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
+    cached_tokens = (prompt + generation.tokens)[:60]
+    wanted = _attentions(model, cached_tokens)
+    wanted = wanted.unflatten(1, (model.shape.kv_heads, -1)).mean(2).sum(-2)
+    if kind is HeavyHitters:
+        wanted = wanted.mean((0, 1), keepdim=True)
+    torch.testing.assert_close(SEEN[0].double(), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_observing_rows_do_not_depend_on_their_neighbours(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    heavy = HeavyPerHead(kv_budget=80, local_window=8, ratio=0.3, ratio_over="thinking")
+    settings = [policies.of(Setting.of("full")), heavy]
+    work = requests(model, settings)
+    expected = outcome(run(model, work, 1)[1])
+    assert outcome(run(model, work[::-1], 7)[1]) == expected
+    assert (
+        outcome(run(model, [Request(r.key, r.prompt, r.stream, (p,)) for r in work for p in settings], 64)[1])
+        == expected
+    )
+
+
+def _save_head(model: Model, path: Path, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    save_file(new_head(model.shape.hidden).state_dict(), path)
+
+
+def test_dynts_scores_the_last_hidden_state_of_each_token(random_models: dict[str, Model], tmp_path: Path) -> None:
+    model = endless(random_models["llama"])
+    file = tmp_path / "head.safetensors"
+    _save_head(model, file)
+    recorded: list[torch.Tensor] = []
+    kind = policies.policies.get("dynts")
+
+    class Spy(kind):  # type: ignore[misc, valid-type]
+        def score(self, cached: Cached) -> torch.Tensor:
+            recorded.append(cached.columns["importance"].clone())
+            return cached.columns["importance"]
+
+    policy = Spy(kv_budget=70, local_window=5, ratio=0.4, ratio_over="thinking", predictor=str(file))
+    prompt = prompts(model, 1)[0][:25]
+    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+    (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
+    tokens = (prompt + generation.tokens)[:70]
+    with torch.inference_mode():
+        hidden = model.network().get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+        wanted = importance(load_head(str(file)), hidden)
+    torch.testing.assert_close(recorded[0][0, 0], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_two_predictors_in_one_sweep_keep_apart(random_models: dict[str, Model], tmp_path: Path) -> None:
+    model = random_models["llama"]
+    found = []
+    for seed in (0, 1):
+        file = tmp_path / f"{seed}.safetensors"
+        _save_head(model, file, seed)
+        values = {"kv_budget": 80, "local_window": 6, "ratio": 0.2, "ratio_over": "thinking", "predictor": str(file)}
+        found.append(policies.of(Setting.of("dynts", **values)))
+    work = requests(model, found)
+    together = outcome(run(model, work, 16)[1])
+    for policy in found:
+        alone = outcome(run(model, [Request(r.key, r.prompt, r.stream, (policy,)) for r in work], 16)[1])
+        assert {key: together[key] for key in alone} == alone
+    assert found[0].identity(model) != found[1].identity(model)
+
+
+def test_a_predictor_that_does_not_fit_is_refused(random_models: dict[str, Model], tmp_path: Path) -> None:
+    model = random_models["llama"]
+    values = {"kv_budget": 80, "local_window": 6, "ratio": 0.2}
+
+    def check(name: str) -> None:
+        policies.of(Setting.of("dynts", predictor=str(tmp_path / name), **values)).check(model)
+
+    with pytest.raises(KvatlasError, match="there is no file"):
+        check("nowhere.safetensors")
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(KvatlasError, match="cannot be read as a DynTS head"):
+        check("text.safetensors")
+    save_file(new_head(32).state_dict(), tmp_path / "small.safetensors")
+    with pytest.raises(KvatlasError, match=r"hidden size of 32, the model .* has 64"):
+        check("small.safetensors")
+    wrong = {
+        f"{i}.{part}": torch.zeros((3, 5) if part == "weight" else (3,))
+        for i in (0, 2, 4)
+        for part in ("weight", "bias")
+    }
+    save_file(wrong, tmp_path / "wrong.safetensors")
+    with pytest.raises(KvatlasError, match="is no DynTS head"):
+        check("wrong.safetensors")

@@ -1,0 +1,170 @@
+"""CSV maps: the published ones, what is read, and every fault in one sentence."""
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.results.csv_maps import published_names, read_maps
+from kvatlas.results.export import write_maps
+from kvatlas.stats.estimates import with_binomial_bounds
+from kvatlas.stats.maps import mean_map
+
+HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
+GOOD = HEAD + "M,AIME24,500,0.1,40\nM,AIME24,500,0.2,41.5\nM,AIME24,1000,0.1,42\nM,AIME24,1000,0.2,43\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def _read(text, **options):
+        path = tmp_path / "map.csv"
+        path.write_text(text, encoding="utf-8")
+        return read_maps(path, **options)
+
+    return _read
+
+
+def _peaks(one):
+    best = max(cell.estimate.value for cell in one.cells.values())
+    return round(100 * best, 1), {place for place, cell in one.cells.items() if cell.estimate.value > best - 1e-9}
+
+
+def test_published_maps_and_their_peaks():
+    maps = {one.benchmark: one for one in read_maps("published:dynts_r1_llama")}
+    assert list(maps) == ["AIME24", "AIME25", "AMC23", "GPQA_D"]
+    assert [next(iter(one.cells.values())).estimate.problems for one in maps.values()] == [30, 30, 40, 198]
+    assert {one.policy for one in maps.values()} == {"dynts"}
+    assert _peaks(maps["AIME24"]) == (49.3, {(2000, 0.3), (1000, 0.2)})
+    assert _peaks(maps["AIME25"]) == (30.7, {(2000, 0.4), (500, 0.2)})
+    assert _peaks(maps["AMC23"]) == (89.0, {(3000, 0.5), (500, 0.3)})
+    assert _peaks(maps["GPQA_D"]) == (48.4, {(500, 0.3)})
+
+
+@pytest.mark.parametrize("name", ["dynts_r1_llama", "dynts_r1_qwen"])
+def test_published_means_are_reproduced(name):
+    mean = mean_map(with_binomial_bounds(read_maps(f"published:{name}")))
+    (published,) = read_maps(f"published:{name}_mean")
+    assert published.benchmark == mean.benchmark
+    for place, cell in published.cells.items():
+        assert mean.cells[place].estimate.value == pytest.approx(cell.estimate.value, abs=0.0005 + 1e-9)
+    if name == "dynts_r1_qwen":
+        assert _peaks(published) == (56.3, {(2000, 0.4)})
+        assert _peaks(mean)[1] == {(2000, 0.4)}
+
+
+def test_an_unknown_published_name_lists_the_valid_ones():
+    assert published_names() == ["dynts_r1_llama", "dynts_r1_llama_mean", "dynts_r1_qwen", "dynts_r1_qwen_mean"]
+    with pytest.raises(KvatlasError, match="no published map 'dynts'; valid are: published:dynts_r1_llama, "):
+        read_maps("published:dynts")
+
+
+def test_fractions_inside_axes_ascending_unknown_is_none(read):
+    (one,) = read(GOOD)
+    assert one.axes == (("local_window", (500, 1000)), ("ratio", (0.1, 0.2)))
+    cell = one.cells[500, 0.2]
+    assert cell.estimate.value == pytest.approx(0.415)
+    assert (cell.estimate.low, cell.estimate.problems, cell.estimate.samples) == (None, 30, None)
+    assert str(cell.setting) == "(local_window=500, ratio=0.2)"
+
+
+def test_columns_in_any_order_with_spaces_quotes_and_a_byte_order_mark(read):
+    (one,) = read('\ufeffratio, local_window,pass_at_1,"model", benchmark,problems,samples,who\n'
+                  '0.1,500,40,"a, b",My set,10,3,x\n\n0.2,500,41,"a, b",My set,10,3,x\n'
+                  '0.1,900,40,"a, b",My set,10,3,x\n0.2,900,41,"a, b",My set,10,3,x\n')  # fmt: skip
+    assert (one.model, one.benchmark) == ("a, b", "My set")
+    assert (one.cells[900, 0.2].estimate.problems, one.cells[900, 0.2].estimate.samples) == (10, 3)
+
+
+def test_other_axes_are_taken_by_their_names(read):
+    (one,) = read(
+        "model,benchmark,policy,kv_budget,ratio_over,pass_at_1\nM,B,h2o,64,older,40\nM,B,h2o,64,thinking,50\n"
+    )
+    assert one.axes == (("kv_budget", (64,)), ("ratio_over", ("older", "thinking")))
+    assert one.policy == "h2o"
+
+
+def test_progress_maps_are_known(read):
+    (one,) = read(GOOD.replace("pass_at_1", "progress"))
+    assert one.metric == "progress"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (HEAD, "has no cells"),
+        (GOOD.replace(",pass_at_1", ""), "lacks the column pass_at_1"),
+        (GOOD.replace("local_window", "window"), "lacks the column local_window; it has model, benchmark, window"),
+        (GOOD.replace("local_window,ratio", "Local_Window,Ratio"), "lacks the columns local_window, ratio; it"),
+        (GOOD.replace("local_window,ratio", "a,b,c"), "lacks the columns local_window, ratio"),
+        (GOOD.replace("model", "ratio"), "a column twice"),
+        (GOOD.replace(",43", ",lots"), "line 5: pass_at_1 is 'lots'; it must be a number"),
+        (GOOD.replace(",43", ",nan"), "line 5: pass_at_1 is 'nan'; it must be a number"),
+        (GOOD.replace(",43", ","), "line 5: pass_at_1 is ''; it must be a number"),
+        (GOOD.replace(",43", ",143"), "line 5: pass_at_1 is 143; it must be a percentage from 0 to 100"),
+        (GOOD.replace(",43", ",-3"), "from 0 to 100"),
+        (GOOD.replace("41.5", "41").replace(",4", ",0.4"), "at most 1; give percent, not fractions"),
+        (GOOD.replace("1000,0.2", "1000,0.1"), "line 5: the cell local_window 1000, ratio 0.1 .* line 4 already"),
+        (GOOD.replace("M,AIME24,1000,0.2,43\n", ""), r"lacks 1 of 4 cells \(local_window 1000, ratio 0.2\)"),
+        (GOOD + "M,AMC23,500,0.1,4\nM,AMC23,1000,0.1,5\n", "unequal axes: M on AMC23 lacks ratio 0.2"),
+        (GOOD.replace("0.2", "20"), "ratio is 20; it must be a share from 0 to 1"),
+        (GOOD.replace("1000", "10.5"), "local_window is 10.5; it must be a whole number"),
+        (GOOD.replace("1000", "long"), "local_window is 'long'; it must be a number"),
+        (GOOD.replace("1000,0.2", "1000,"), "has a value of local_window alone"),
+        (GOOD.replace("M,AIME24,1000,0.2", ",AIME24,1000,0.2"), "line 5 has no model"),
+        (GOOD.replace("M,AIME24,1000,0.2", "M,,1000,0.2"), "line 5 has no benchmark"),
+        (GOOD.replace(",43", ",43,1"), "line 5 has more fields than the header"),
+        (GOOD.replace("_1\n", "_1,problems\n").replace(",43", ",43,0"), "problems is 0; it must be a whole number"),
+        (GOOD + "M,AIME24,,,90\nM,AIME24,,,91\n", "the baseline '' of AIME24 comes twice"),
+        (GOOD + 'M,AIME24,"' + "9" * 200_000 + '",0.1,4\n', "cannot be read as a CSV map"),
+    ],
+)  # fmt: skip
+def test_faults_are_named(read, text, said):
+    with pytest.raises(KvatlasError, match=said) as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_many_missing_cells_are_named_up_to_five(read):
+    rows = [f"M,B,{100 * n},{n / 10},5\n" for n in range(1, 10)]
+    with pytest.raises(KvatlasError, match=r"lacks 72 of 81 cells \(.*; .*; .*; .*; [^;]* and 67 more\)"):
+        read(HEAD + "".join(rows))
+
+
+def test_missing_cells_are_drawn_if_asked_for_and_noted(read):
+    text = GOOD.replace("M,AIME24,1000,0.2,43\n", "") + "M,AMC23,500,0.1,4\n"
+    first, second = read(text, partial=True)
+    assert first.notes == ("PARTIAL: 1 of 4 cells are missing",)
+    assert second.notes == ("PARTIAL: 3 of 4 cells are missing",)
+    assert second.axes == first.axes
+
+
+def test_all_wrong_is_a_map(read):
+    (one,) = with_binomial_bounds(
+        read(GOOD.replace(",4", ",0").replace(",01.5", ",0").replace(",02", ",0").replace(",03", ",0"))
+    )
+    assert {cell.estimate.value for cell in one.cells.values()} == {0.0}
+    assert one.cells[500, 0.1].estimate.high == pytest.approx(0.1135, abs=1e-4)
+
+
+def test_a_missing_file_a_folder_and_bytes(tmp_path):
+    with pytest.raises(KvatlasError, match="no file 'nowhere"):
+        read_maps("nowhere.csv")
+    with pytest.raises(KvatlasError, match="cannot be read as a CSV map"):
+        read_maps(tmp_path)
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(KvatlasError, match="UTF-8"):
+        read_maps(tmp_path / "bytes.csv")
+
+
+def test_what_is_written_reads_back_the_same(tmp_path, read):
+    text = GOOD.replace("\n", ",,\n").replace("_1,,", "_1,policy,samples") + "M,AIME24,,,97.5,full,5\n"
+    written = with_binomial_bounds(read(text))
+    write_maps(written, tmp_path / "out.csv")
+    (again,) = read_maps(tmp_path / "out.csv")
+    assert again.axes == written[0].axes
+    assert list(again.baselines) == ["full"]
+    for place, cell in written[0].cells.items():
+        back = again.cells[place].estimate
+        assert back.value == pytest.approx(cell.estimate.value, abs=1e-6)
+        assert back.low == pytest.approx(cell.estimate.low, abs=1e-6)
+        assert back.problems == 30

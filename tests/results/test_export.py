@@ -1,0 +1,133 @@
+"""Exports of a run: every trace flat, maps as CSV, the file whole or not at all."""
+
+import csv
+import json
+
+import pytest
+
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.results import Store
+from kvatlas.results.export import csv_text, export, record, replacing
+from kvatlas.stats.maps import maps_of_run
+from tests.stats.synthetic import grid, manifest, trace, traces
+
+NAMES = [
+    "model", "benchmark", "problem", "sample", "policy", "kv_budget", "local_window", "ratio", "status", "correct",
+    "progress", "answer", "output_tokens", "thinking_tokens", "peak_kv_tokens", "mean_kv_tokens", "prompt_tokens",
+    "compressions", "seconds", "run_key", "text",
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=3)
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan):
+            store.add(key, one)
+    return tmp_path / "run"
+
+
+def test_jsonl_has_one_object_per_trace(run, tmp_path):
+    out = tmp_path / "new" / "traces.jsonl"
+    assert export(run, "jsonl", out) == 60
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert list(rows[0]) == NAMES
+    with Store.open(run) as store:
+        assert rows == [record(key, one) for key, one in store.traces()]
+    assert [name for name in rows[-1] if name in ("kv_budget", "ratio")] == []
+
+
+def test_parquet_has_the_same_rows(run, tmp_path):
+    import pyarrow.parquet as pq
+
+    with Store.open(run) as store:
+        assert export(store, "parquet", tmp_path / "t.parquet") == 60
+        expected = [record(key, one) for key, one in store.traces()]
+    table = pq.read_table(tmp_path / "t.parquet")
+    assert table.schema.names == NAMES
+    assert [str(table.schema.field(name).type) for name in ("correct", "sample", "ratio", "text")] == [
+        "bool", "int64", "double", "string",
+    ]  # fmt: skip
+    assert [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()] == [
+        {k: v for k, v in row.items() if v is not None} for row in expected
+    ]
+
+
+def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
+    import pyarrow.parquet as pq
+
+    settings = [Setting.of("a", level=1, sample=1), Setting.of("b", level="high", sample=0.5)]
+    plan = manifest(settings, benchmarks=("CHAIN6",), problems=1, baselines=())
+    with Store.create(tmp_path / "run") as store:
+        for key, one in traces(plan):
+            store.add(key, one)
+    export(tmp_path / "run", "parquet", tmp_path / "t.parquet")
+    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert {row["level"] for row in rows} == {"1", "high"}
+    assert {row["setting_sample"] for row in rows} == {1.0, 0.5}
+    assert {row["sample"] for row in rows} == {0, 1}
+
+
+def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
+    with Store.open(run) as store:
+        maps = maps_of_run(store.manifest(), store.traces(texts=False))
+    assert export(run, "csv", tmp_path / "m.csv", maps=maps) == 1
+    rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
+    assert list(rows[0]) == [
+        "model", "benchmark", "policy", "local_window", "ratio", "pass_at_1", "low", "high", "problems", "samples",
+        "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
+    ]  # fmt: skip
+    assert len(rows) == 10
+    assert (rows[0]["local_window"], rows[0]["ratio"], rows[0]["kept_tokens_mean"]) == ("32", "0.1", "60.5")
+    assert (rows[-1]["policy"], rows[-1]["local_window"], rows[-1]["ratio"]) == ("full", "", "")
+
+
+def test_faults_are_named(run, tmp_path):
+    with pytest.raises(KvatlasError, match="'xml'; valid are: csv, jsonl, parquet"):
+        export(run, "xml", tmp_path / "x")
+    with pytest.raises(KvatlasError, match="writes maps"):
+        export(run, "csv", tmp_path / "x")
+    with pytest.raises(KvatlasError, match="is no run"):
+        export(tmp_path, "jsonl", tmp_path / "x")
+    with pytest.raises(KvatlasError, match="is a folder"):
+        export(run, "jsonl", tmp_path)
+    with pytest.raises(KvatlasError, match="cannot be written"):
+        export(run, "jsonl", run / "run.sqlite" / "x.jsonl")
+    with pytest.raises(KvatlasError, match="no map to write"):
+        csv_text([])
+    with Store.create(tmp_path / "empty"):
+        pass
+    with pytest.raises(KvatlasError, match="no traces yet"):
+        export(tmp_path / "empty", "parquet", tmp_path / "x")
+
+
+def test_maps_of_unlike_axes_do_not_share_a_table():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
+    (one,) = maps_of_run(plan, traces(plan))
+    (other,) = maps_of_run(plan, traces(plan), metric="progress")
+    with pytest.raises(KvatlasError, match="differ in them"):
+        csv_text([one, other])
+    assert csv_text([other]).splitlines()[0].split(",")[5] == "progress"
+
+
+def test_names_with_commas_and_quotes_are_quoted():
+    plan = manifest(grid("dynts"), models=('a "b", c',), benchmarks=("CHAIN6",))
+    text = csv_text(maps_of_run(plan, traces(plan)))
+    assert next(iter(csv.DictReader(text.splitlines())))["model"] == 'a "b", c'
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    out = tmp_path / "out.txt"
+    out.write_text("old")
+    with pytest.raises(UnicodeEncodeError), replacing(out) as part:
+        part.write_text("half \ud800", "utf-8")
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_record_is_flat():
+    plan = manifest(grid("dynts"))
+    row = record("k", trace(plan.expected[0], "p0", 0, False))
+    assert (row["status"], row["correct"], row["progress"], row["answer"]) == ("truncated", False, 0.5, None)
+    assert (row["policy"], row["kv_budget"], row["local_window"], row["ratio"]) == ("dynts", 96, 8, 0.1)

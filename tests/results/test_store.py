@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.results import Expected, Manifest, Store
+
+SETTING = Setting.of("window", kv_budget=64, local_window=8, ratio=0.1)
+TRACE = Trace(
+    model="embedded:tiny-llama",
+    benchmark="CHAIN8",
+    problem="CHAIN8-0001",
+    sample=0,
+    setting=SETTING,
+    tokens=(5, 6, 70_000),
+    text="a = 3 \u202e <script>\x00",
+    grade=Grade(True, 1.0, "a = 3", Status.OK),
+    usage=Usage(10, 3, 2, 13, 11.5, 1, 0.25),
+)
+
+
+def manifest() -> Manifest:
+    expected = Expected("m", "CHAIN8", SETTING, "key", ("CHAIN8-0001",), 1, False)
+    return Manifest((("local_window", (8,)), ("ratio", (0.1,))), (expected,), {"seed": 0}, {"kvatlas": "x"})
+
+
+def test_what_is_added_comes_back(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(manifest())
+        store.add("key", TRACE)
+        store.add("other", replace(TRACE, sample=1, grade=Grade(False, 0.5, None, Status.NO_ANSWER)))
+    with Store.open(tmp_path / "run") as store:
+        assert store.manifest() == manifest()
+        assert [key for key, _ in store.traces()] == ["key", "other"]
+        assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 0)) == TRACE
+        assert next(store.traces(texts=False))[1] == replace(TRACE, tokens=(), text="")
+        with pytest.raises(KeyError):
+            store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 7))
+
+
+def test_the_same_trace_twice_is_one_row(tmp_path: Path) -> None:
+    with Store.create(tmp_path) as store:
+        store.add("key", TRACE)
+        store.add("key", TRACE)
+        assert len(store.keys()) == 1
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("hello")
+    with pytest.raises(KvatlasError, match="is a file; name a folder"):
+        Store.create(tmp_path / "run")
+
+
+def test_no_run_and_an_empty_run_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match="is no run"):
+        Store.open(tmp_path)
+    with Store.create(tmp_path) as store, pytest.raises(KvatlasError, match="no sweep was started"):
+        store.manifest()
+
+
+def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    Store.create(tmp_path).close()
+    path = tmp_path / "run.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    before = path.read_bytes()
+    for attempt in (Store.create, Store.open):
+        with pytest.raises(KvatlasError, match="has version 99, this kvatlas reads version 1"):
+            attempt(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").write_text("no database " * 100)
+    for attempt in (Store.create, Store.open):
+        with pytest.raises(KvatlasError, match="cannot be used"):
+            attempt(tmp_path)
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from dataclasses import replace
+sys.path.insert(0, {root!r})
+from tests.results.test_store import TRACE, Store
+from kvatlas.core import KvatlasError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = Store.create(Path({folder!r}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+import random
+try:
+    for n in range(10_000):
+        store.add("key", replace(TRACE, sample=n, text=random.Random(n).randbytes(400).hex()))
+except KvatlasError as error:
+    print(n)
+    print(error)
+"""
+
+
+def test_no_space_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    """The file size limit stands for the full disk: the same write fails in the same place."""
+    root = str(Path(__file__).parents[2])
+    code = FULL_DISK.format(root=root, folder=str(tmp_path / "run"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    added, sentence = done.stdout.strip().splitlines()
+    assert "cannot be used" in sentence
+    assert "what was finished before is kept" in sentence
+    with Store.open(tmp_path / "run") as store:
+        assert len(store.keys()) == int(added) > 50

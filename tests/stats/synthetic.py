@@ -1,0 +1,67 @@
+"""Runs made of numbers: a manifest and traces whose grades follow a given function."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.results import Expected, Manifest
+
+WINDOWS = (8, 16, 32)
+RATIOS = (0.1, 0.3, 0.5)
+AXES = (("local_window", WINDOWS), ("ratio", RATIOS))
+
+
+def setting(policy: str, window: int, ratio: float) -> Setting:
+    return Setting.of(policy, kv_budget=96, local_window=window, ratio=ratio)
+
+
+def grid(*policies: str) -> list[Setting]:
+    return [setting(policy, window, ratio) for policy in policies for window in WINDOWS for ratio in RATIOS]
+
+
+def manifest(
+    settings: Sequence[Setting],
+    *,
+    models: Sequence[str] = ("tiny",),
+    benchmarks: Sequence[str] = ("CHAIN6", "CHAIN8"),
+    baselines: Sequence[Setting] = (Setting.of("full"),),
+    problems: int = 12,
+    samples: int = 2,
+    axes: tuple[tuple[str, tuple[object, ...]], ...] = AXES,
+) -> Manifest:
+    ids = tuple(f"p{number}" for number in range(problems))
+    expected = tuple(
+        Expected(model, benchmark, cell, f"key-{model}-{benchmark}", ids, samples, cell in baselines)
+        for model in models
+        for benchmark in benchmarks
+        for cell in (*settings, *baselines)
+    )
+    return Manifest(axes, expected, {"seed": 0, "models": list(models)}, {"version": "0.1.0"})
+
+
+def trace(expected: Expected, problem: str, sample: int, correct: bool, **changes: object) -> Trace:
+    usage = Usage(20, 100, 80, 96, 60.0 + sample, 2, 0.1)
+    grade = Grade(
+        correct, 1.0 if correct else 0.5, "7" if correct else None, Status.OK if correct else Status.TRUNCATED
+    )
+    values = {"text": f"so {problem}\n</think>7", "grade": grade, "usage": usage} | changes
+    return Trace(
+        model=expected.model,
+        benchmark=expected.benchmark,
+        problem=problem,
+        sample=sample,
+        setting=expected.setting,
+        tokens=(1, 2, 3),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def traces(
+    plan: Manifest, chance: Callable[[Setting], float] = lambda _: 0.5, seed: int = 0
+) -> Iterator[tuple[str, Trace]]:
+    generator = np.random.default_rng(seed)
+    for expected in plan.expected:
+        for problem in expected.problems:
+            for sample in range(expected.samples):
+                yield expected.run_key, trace(expected, problem, sample, generator.random() < chance(expected.setting))

@@ -1,0 +1,52 @@
+"""Which settings of a run meet, and what comes out."""
+
+import pytest
+
+from kvatlas.core import Setting
+from kvatlas.stats.comparisons import SELECTED, comparisons_of_run
+from tests.stats.synthetic import WINDOWS, grid, manifest, setting, traces
+
+
+def _chance(one):
+    return {"dynts": 0.7, "random": 0.3, "window": 0.2, "full": 0.9}[one.policy]
+
+
+def test_policies_meet_at_equal_parameters_pooled_over_benchmarks():
+    plan = manifest(grid("dynts", "random"))
+    between = [c for c in comparisons_of_run(plan, traces(plan, _chance)) if not c.note]
+    assert [(c.benchmark, c.first, c.second, c.cells) for c in between] == [("2 benchmarks", "dynts", "random", 18)]
+    difference = between[0].difference
+    assert (difference.problems, difference.pairs) == (24, 18 * 12 * 2)
+    assert difference.low < 0.4 < difference.high
+    assert difference.p < 0.001
+
+
+def test_a_policy_with_one_of_the_axes_meets_at_that_axis():
+    beside = [Setting.of("window", kv_budget=96, local_window=w) for w in WINDOWS]
+    plan = manifest([*grid("dynts"), *beside], benchmarks=("CHAIN6",))
+    between = [c for c in comparisons_of_run(plan, traces(plan, _chance)) if not c.note]
+    assert [(c.benchmark, c.first, c.second, c.cells) for c in between] == [("CHAIN6", "dynts", "window", 9)]
+
+
+def test_policies_that_never_agree_do_not_meet():
+    other = [Setting.of("random", kv_budget=64, local_window=w, ratio=r) for w in (8, 16) for r in (0.1, 0.3)]
+    plan = manifest([*grid("dynts"), *other])
+    assert all(c.note for c in comparisons_of_run(plan, traces(plan, _chance)))
+
+
+def test_the_best_cell_meets_each_baseline_and_is_said_to_be_chosen():
+    plan = manifest(grid("dynts"))
+    best = setting("dynts", 16, 0.3)
+    found = comparisons_of_run(plan, traces(plan, lambda s: 1.0 if s == best else 0.2))
+    assert [(c.model, c.benchmark, c.second, c.note) for c in found] == [
+        ("tiny", "CHAIN6", "full", SELECTED),
+        ("tiny", "CHAIN8", "full", SELECTED),
+    ]
+    assert found[0].first == "best dynts cell (local_window=16, ratio=0.3)"
+    assert found[0].difference.value == pytest.approx(0.8, abs=0.2)
+
+
+def test_traces_that_do_not_overlap_are_not_compared():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
+    kept = [(key, one) for key, one in traces(plan) if (one.problem == "p0") == (one.setting.policy == "full")]
+    assert comparisons_of_run(plan, kept) == []

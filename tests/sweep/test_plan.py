@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.models import Model
+from kvatlas.results import Manifest
+from kvatlas.sweep import make_plan, parse_spec
+
+Build = Callable[..., dict[str, Any]]
+
+
+def test_a_plan_names_every_trace(spec_data: Build) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    assert plan.traces == 2 * 3 * 2 * 9
+    (model,) = plan.models
+    units = plan.units(model, set())
+    assert sum(len(unit.settings) for unit in units) == plan.traces
+    manifest = plan.manifest()
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert [cell.baseline for cell in manifest.expected] == ([False] * 8 + [True]) * 2
+
+
+def test_what_is_done_is_not_planned_again(spec_data: Build) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    (model,) = plan.models
+    first = plan.units(model, set())[0]
+    done = {
+        (plan.keys[model.name, first.benchmark, setting], setting.id, first.benchmark, first.problem.id, first.sample)
+        for setting in first.settings[:8]
+    }
+    left = plan.units(model, done)
+    assert left[0].settings == first.settings[8:]
+    assert sum(len(unit.settings) for unit in left) == plan.traces - 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"problems": 2, "samples": 5, "benchmarks": ["CHAIN4"]}, True),
+        ({"axes": {"local_window": [4], "ratio": [0.2]}}, True),
+        ({"seed": 4}, False),
+        ({"sampling": {"temperature": 0.9, "max_new_tokens": 90}}, False),
+        ({"sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 80}}, False),
+    ],
+)
+def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
+    spec_data: Build, changes: dict[str, Any], same: bool
+) -> None:
+    one, other = make_plan(parse_spec(spec_data())), make_plan(parse_spec(spec_data(**changes)))
+    shared = [key for key in other.keys if key in one.keys]
+    assert shared
+    assert all((one.keys[key] == other.keys[key]) is same for key in shared)
+
+
+def test_another_model_has_other_run_keys(spec_data: Build, random_models: dict[str, Model]) -> None:
+    one = make_plan(parse_spec(spec_data()))
+    other = make_plan(parse_spec(spec_data(models=[random_models["qwen2"].name])))
+    assert not set(one.keys.values()) & set(other.keys.values())
+
+
+def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
+    data = spec_data(benchmarks=["CHAIN4"], problems=1, samples=1, expected_output_tokens=80)
+    plan = make_plan(parse_spec(data))
+    (prompt,) = plan.prompts[plan.models[0].name, "CHAIN4"]
+    estimate = plan.estimate(tokens_per_second=10.0, memory=2**30)
+    fork = 64 - prompt + 1
+    assert estimate["decoded_tokens"] == {"separate": 9 * 80, "shared": 80 + 8 * (80 - fork)}
+    assert estimate["settings"] == 9
+    assert estimate["traces"] == 9
+    assert estimate["kv_bytes_per_sequence"] == 64 * plan.models[0].shape.kv_bytes_per_token()
+    assert estimate["batch_size"] == 2**30 // 2 // estimate["kv_bytes_per_sequence"]
+    assert estimate["seconds"] == pytest.approx((80 + 8 * (80 - fork)) / 10, abs=0.1)
+    assert plan.estimate()["seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"models": ["embedded:none"]}, "Unknown model 'embedded:none'"),
+        ({"benchmarks": ["AIME99"]}, "Unknown benchmark 'AIME99'"),
+        ({"settings": {"policy": "none"}}, "Unknown policy 'none'; valid are"),
+        ({"settings": {"policy": "window"}}, "needs a value for kv_budget"),
+        ({"axes": {"local_window": [4], "ratio": [1.5]}}, "ratio is 1.5; valid are shares from 0 to 1"),
+        (
+            {"settings": {"policy": "window", "kv_budget": 30}},
+            "can never be compressed below it; valid are budgets above",
+        ),
+        ({"baseline": [{"policy": "full"}, {"policy": "full"}]}, "is there twice"),
+        ({"settings": {"policy": "dynts", "kv_budget": 64}}, "needs a trained predictor"),
+        ({"sampling": {"max_new_tokens": 5000}}, "sampling.max_new_tokens 5000 and the longest prompt"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_decoded(
+    spec_data: Build, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(KvatlasError) as caught:
+        make_plan(parse_spec(spec_data(**changes)))
+    assert sentence in str(caught.value)
