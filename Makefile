@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test bench embedded clean
+.PHONY: env demo test bench clean
 
 env: $(VENV)/user.stamp
 
@@ -34,10 +34,6 @@ test: $(VENV)/dev.stamp
 
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/decode.py
-
-# Trains the embedded model and its DynTS head again, from nothing.
-embedded: $(VENV)/user.stamp
-	$(BIN)/python recipes/embedded/make.py
 
 clean:
 	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

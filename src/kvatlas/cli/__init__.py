@@ -8,23 +8,27 @@ import typer
 
 from kvatlas.core import KvatlasError
 
-app = typer.Typer(
-    name="kvatlas",
-    help="Maps of what a reasoning model can forget: KV-cache token selection, measured honestly.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def new_app() -> typer.Typer:
+    """The command line with all its commands."""
+    from kvatlas.cli import lists, results, sweeps
+
+    app = typer.Typer(
+        name="kvatlas",
+        help="Maps of what a reasoning model can forget: KV-cache token selection, measured honestly.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for room in (sweeps, results, lists):
+        room.add_to(app)
+    return app
 
 
 def main() -> None:
     """Run the command line; wrong input ends in one sentence on standard error and exit code 2."""
-    from kvatlas.cli import lists, results, sweeps
-
-    for room in (sweeps, results, lists):
-        room.add_to(app)
     try:
-        app()
+        new_app()()
     except KvatlasError as error:
         print(f"kvatlas: {error}", file=sys.stderr)
         sys.exit(2)

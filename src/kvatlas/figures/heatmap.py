@@ -50,7 +50,9 @@ def series_figure(maps: Sequence[Map], *, shared: bool = False) -> Figure:
     with _look():
         figure, panels = _canvas(maps, across, notes, bars=len(maps))
         for one, panel, (low, high) in zip(maps, panels, scales, strict=True):
-            image = _panel(panel, one, low, high, f"{one.model} | {one.benchmark}{_policy_if_several(one, maps)}")
+            image = _panel(
+                panel, one, low, high, f"{style.model(one.model)} | {one.benchmark}{_policy_if_several(one, maps)}"
+            )
             _bar(figure, image, panel, one)
         return figure
 
@@ -68,7 +70,7 @@ def means_figure(maps: Sequence[Map]) -> Figure:
     with _look():
         figure, panels = _canvas(maps, min(len(maps), 4), [], bars=1)
         images = [
-            _panel(panel, one, low, high, f"{one.model} | {one.benchmark}{_policy_if_several(one, maps)}")
+            _panel(panel, one, low, high, f"{style.model(one.model)} | {one.benchmark}{_policy_if_several(one, maps)}")
             for one, panel in zip(maps, panels, strict=True)
         ]
         _bar(figure, images[-1], panels[min(len(maps), 4) - 1], maps[0])
@@ -163,7 +165,7 @@ def _foot(maps: Sequence[Map], notes: list[str], inches: float) -> list[str]:
     by_note: dict[str, list[str]] = {}
     for one in maps:
         for note in one.notes:
-            by_note.setdefault(note, []).append(f"{one.model} | {one.benchmark}")
+            by_note.setdefault(note, []).append(f"{style.model(one.model)} | {one.benchmark}")
     lines = [
         f"{note[0].upper()}{note[1:]}" + ("." if len(names) == len(maps) else f" ({', '.join(names)}).")
         for note, names in by_note.items()

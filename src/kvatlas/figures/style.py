@@ -25,6 +25,12 @@ def label(name: str) -> str:
     return LABELS.get(name, name.replace("_", " ").title())
 
 
+def model(name: str) -> str:
+    """A model as titles show it: `embedded:tiny-llama` is `tiny-llama`, `hf:/models/R1-Llama` is `R1-Llama`."""
+    kind, _, rest = name.partition(":")
+    return rest.rstrip("/").rpartition("/")[2] if kind in ("embedded", "hf") and rest else name
+
+
 def percent(value: float, digits: int = 1) -> str:
     """A share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
     return f"{100 * value:.{digits}f}"

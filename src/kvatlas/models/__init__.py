@@ -20,12 +20,12 @@ def find(name: str) -> Model:
     """The model of that name, its weights not yet loaded; KvatlasError says what would be valid."""
     kind, _, rest = name.partition(":")
     if kind == "embedded" and name in embedded():
-        return Model(name, rest, _EMBEDDED / rest)
+        return Model(name, _EMBEDDED / rest)
     if kind == "hf" and rest:
         folder = Path(rest).expanduser()
         if not (folder / "config.json").is_file():
             raise KvatlasError(f"The model {name!r} is not there: {rest!r} is no folder with a config.json.")
-        return Model(name, folder.name, folder)
+        return Model(name, folder)
     raise KvatlasError(f"Unknown model {name!r}; valid are {', '.join(embedded())} and hf:FOLDER.")
 
 

@@ -36,11 +36,10 @@ class Shape:
 class Model:
     """A causal language model in a local folder, with its tokenizer, chat template and think tags.
 
-    `name` is what the user wrote (`embedded:tiny-llama`, `hf:/models/r1`), `label` what figures show.
+    `name` is what the user wrote: `embedded:tiny-llama`, `hf:/models/r1`.
     """
 
     name: str
-    label: str
     folder: Path
 
     @cached_property

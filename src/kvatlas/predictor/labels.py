@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], number of the `trace` [tokens]."""
+    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens]."""
 
     hidden: Tensor
     label: Tensor

@@ -28,7 +28,7 @@ def print_map(one: Map, console: Console) -> None:
     low, high = style.scale([one])
     known = any(style.interval(cell.estimate) for cell in one.cells.values())
     intervals = known and console.width >= len(style.label(vertical)) + 5 + (_WIDE + 3) * len(columns)
-    title = " | ".join(part for part in (one.model, one.benchmark, one.policy) if part)
+    title = " | ".join(part for part in (style.model(one.model), one.benchmark, one.policy) if part)
     metric = style.label(one.metric)
     table = Table(
         title=Text(f"{title}: {metric} in percent{' with its 95 % interval' if intervals else ''}"),

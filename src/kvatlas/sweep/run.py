@@ -55,7 +55,14 @@ def sweep(
             units = plan.units(model, done)
             finished = plan.traces - sum(len(unit.settings) for each in plan.models for unit in plan.units(each, done))
             while units:
-                job = Job(model.name, tuple(units), plan.spec.sampling.sampling(), plan.spec.seed, batch_size)
+                job = Job(
+                    model=model.name,
+                    weights=model.weights_digest,
+                    units=tuple(units),
+                    sampling=plan.spec.sampling.sampling(),
+                    seed=plan.spec.seed,
+                    batch_size=batch_size,
+                )
                 before = finished
                 for trace, own in run(job, workers or cores()):
                     store.add(plan.keys[model.name, trace.benchmark, trace.setting], trace)

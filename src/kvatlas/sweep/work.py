@@ -15,9 +15,13 @@ from kvatlas.sweep.plan import Unit
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to know: one model's units and how to decode them."""
+    """All that a worker needs to know: one model's units and how to decode them.
+
+    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams.
+    """
 
     model: str
+    weights: str
     units: tuple[Unit, ...]
     sampling: Sampling
     seed: int
@@ -46,7 +50,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             yield Request(
                 key=number,
                 prompt=model.encode(found[unit.benchmark].prompt(unit.problem)),
-                stream=stream_key(job.seed, model.weights_digest, unit.benchmark, unit.problem.id, unit.sample),
+                stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
                 policies=tuple(settings[setting] for setting in unit.settings),
             )
 

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import cli
+from kvatlas.results import Store
+
+
+@pytest.fixture
+def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished small run."""
+    from kvatlas.sweep import make_plan, parse_spec, sweep
+
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
+    return folder
+
+
+def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
+    for command, name in [("benchmarks", "CHAIN"), ("policies", "full"), ("models", "embedded:tiny-llama")]:
+        code, out, _ = kvatlas(command)
+        assert code == 0
+        assert name in out
+        rows = json.loads(kvatlas(command, "--json")[1])
+        assert next(iter(rows[0])) == "name"
+        assert rows[0]["name"] == name
+    by_name = {row["name"]: row for row in json.loads(kvatlas("policies", "--json")[1])}
+    assert by_name["dynts"]["parameters"]["kv_budget"] == "required"
+    assert by_name["dynts"]["observes"] == ["hidden"]
+    assert by_name["full"]["parameters"] == {}
+    code, out, _ = kvatlas("policies", "dynts")
+    assert "arXiv 2601.18383" in out
+    assert "local_window = required" in out
+
+
+def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
+    estimate = json.loads(kvatlas("plan", write_spec(), "--json")[1])
+    assert set(estimate) == {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "seconds"}
+    assert estimate["traces"] == 108
+    code, out, _ = kvatlas("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
+    assert code == 0
+    assert "108" in out
+    assert "seconds" in out
+
+
+def test_sweep_resumes_and_shows_progress(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    words = ("sweep", write_spec(problems=1, samples=1), "--out", tmp_path / "run", "--workers", 1)
+    code, _, err = kvatlas(*words)
+    assert code == 0
+    assert "18/18 traces" in err
+    assert kvatlas(*words, "--quiet") == (0, "", "")
+
+
+def test_run_prints_pass_at_1_with_its_interval_and_a_trace(kvatlas: Call, tmp_path: Path) -> None:
+    code, out, _ = kvatlas(
+        *("run", "embedded:tiny-llama", "CHAIN4", "--problems", 4, "--policy", "window", "--kv-budget", 64),
+        *("--local-window", 16, "--ratio", 0.5, "--set", "ratio_over=thinking", "--workers", 1),
+        *("--max-new-tokens", 200, "--out", tmp_path / "run"),
+    )
+    assert code == 0
+    assert "Pass@1" in out
+    assert "CHAIN4-0000, sample 0" in out
+    with Store.open(tmp_path / "run") as store:
+        assert len(store.keys()) == 4
+
+
+def test_map_describe_report_and_export(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    for name, options in [("a.png", []), ("b.svg", ["--mean"]), ("c.pdf", ["--policy", "window", "--shared"])]:
+        code, out, err = kvatlas("map", run, "--out", tmp_path / name, *options)
+        assert (code, err) == (0, "")
+        assert (tmp_path / name).stat().st_size > 1000
+        assert str(tmp_path / name) in out
+    description = json.loads(kvatlas("describe", run, "--json")[1])
+    assert {"maps", "means", "recommendation", "notes"} <= set(description)
+    assert len(description["maps"]) == 4
+    code, out, _ = kvatlas("describe", run, "--policy", "random")
+    assert code == 0
+    assert "random" in out
+    assert kvatlas("report", run, "--out", tmp_path / "page.html")[0] == 0
+    assert "<html" in (tmp_path / "page.html").read_text()
+    for kind in ("csv", "jsonl", "parquet"):
+        assert kvatlas("export", run, "--format", kind, "--out", tmp_path / f"out.{kind}")[0] == 0
+    assert (tmp_path / "out.jsonl").read_text().count("\n") == 108
+    # What was exported as a map reads back as one.
+    assert kvatlas("map", tmp_path / "out.csv", "--policy", "window", "--out", tmp_path / "d.png")[0] == 0
+
+
+def test_a_run_with_holes_is_refused_unless_asked_for(
+    kvatlas: Call, write_spec: Callable[..., Path], spec_data: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    from kvatlas.sweep import make_plan, parse_spec, sweep
+
+    folder = tmp_path / "run"
+    sweep(make_plan(parse_spec(spec_data(problems=2))), folder, workers=1)
+    with Store.create(folder) as store:
+        store.put_manifest(make_plan(parse_spec(spec_data())).manifest())
+    code, _, err = kvatlas("map", folder, "--out", tmp_path / "a.png")
+    assert code == 2
+    assert "36 of 108 traces are missing" in err
+    assert kvatlas("map", folder, "--out", tmp_path / "a.png", "--partial")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("plan", "nowhere.yaml"), "cannot be read"),
+        (("sweep", "SPEC", "--out", "FILE"), "is a file; name a folder"),
+        (("sweep", "SPEC", "--out", "NEW", "--executor", "slurm"), "Unknown executor 'slurm'"),
+        (("run", "embedded:none", "CHAIN4"), "Unknown model 'embedded:none'"),
+        (("run", "embedded:tiny-llama", "CHAIN99"), "valid are CHAIN3 to CHAIN26"),
+        (("run", "embedded:tiny-llama", "CHAIN4", "--policy", "none"), "Unknown policy 'none'"),
+        (
+            ("run", "embedded:tiny-llama", "CHAIN4", "--policy", "window", "--ratio", "1.5", "--kv-budget", "64"),
+            "local_window",
+        ),
+        (("run", "embedded:tiny-llama", "CHAIN4", "--set", "ratio"), "--set 'ratio' is not NAME=VALUE"),
+        (("run", "embedded:tiny-llama", "CHAIN4", "--set", "sinks=4"), "has no parameter 'sinks'"),
+        (("map", "FOLDER", "--out", "a.png"), "is no run"),
+        (("map", "nowhere.csv", "--out", "a.png"), "nowhere.csv"),
+        (("map", "published:dynts_r1_llama", "--out", "a.gif"), "must end in"),
+        (
+            ("map", "published:dynts_r1_llama", "--policy", "h2o", "--out", "a.png"),
+            "There is no map of the policy 'h2o'",
+        ),
+        (("describe", "published:nothing"), "published:dynts_r1_llama"),
+        (("policies", "none"), "Unknown policy 'none'"),
+        (("export", "FOLDER", "--out", "x.csv"), "is no run"),
+        (("report", "FOLDER", "--out", "x.html"), "is no run"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    known = {"SPEC": write_spec(), "FILE": tmp_path / "file", "NEW": tmp_path / "new", "FOLDER": tmp_path / "folder"}
+    code, out, err = kvatlas(*(known.get(word, word) for word in words))
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert err.startswith("kvatlas: ")
+
+
+def test_help_is_quick_and_complete(kvatlas: Call) -> None:
+    code, out, _ = kvatlas("--help")
+    assert code == 0
+    for name in ("demo", "plan", "run", "sweep", "map", "describe", "report", "export", "policies", "models"):
+        assert name in out
+    imported = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "kvatlas", "--help"], capture_output=True, text=True, check=True
+    ).stderr
+    for heavy in ("torch", "transformers", "matplotlib", "scipy", "pydantic"):
+        assert f" {heavy}\n" not in imported
+
+
+@pytest.mark.slow
+def test_interrupting_keeps_what_is_finished_and_says_how_to_go_on(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    import signal
+    import time
+
+    command = [sys.executable, "-m", "kvatlas", "sweep", str(write_spec()), "--out", str(tmp_path / "run")]
+    process = subprocess.Popen([*command, "--workers", "2", "--batch-size", "2"], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "run.sqlite").exists():
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in err
+    assert "Traceback" not in err

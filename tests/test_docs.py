@@ -1,0 +1,84 @@
+"""What the documents say holds: the code map names every module, and every command and every block of code runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+#: Commands that need minutes, other machines or the network; each is run elsewhere, for the reason given.
+NOT_HERE = {
+    "make demo": "runs in a fresh clone before each release",
+    "make test": "is what runs this test",
+    "make bench": "measures for minutes",
+    "kvatlas demo": "is `make demo`",
+    "pip install": "needs the network",
+    "git clone": "needs the network",
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+
+
+def test_the_code_map_names_every_module_and_no_other() -> None:
+    named = set(re.findall(r"^\| `([\w/]+\.py)` \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.M))
+    package = ROOT / "src" / "kvatlas"
+    there = {str(path.relative_to(package)) for path in package.rglob("*.py") if path.name != "__init__.py"}
+    assert named == there
+
+
+def test_no_file_is_long_enough_to_be_two() -> None:
+    long = {path.name: lines for path in (ROOT / "src").rglob("*.py") if (lines := path.read_text().count("\n")) > 400}
+    assert long == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", page.read_text()):
+        assert (page.parent / "".join(target)).exists(), target
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a reader would stand in: the repository's recipes and documents, and a finished small demo."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("recipes", "docs", "README.md", "src"):
+        (folder / name).symlink_to(ROOT / name)
+    command(folder, "kvatlas demo --quick --quiet --out runs/demo")
+    return folder
+
+
+def command(folder: Path, line: str) -> str:
+    words = shlex.split(line.replace("kvatlas", f"{sys.executable} -m kvatlas", 1))
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_run(page: Path, place: Path) -> None:
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            text = line.split(" #")[0].strip()
+            if not text or any(text.startswith(name) and "--quick" not in text for name in NOT_HERE):
+                continue
+            assert text.startswith("kvatlas "), f"a command that this test cannot run: {text}"
+            command(place, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), {"__name__": page.stem})  # noqa: S102

@@ -1,0 +1,81 @@
+"""The main job on the embedded model: forgetting matters, and learned importance knows what to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import Trace
+from kvatlas.results import Manifest, Store
+from kvatlas.stats.comparisons import comparisons_of_run
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.sweep import make_plan, parse_spec, sweep
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = ["CHAIN10", "CHAIN12"]
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """Corners of the demo's grid, on held-out problems: the predictor learned from others."""
+    return {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": BENCHMARKS,
+        "problems": 50,
+        "samples": 1,
+        "sampling": {"max_new_tokens": 600},
+        "settings": [
+            {"policy": name, "kv_budget": 192, "ratio_over": "thinking"} for name in ("dynts", "random", "window")
+        ],
+        "axes": {"local_window": [16, 32], "ratio": [0.1, 0.5]},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, list[tuple[str, Trace]]]:
+    folder = tmp_path_factory.mktemp("main") / "run"
+    sweep(make_plan(parse_spec(spec())), folder)
+    return read(folder)
+
+
+def read(folder: Path) -> tuple[Manifest, list[tuple[str, Trace]]]:
+    with Store.open(folder) as store:
+        return store.manifest(), list(store.traces())
+
+
+def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
+    """On two benchmarks the best cell of dynts is within 5 points of the full cache, its worst cell and every cell of
+    window are 30 points below."""
+    maps = {(one.benchmark, one.policy): one for one in maps_of_run(*run)}
+    for benchmark in BENCHMARKS:
+        learned, window = maps[benchmark, "dynts"], maps[benchmark, "window"]
+        full = learned.baselines["full"].estimate.value
+        values = [cell.estimate.value for cell in learned.cells.values()]
+        assert max(values) >= full - 0.05
+        assert min(values) <= full - 0.30
+        assert max(cell.estimate.value for cell in window.cells.values()) <= full - 0.30
+
+
+def test_learned_importance_beats_random_and_window(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
+    """At equal budget, window and ratio, on the same problems, paired."""
+    found = {(c.first, c.second): c.difference for c in comparisons_of_run(*run) if not c.note}
+    for rival in ("random", "window"):
+        difference = found["dynts", rival]
+        assert difference.value > 0.05
+        assert difference.p < 0.001
+
+
+def test_embedded_traces_do_not_depend_on_batch_size_or_sharing(
+    run: tuple[Manifest, list[tuple[str, Trace]]], tmp_path: Path
+) -> None:
+    """The same problems again, few at a time, two settings alone: what they share with the big sweep is identical."""
+    small = spec(problems=3, axes={"local_window": [16], "ratio": [0.1, 0.5]})
+    small["settings"] = small["settings"][:2]
+    sweep(make_plan(parse_spec(small)), tmp_path, workers=1, batch_size=7)
+    known = {(key, t.setting, t.problem): t.tokens for key, t in run[1]}
+    again = [(known[key, t.setting, t.problem], t.tokens) for key, t in read(tmp_path)[1]]
+    assert len(again) == 2 * 3 * 5
+    assert all(one == other for one, other in again)
