@@ -15,7 +15,7 @@ from kvatlas.sweep import make_plan, parse_spec, sweep
 
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = ["CHAIN10", "CHAIN12"]
+BENCHMARKS = ["CHAIN10", "CHAIN11"]
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -25,9 +25,9 @@ def spec(**changes: Any) -> dict[str, Any]:
         "benchmarks": BENCHMARKS,
         "problems": 50,
         "samples": 1,
-        "sampling": {"max_new_tokens": 600},
+        "sampling": {"max_new_tokens": 700},
         "settings": [
-            {"policy": name, "kv_budget": 192, "ratio_over": "thinking"} for name in ("dynts", "random", "window")
+            {"policy": name, "kv_budget": 224, "ratio_over": "thinking"} for name in ("dynts", "random", "window")
         ],
         "axes": {"local_window": [16, 32], "ratio": [0.1, 0.5]},
         **changes,

@@ -1,3 +1,6 @@
+from __future__ import annotations
+
+from kvatlas.figures import style
 
 
 def test_models_are_shown_without_where_they_come_from() -> None:

@@ -1,9 +1,9 @@
 """CHAINn: n shuffled definitions over single digits, evaluated one after another.
 
 A problem reads `v = d - q ; b = 4 ; w = d + b ... ? v w`: every letter is defined once, by a digit or by the sum or
-difference (modulo 10) of two other letters, in shuffled order. The answer states the queried letters: `v = 3 , w = 9`.
-A solver must find definitions whose operands are known, evaluate them one by one and remember results that were
-written long ago, which is what KV-cache token selection puts to the test. Difficulty is n.
+difference (modulo 10) of two other letters, in shuffled order. The answer states every computed letter, in the order
+asked for: `v = 3 , w = 9`. A solver must find definitions whose operands are known, evaluate them one by one and
+remember results that were written long ago, which is what KV-cache token selection puts to the test. Difficulty is n.
 
 The same generator writes the reference solutions that the embedded models are trained on, from other seeds.
 """
@@ -62,7 +62,10 @@ class System:
 
 
 def draw(size: int, rng: random.Random) -> System:
-    """A random system of `size` definitions; about a fifth are digits, operands are uniform over earlier letters."""
+    """A random system of `size` definitions: about a fifth are digits, operands are uniform over earlier letters.
+
+    All others are asked for, as a written-up solution restates its steps.
+    """
     names = rng.sample(string.ascii_lowercase, size)
     digits = max(2, size // 5)
     definitions: list[Definition] = []
@@ -76,7 +79,7 @@ def draw(size: int, rng: random.Random) -> System:
         definitions.append(Definition(name, operator, left.name, right.name, value))
     stated = list(range(size))
     rng.shuffle(stated)
-    queries = rng.sample(names[digits:], min(max(2, size // 3), size - digits))
+    queries = rng.sample(names[digits:], size - digits)
     return System(tuple(definitions), tuple(stated), tuple(queries))
 
 
