@@ -81,4 +81,5 @@ def test_commands_run(page: Path, place: Path) -> None:
 def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for block in blocks(page, "python"):
-        exec(compile(block, page.name, "exec"), {"__name__": page.stem})  # noqa: S102
+        code = compile(block, page.name, "exec", dont_inherit=True)
+        exec(code, {"__name__": "__main__"})  # noqa: S102

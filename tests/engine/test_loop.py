@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from kvatlas import models, policies
-from kvatlas.core import Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import Model
 from kvatlas.policies import Policy
@@ -165,3 +166,15 @@ def test_settings_share_their_random_numbers(random_models: dict[str, Model]) ->
         shared = BUDGET - generation.usage.prompt_tokens + 1
         assert generation.tokens[:shared] == full[generation.key][:shared]
     assert any(generation.tokens != full[generation.key] for generation in found)
+
+
+def test_a_model_with_sliding_windows_is_refused(random_models: dict[str, Model], tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config.from_pretrained(random_models["qwen2"].folder)
+    config.update({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3})
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    model = models.find(f"hf:{tmp_path}")
+    vars(model).update(stops=frozenset(), think_close=-1, tokenizer=random_models["qwen2"].tokenizer)
+    with pytest.raises(KvatlasError, match="layers with sliding_window = 16"):
+        run(model, requests(model, [policies.of(Setting.of("full"))], 1), 8)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import Slots, aligned
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 BLOCK = 16
 #: Queries whose attention weights are held at a time where a policy asked to see them during prefill.
 CHUNK = 256
+#: What transformers passes to layers of sliding-window, soft-capped and sink attention.
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux")
 
 
 @dataclass
@@ -57,13 +60,19 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float,
     kvatlas: Pass,
-    dropout: float = 0.0,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention of new tokens. query [rows, heads, new, size], key and value [rows, KV heads, new, size].
 
-    Returns [rows, new, heads, size] and None, as transformers' attention interface wants it.
+    Returns [rows, new, heads, size] and None, as transformers' attention interface wants it. Raises KvatlasError for
+    layers whose attention is more than a softmax over all earlier tokens: they would be silently wrong.
     """
+    for name in UNSUPPORTED:
+        if others.get(name) is not None:
+            raise KvatlasError(
+                f"The model has layers with {name} = {others[name]}; valid are models whose layers all attend to all "
+                "earlier tokens."
+            )
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     run = _prefill if kvatlas.prefill is not None else _decode
     return run(kvatlas, layer, query, key, value, scaling), None

@@ -33,7 +33,8 @@ def model(name: str) -> str:
 
 def percent(value: float, digits: int = 1) -> str:
     """A share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
-    return f"{100 * value:.{digits}f}"
+    # Rounded twice, as exports and JSON are: 0.2875 is 28.8 everywhere, whatever its last binary digit.
+    return f"{round(100 * value, 4):.{digits}f}"
 
 
 def interval(estimate: Estimate) -> str:
