@@ -191,7 +191,7 @@ def cost(cell: Cell) -> list[str]:
         text
         for known, text in (
             (estimate.problems, f"{estimate.problems} problems"),
-            (estimate.samples, f"{estimate.samples} samples each"),
+            (estimate.samples, "1 sample each" if estimate.samples == 1 else f"{estimate.samples} samples each"),
             (cell.kept_tokens_mean, f"{cell.kept_tokens_mean or 0:,.0f} tokens kept on average"),
             (cell.peak_kv_tokens, f"{cell.peak_kv_tokens:,} at the peak" if cell.peak_kv_tokens else ""),
             (cell.output_tokens_mean, f"{cell.output_tokens_mean or 0:,.0f} tokens per answer"),
