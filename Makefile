@@ -34,6 +34,7 @@ test: $(VENV)/dev.stamp
 
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/fresh_problems.py
 
 clean:
 	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

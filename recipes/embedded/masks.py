@@ -97,7 +97,7 @@ class Scheme:
         return stay & alive
 
 
-def survivors(scheme: str, rate: float, length: int, rng: random.Random, thin: bool = True) -> Scheme:
+def survivors(scheme: str, rate: float, length: int, rng: random.Random) -> Scheme:
     """One of SCHEMES for a sequence of `length` tokens; `rate` is the share of tokens that survive at random."""
     noise = np.random.default_rng(rng.getrandbits(64))
     if scheme == "spans":
@@ -108,7 +108,7 @@ def survivors(scheme: str, rate: float, length: int, rng: random.Random, thin: b
     else:
         static = noise.random(length) < (rate / 3 if scheme == "copies" else rate)
     # A policy that draws anew at each compression thins its earlier survivors again.
-    thins = thin and scheme != "copies" and rng.random() < 0.3
+    thins = scheme != "copies" and rng.random() < 0.3
     thinning = rng.uniform(0.5, 1.0) if thins else 1.0
     return Scheme(static, thinning, scheme == "copies", rng)
 

@@ -3,6 +3,7 @@
     python train.py --stage 1 --out OUT/stage1 --tokens 11e6 --drills 0.7
     python train.py --stage 2 --out OUT/stage2 --tokens 6e6 --start OUT/stage1 --first-size 14
 
+The shipped weights come from the longer series of runs in LOG.md; these two commands from nothing were not tried.
 Each prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again.
 The result is a Hugging Face folder.
 """

@@ -165,6 +165,63 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     assert err.startswith("kvatlas: ")
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"oops": 1}, "Unknown key 'oops'"),
+        ({"models": ["embedded:none"]}, "Unknown model 'embedded:none'"),
+        ({"benchmarks": ["AIME99"]}, "Unknown benchmark 'AIME99'"),
+        ({"settings": {"policy": "none"}}, "Unknown policy 'none'"),
+        ({"axes": {"local_window": [4], "ratio": [1.5]}}, "ratio is 1.5; valid are shares from 0 to 1"),
+        ({"settings": {"policy": "window", "kv_budget": 30}}, "valid are budgets above"),
+    ],
+)
+def test_a_wrong_spec_ends_before_anything_is_written(
+    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    code, out, err = kvatlas("sweep", write_spec(**changes), "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_of_another_version_is_refused(kvatlas: Call, run: Path, write_spec: Callable[..., Path]) -> None:
+    import shutil
+    import sqlite3
+
+    folder = shutil.copytree(run, write_spec().parent / "other")
+    with sqlite3.connect(folder / "run.sqlite") as connection:
+        connection.execute("PRAGMA user_version=99")
+    for words in (("sweep", write_spec(), "--out", folder), ("map", folder, "--out", folder / "a.png")):
+        code, out, err = kvatlas(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "has version 99" in err
+
+
+def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The file size limit stands for the full disk: the same write fails in the same place."""
+    import resource
+
+    def small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    words = [sys.executable, "-m", "kvatlas", "sweep", str(write_spec()), "--out", str(tmp_path / "run")]
+    words += ["--workers", "1", "--quiet"]
+    full = subprocess.run(words, preexec_fn=small, capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stdout, full.stderr.count("\n")) == (2, "", 1)
+    assert "the same command goes on from there" in full.stderr
+    with Store.open(tmp_path / "run") as store:
+        before = store.keys()
+    assert 0 < len(before) < 108
+    subprocess.run(words, check=True, capture_output=True)
+    with Store.open(tmp_path / "run") as store:
+        assert before < store.keys()
+        assert len(store.keys()) == 108
+
+
 def test_help_is_quick_and_complete(kvatlas: Call) -> None:
     code, out, _ = kvatlas("--help")
     assert code == 0

@@ -89,7 +89,8 @@ def test_killed_three_times_at_random_moments(finished: Path, write_spec: Callab
             time.sleep(0.02)
         time.sleep(rng.uniform(0.0, 0.3))
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        # Killed while at work, not after it was done.
+        assert process.wait() == -signal.SIGKILL
         counts.append(_stored(folder))
     assert 0 < counts[0] <= counts[1] <= counts[2]
     assert counts[0] < len(contents(finished))

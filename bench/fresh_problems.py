@@ -1,0 +1,88 @@
+"""Settings that were chosen on the demo's problems, judged on problems that no setting was tried on before.
+
+    python bench/fresh_problems.py
+
+The demo's budget, benchmarks and best cells were read off its first problems, which flatters them. This runs one cell
+for each policy (window 32, ratio 0.3) and the demo's best mean cell of `dynts` (window 32, ratio 0.5) on the problems
+from `--first` on, with the full cache beside them. Prints one JSON document; points, 95 % intervals, sign-flip p.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvatlas.results import Store
+from kvatlas.stats.estimates import pass_at_1
+from kvatlas.stats.paired import paired_difference
+from kvatlas.sweep import make_plan, parse_spec, sweep
+
+BENCHMARKS = ["CHAIN9", "CHAIN10", "CHAIN11", "CHAIN12"]
+CELL = {"kv_budget": 224, "ratio_over": "thinking", "local_window": 32}
+SETTINGS: list[dict[str, Any]] = [
+    {"policy": "full"},
+    *({"policy": name, **CELL, "ratio": 0.3} for name in ("dynts", "random", "window")),
+    {"policy": "dynts", **CELL, "ratio": 0.5},
+]
+#: Grades by (benchmark, problem) and sample.
+Outcomes = dict[tuple[str, str], dict[int, float]]
+
+
+def difference(one: Outcomes, other: Outcomes) -> dict[str, Any]:
+    found = paired_difference(one, other)
+    points = {"value": found.value, "low": found.low, "high": found.high}
+    return {name: round(100 * x, 1) for name, x in points.items()} | {"p": found.p, "problems": found.problems}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=100, help="index of the first problem that counts")
+    parser.add_argument("--problems", type=int, default=60, help="problems of each benchmark from there on")
+    options = parser.parse_args()
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": BENCHMARKS,
+        "problems": options.first + options.problems,
+        "samples": 1,
+        "sampling": {"max_new_tokens": 700},
+        "baseline": SETTINGS,
+    }
+    grades: dict[tuple[str, float | None], Outcomes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        sweep(make_plan(parse_spec(spec)), Path(folder))
+        with Store.open(Path(folder)) as store:
+            for _, trace in store.traces(texts=False):
+                if int(trace.problem.rpartition("-")[2]) >= options.first:
+                    held = grades.setdefault((trace.setting.policy, trace.setting.values.get("ratio")), {})
+                    held.setdefault((trace.benchmark, trace.problem), {})[trace.sample] = float(trace.grade.correct)
+
+    def on(benchmark: str, outcomes: Outcomes) -> Outcomes:
+        return {key: samples for key, samples in outcomes.items() if key[0] == benchmark}
+
+    learned, best, full = grades["dynts", 0.3], grades["dynts", 0.5], grades["full", None]
+    print(
+        json.dumps(
+            {
+                "bench": "fresh_problems",
+                "options": vars(options),
+                "dynts_minus": {name: difference(learned, grades[name, 0.3]) for name in ("random", "window")},
+                "best_minus_full": {name: difference(on(name, best), on(name, full)) for name in BENCHMARKS},
+                "pass_at_1": {
+                    name: {
+                        f"{policy} {ratio}" if ratio else policy: round(
+                            100 * pass_at_1({key: list(s.values()) for key, s in on(name, outcomes).items()}).value, 1
+                        )
+                        for (policy, ratio), outcomes in grades.items()
+                    }
+                    for name in BENCHMARKS
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
