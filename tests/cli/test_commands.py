@@ -246,7 +246,13 @@ def test_interrupting_keeps_what_is_finished_and_says_how_to_go_on(
     import time
 
     command = [sys.executable, "-m", "kvatlas", "sweep", str(write_spec()), "--out", str(tmp_path / "run")]
-    process = subprocess.Popen([*command, "--workers", "2", "--batch-size", "2"], stderr=subprocess.PIPE, text=True)
+    command += ["--workers", "2", "--batch-size", "2"]
+
+    def listening() -> None:
+        # A shell's background jobs ignore SIGINT, and children inherit that: Ctrl-C must mean Ctrl-C here.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(command, preexec_fn=listening, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "run.sqlite").exists():
         time.sleep(0.1)
     time.sleep(1.0)
