@@ -23,11 +23,13 @@ def aligned(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens]."""
+    """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens],
+    recent queries [layers][heads, ring, head size]."""
 
     keys: list[Tensor]
     values: list[Tensor]
     columns: dict[str, Tensor]
+    queries: list[Tensor]
     length: int
 
 
@@ -36,11 +38,18 @@ class Slots:
 
     Slots hold tokens in their original order, keys with the rotation of their true position. Capacity grows in steps,
     so that memory follows what is cached: under a KV budget it stays constant once the budget was reached. Columns
-    hold 0 in every slot past a row's length.
+    hold 0 in every slot past a row's length. Where policies look at recent queries, rows have rings for the last `ring`
+    of them: the query of the token at position p is in place p % ring.
     """
 
     def __init__(
-        self, shape: Shape, rows: int, columns: dict[str, tuple[int, int]], device: torch.device, dtype: torch.dtype
+        self,
+        shape: Shape,
+        rows: int,
+        columns: dict[str, tuple[int, int]],
+        ring: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.shape, self.rows, self.device, self.dtype = shape, rows, device, dtype
         self.capacity = 0
@@ -49,6 +58,11 @@ class Slots:
         self.columns = {
             name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in columns.items()
         }
+        self.ring = ring
+        self.queries = [
+            torch.zeros(rows, shape.heads, ring, shape.head_dim, device=device, dtype=dtype)
+            for _ in range(shape.layers if ring else 0)
+        ]
         self.lengths = [0] * rows
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
@@ -72,8 +86,8 @@ class Slots:
         length = self.lengths[source]
         for table in (*self.keys, *self.values):
             table[target, :, :length] = table[source, :, :length]
-        for column in self.columns.values():
-            column[target] = column[source]
+        for whole in (*self.columns.values(), *self.queries):
+            whole[target] = whole[source]
         self.lengths[target] = length
 
     def clear(self, row: int) -> None:
@@ -89,6 +103,7 @@ class Slots:
             [keys[row, :, :length].clone() for keys in self.keys],
             [values[row, :, :length].clone() for values in self.values],
             {name: column[row, ..., :length].clone() for name, column in self.columns.items()},
+            [queries[row].clone() for queries in self.queries],
             length,
         )
 
@@ -101,6 +116,8 @@ class Slots:
         self.clear(row)
         for name, column in snapshot.columns.items():
             self.columns[name][row, ..., : snapshot.length] = column
+        for queries, copied in zip(self.queries, snapshot.queries, strict=True):
+            queries[row] = copied
         self.lengths[row] = snapshot.length
 
     def compact(self, row: int, kept: Tensor, columns: tuple[str, ...]) -> None:
@@ -122,6 +139,6 @@ class Slots:
 
     @property
     def bytes(self) -> int:
-        """Bytes allocated for keys, values and columns."""
-        tables = [*self.keys, *self.values, *self.columns.values()]
+        """Bytes allocated for keys, values, columns and recent queries."""
+        tables = [*self.keys, *self.values, *self.columns.values(), *self.queries]
         return sum(table.numel() * table.element_size() for table in tables)

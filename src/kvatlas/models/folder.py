@@ -23,6 +23,7 @@ class Shape:
     """The sizes that decide what a cached token costs."""
 
     layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     hidden: int
@@ -58,6 +59,7 @@ class Model:
             heads, hidden = self.config["num_attention_heads"], self.config["hidden_size"]
             return Shape(
                 layers=self.config["num_hidden_layers"],
+                heads=heads,
                 kv_heads=self.config.get("num_key_value_heads") or heads,
                 head_dim=self.config.get("head_dim") or hidden // heads,
                 hidden=hidden,
