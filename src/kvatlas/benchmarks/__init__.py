@@ -9,7 +9,9 @@ from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
 families: Registry[Family] = Registry(
-    "benchmark family", "kvatlas.benchmarks", {"CHAIN": "kvatlas.benchmarks.chain:Chain"}
+    "benchmark family",
+    "kvatlas.benchmarks",
+    {"CHAIN": "kvatlas.benchmarks.chain:Chain", "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench"},
 )
 
 
