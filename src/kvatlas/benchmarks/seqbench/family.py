@@ -53,8 +53,8 @@ class SeqBench:
         parts = re.findall(r"-([A-Za-z])[^-]*", rest)
         if match is None or len(parts) != len(set(parts)):
             raise KvatlasError(
-                f"Unknown benchmark 'SEQBENCH{rest}'; valid are names like {_EXAMPLES}: the grid, then, each once, any of "
-                "L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), and facts or full."
+                f"Unknown benchmark 'SEQBENCH{rest}'; valid are names like {_EXAMPLES}: the grid, then, each once, any "
+                "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), and facts or full."
             )
         columns, rows = int(match["W"]), int(match["H"])
         common = _default(columns, rows)
