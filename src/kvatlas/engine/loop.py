@@ -240,9 +240,9 @@ class Engine:
         return drawn
 
     def _append(self, row: _Row[Any], token: int) -> None:
-        if token == self.model.think_close and row.thinking_end is None:
-            row.thinking_end = len(row.tokens)
         row.tokens.append(token)
+        if row.thinking_end is None:
+            row.thinking_end = self.model.thinking_end(row.tokens)
 
     def _ended(self, row: _Row[Any]) -> bool:
         return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
