@@ -184,10 +184,10 @@ class Engine:
         for index in range(count, count + padding):
             self.slots.lengths[index] = 0
         self.slots.reserve(max(self.slots.lengths[:count]) + 1)
-        step = Pass(self.slots, count + padding, observing=Signal.ATTENTION in self.signals)
+        positions = [row.position for row in self._rows] + [0] * padding
+        step = Pass(self.slots, count + padding, positions, observing=Signal.ATTENTION in self.signals)
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
-        positions = [[row.position] for row in self._rows] + [[0]] * padding
-        logits = self._forward(tokens, positions, step)
+        logits = self._forward(tokens, [[position] for position in positions], step)
         self._observe(step, slice(0, count + padding), step.lengths[:, None])
         drawn = self._draw(logits[:count], self._rows, [row.position + 1 for row in self._rows])
         share = (time.perf_counter() - began) / count
