@@ -38,12 +38,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about."""
+    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about.
+
+    `metrics` holds what a benchmark measures beside: numbers (those in [0, 1] can be mapped and compared) and words,
+    by name.
+    """
 
     correct: bool
     progress: float
     answer: str | None
     status: Status
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

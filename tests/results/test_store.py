@@ -20,7 +20,7 @@ TRACE = Trace(
     setting=SETTING,
     tokens=(5, 6, 70_000),
     text="a = 3 \u202e <script>\x00",
-    grade=Grade(True, 1.0, "a = 3", Status.OK),
+    grade=Grade(True, 1.0, "a = 3", Status.OK, {"recall": 0.5, "first_error": "none"}),
     usage=Usage(10, 3, 2, 13, 11.5, 1, 0.25),
 )
 
@@ -72,7 +72,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path) ->
     connection.close()
     before = path.read_bytes()
     for attempt in (Store.create, Store.open):
-        with pytest.raises(KvatlasError, match="has version 99, this kvatlas reads version 1"):
+        with pytest.raises(KvatlasError, match="has version 99, this kvatlas reads version 2"):
             attempt(tmp_path)
     assert path.read_bytes() == before
 

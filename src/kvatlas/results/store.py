@@ -16,7 +16,7 @@ from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.results.manifest import Manifest
 
 #: Rises whenever the tables change; a store of another version is refused, never migrated silently.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE = "run.sqlite"
 
 _TABLES = """
@@ -24,7 +24,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE traces (
     run_key TEXT NOT NULL, setting TEXT NOT NULL, model TEXT NOT NULL, benchmark TEXT NOT NULL,
     problem TEXT NOT NULL, sample INTEGER NOT NULL,
-    correct INTEGER NOT NULL, progress REAL NOT NULL, answer TEXT, status TEXT NOT NULL,
+    correct INTEGER NOT NULL, progress REAL NOT NULL, answer TEXT, status TEXT NOT NULL, metrics TEXT NOT NULL,
     usage TEXT NOT NULL, tokens BLOB NOT NULL, text BLOB NOT NULL,
     PRIMARY KEY (run_key, setting, benchmark, problem, sample)
 );
@@ -107,6 +107,7 @@ class Store:
             grade.progress,
             grade.answer,
             grade.status.value,
+            json.dumps(dict(grade.metrics)),
             json.dumps(asdict(trace.usage)),
             array("i", trace.tokens).tobytes(),
             zlib.compress(trace.text.encode(), 1),
@@ -120,16 +121,15 @@ class Store:
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false."""
-        columns = "run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, usage"
-        columns += ", tokens, text" if texts else ", x'', x''"
+        columns = _COLUMNS + (", tokens, text" if texts else ", x'', x''")
         for row in self._connection.execute(f"SELECT {columns} FROM traces ORDER BY {_ORDER}"):
             yield row[0], _trace(row)
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""
         row = self._connection.execute(
-            "SELECT run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, usage,"
-            " tokens, text FROM traces WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
+            f"SELECT {_COLUMNS}, tokens, text FROM traces"
+            " WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
             key,
         ).fetchone()
         if row is None:
@@ -138,10 +138,12 @@ class Store:
 
 
 _ORDER = "run_key, setting, benchmark, problem, sample"
+_COLUMNS = "run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, metrics, usage"
 
 
 def _trace(row: tuple[Any, ...]) -> Trace:
-    _, setting_id, model, benchmark, problem, sample, correct, progress, answer, status, usage, tokens, text = row
+    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text = row
+    correct, progress, answer, status, metrics = grade
     parameters = json.loads(setting_id)
     policy = parameters.pop("policy")
     ids = array("i")
@@ -154,7 +156,7 @@ def _trace(row: tuple[Any, ...]) -> Trace:
         setting=Setting.of(policy, **parameters),
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
-        grade=Grade(bool(correct), progress, answer, Status(status)),
+        grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
         usage=Usage(**json.loads(usage)),
     )
 
