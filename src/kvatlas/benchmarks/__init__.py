@@ -16,12 +16,19 @@ families: Registry[Family] = Registry(
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark of that name; KvatlasError names the families when there is none."""
+    """The benchmark of that name (NAME@FILE: from a file); KvatlasError names the families when there is none."""
+    name, _, file = name.partition("@")
     family = re.match(r"[A-Z]+", name)
     if family is None or family[0] not in families.names():
         known = ", ".join(families.names())
         raise KvatlasError(f"Unknown benchmark {name!r}; valid are names of these families: {known} (as in CHAIN12).")
-    return families.get(family[0]).named(name[len(family[0]) :])
+    rest = name[len(family[0]) :]
+    if not file:
+        return families.get(family[0]).named(rest)
+    try:
+        return families.get(family[0]).named(rest, file=file)
+    except TypeError as error:
+        raise KvatlasError(f"The benchmark {name!r} is not read from a file.") from error
 
 
 __all__ = ["Benchmark", "Family", "families", "find"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kvatlas.core import Grade, Problem
 
@@ -45,6 +45,6 @@ class Family(Protocol):
     about: str
     examples: str
 
-    def named(self, rest: str) -> Benchmark:
-        """The benchmark; KvatlasError says which are valid."""
+    def named(self, rest: str, **options: Any) -> Benchmark:
+        """The benchmark; KvatlasError says which are valid. A family read from files takes the option `file`."""
         ...
