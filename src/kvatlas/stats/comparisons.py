@@ -58,7 +58,7 @@ def comparisons_of_run(
         if (comparison := _over_cells(metric, first, policies[first], second, policies[second])) is not None
     ]
     for (model, benchmark, policy), group in grid_groups(found, axes, fix).items():
-        best = max(group, key=lambda cell: pass_at_1(_lists(cell)).value)
+        best = max(group, key=lambda cell: cell.cell().estimate.value)
         for baseline in found:
             expected = baseline.expected
             if expected.baseline and (expected.model, expected.benchmark) == (model, benchmark):
@@ -132,7 +132,7 @@ def _pair(
 
 
 def _add(outcomes: _Outcomes, cell: Gathered, number: int) -> None:
-    for problem, samples in cell.outcomes.items():
+    for problem, samples in cell.compared().items():
         held = outcomes.setdefault((cell.expected.benchmark, problem), {})
         held.update(((number, sample), grade) for sample, grade in samples.items())
 
