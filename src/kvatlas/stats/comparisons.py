@@ -10,7 +10,6 @@ from typing import Any
 from kvatlas.core import Setting, Trace
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.estimates import pass_at_1
 from kvatlas.stats.grid import grid_groups, map_axes
 from kvatlas.stats.paired import Difference, paired_difference
 

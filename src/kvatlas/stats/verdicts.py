@@ -118,7 +118,10 @@ def table(benchmarks: Sequence[Sequence[Gathered]], place: Callable[[Gathered], 
 
 
 def verdicts_of_run(
-    manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str = "pass@1", fix: Mapping[str, Any] | None = None
+    manifest: Manifest,
+    traces: Iterable[tuple[str, Trace]],
+    metric: str = "pass@1",
+    fix: Mapping[str, Any] | None = None,
 ) -> dict[Name, Verdict]:
     """The verdict of each map of a run and of the mean over benchmarks, by (model, benchmark or `mean of N`, policy).
 
