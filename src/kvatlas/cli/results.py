@@ -1,4 +1,4 @@
-"""Commands that read runs and CSV maps: map, describe, report, export."""
+"""Commands that read runs and CSV maps: describe, report, export."""
 
 from __future__ import annotations
 
@@ -23,30 +23,6 @@ Fix = Annotated[
 ]
 
 
-def map_(
-    inputs: Inputs,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")],
-    mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
-    shared: Annotated[bool, typer.Option("--shared", help="One colour scale for all panels.")] = False,
-    policy: PolicyOption = None,
-    metric: Metric = "pass@1",
-    partial: Partial = False,
-    fix: Fix = None,
-) -> None:
-    """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side."""
-    from kvatlas.figures.heatmap import means_figure, save, series_figure
-    from kvatlas.stats.maps import mean_maps
-
-    maps = _maps(inputs, metric, partial, fix, policy)
-    if mean:
-        maps = mean_maps(maps)
-        figure = means_figure(maps)
-    else:
-        figure = series_figure(maps, shared=shared)
-    for path in save(figure, out, maps):
-        typer.echo(path)
-
-
 def describe(
     inputs: Inputs,
     metric: Metric = "pass@1",
@@ -59,7 +35,7 @@ def describe(
     from kvatlas.report.words import as_text
     from kvatlas.report.words import describe as describe_maps
 
-    maps = _maps(inputs, metric, partial, fix, policy)
+    maps = maps_of(inputs, metric, partial, fix, policy)
     comparisons = [found for source in inputs for found in _comparisons(source, metric, fix)]
     if policy is not None:
         comparisons = [found for found in comparisons if policy in found.first or policy in found.second]
@@ -76,7 +52,7 @@ def report(
     """Write one self-contained HTML page of a run."""
     from kvatlas.report.page import write_report
 
-    write_report(run, out, partial=partial, fix=_fixed(fix))
+    write_report(run, out, partial=partial, fix=fixed(fix))
     typer.echo(out)
 
 
@@ -91,12 +67,13 @@ def export(
     """Export a run: its maps as CSV, or its traces as JSON lines or Parquet."""
     from kvatlas.results.export import export as write
 
-    maps = _maps([str(run)], metric, partial, fix, None) if format_ == "csv" else None
+    maps = maps_of([str(run)], metric, partial, fix, None) if format_ == "csv" else None
     write(run, format_, out, maps=maps)
     typer.echo(out)
 
 
-def _maps(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
+def maps_of(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
+    """The maps of all inputs, of one policy if it is named."""
     from kvatlas.core import KvatlasError
 
     maps = [one for source in inputs for one in _maps_of(source, metric, partial, fix)]
@@ -116,7 +93,7 @@ def _maps_of(source: str, metric: str, partial: bool, fix: list[str] | None) -> 
     if not Path(source).is_dir():
         return with_binomial_bounds(read_maps(source, partial))
     with Store.open(Path(source)) as store:
-        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, _fixed(fix))
+        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, fixed(fix))
 
 
 def _comparisons(source: str, metric: str, fix: list[str] | None) -> list[Any]:
@@ -126,10 +103,11 @@ def _comparisons(source: str, metric: str, fix: list[str] | None) -> list[Any]:
     if not Path(source).is_dir():
         return []
     with Store.open(Path(source)) as store:
-        return list(comparisons_of_run(store.manifest(), store.traces(texts=False), metric, _fixed(fix)))
+        return list(comparisons_of_run(store.manifest(), store.traces(texts=False), metric, fixed(fix)))
 
 
-def _fixed(fix: list[str] | None) -> dict[str, Any]:
+def fixed(fix: list[str] | None) -> dict[str, Any]:
+    """The axes held to one value, from `--fix`."""
     from kvatlas.cli.sweeps import assignment
 
     return dict(assignment("--fix", text) for text in fix or [])
@@ -137,6 +115,5 @@ def _fixed(fix: list[str] | None) -> dict[str, Any]:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command("map")(map_)
     for command in (describe, report, export):
         app.command()(command)

@@ -74,7 +74,7 @@ class _Row(Generic[K]):
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
     kept: Tensor | None = None
     since: int = 0
-    record: Record = Record()
+    record: Record = field(default_factory=Record)
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
