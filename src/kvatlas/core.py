@@ -110,8 +110,25 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Fate:
+    """What became of each cached token: the prompt's, then the new ones without the last, which is never cached.
+
+    A policy chooses `holders` times over: once for the whole model, for each layer, or for each KV head. `left[i]` is
+    the number of new tokens written when the last holder dropped token i, 0 if one still held it at the end; `held[i]`
+    is how many of the holders did.
+    """
+
+    holders: int
+    left: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Trace:
-    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost."""
+    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
+
+    `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens.
+    """
 
     model: str
     benchmark: str
@@ -122,6 +139,7 @@ class Trace:
     text: str
     grade: Grade
     usage: Usage
+    fate: Fate | None = None
 
 
 @dataclass(frozen=True)

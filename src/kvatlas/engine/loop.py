@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from kvatlas.core import Sampling, Usage
+from kvatlas.core import Fate, Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
 from kvatlas.engine.cache import Slots, Snapshot
+from kvatlas.engine.fates import Record
 from kvatlas.engine.sampling import draw
 from kvatlas.policies import Cached, Policy, Selection, Signal, Step, select
 
@@ -61,6 +62,7 @@ class Generation(Generic[K]):
     thinking_end: int | None
     decoded: int
     usage: Usage
+    fate: Fate
 
 
 @dataclass
@@ -72,6 +74,7 @@ class _Row(Generic[K]):
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
     kept: Tensor | None = None
     since: int = 0
+    record: Record = field(default_factory=Record)
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
@@ -267,8 +270,9 @@ class Engine:
         finished = row.tokens[-1] in self.model.stops
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(row.tokens) - row.forked_at] + [0] * (len(row.policies) - 1)
+        fate = row.record.fate(row.position)
         return [
-            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage)
+            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage, fate)
             for policy, own in zip(row.policies, decoded, strict=True)
         ]
 
@@ -314,6 +318,7 @@ class Engine:
         self.slots.compact(index, kept, tuple(_column(policy, name) for name in policy.columns))
         row.kept = positions.gather(-1, kept)
         row.since = row.position
+        row.record = row.record.after(row.kept, row.position, len(row.tokens))
         row.compressions += 1
 
 
