@@ -33,10 +33,10 @@ def position(cached: Cached, layer: int, head: int, slot: int) -> int:
 
 
 def logit(cached: Cached, layer: int, head: int, query: int, slot: int) -> float:
-    """q k / sqrt(size) of query head `head` in float64; -inf for a token newer than the query."""
+    """q k / sqrt(size) of query head `head` in float64; -inf for a token that the query does not see."""
     vectors = cached.query(layer)[head].double()
-    asked_at = cached.length - len(vectors) + query
-    if position(cached, layer, head // GROUP, slot) > asked_at:
+    back = cached.length - len(vectors) + query - position(cached, layer, head // GROUP, slot)
+    if not 0 <= back < (cached.window(layer) or math.inf):
         return -math.inf
     key = cached.key(layer)[head // GROUP, slot].double()
     return float(vectors[query] @ key) / math.sqrt(SHAPE.head_dim)
@@ -144,7 +144,8 @@ def test_rkv(scope: Scope, seed: int, mix: float, window: int) -> None:
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tova(scope: Scope, seed: int) -> None:
+@pytest.mark.parametrize("windows", [(None, None), (None, 48)])
+def test_tova(scope: Scope, seed: int, windows: tuple[int | None, ...]) -> None:
     policy = make("tova", scope=scope)
 
     def score(cached: Cached, layer: int, head: int, slot: int) -> float:
@@ -154,7 +155,7 @@ def test_tova(scope: Scope, seed: int) -> None:
             weights.append(softmax(row)[slot])
         return sum(weights) / len(weights)
 
-    assert_keeps(policy, scene(policy, seed), score)
+    assert_keeps(policy, scene(policy, seed, window=windows.__getitem__), score)
 
 
 @pytest.mark.parametrize("scope", list(Scope))

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from kvatlas.core import Sampling, Usage
+from kvatlas.core import Fate, Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
 from kvatlas.engine.cache import Slots, Snapshot
+from kvatlas.engine.fates import Record
 from kvatlas.engine.observation import Asked, Observers, column_name
 from kvatlas.engine.sampling import draw
 from kvatlas.policies import Cached, Policy, Selection, Signal, select
@@ -62,6 +63,7 @@ class Generation(Generic[K]):
     thinking_end: int | None
     decoded: int
     usage: Usage
+    fate: Fate
 
 
 @dataclass
@@ -75,6 +77,7 @@ class _Row(Generic[K]):
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
     kept: Tensor | None = None
     since: int = 0
+    record: Record = field(default_factory=Record)
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
@@ -163,7 +166,7 @@ class Engine:
         self._rows.append(row)
         self.slots.reserve(length + 1)
         self.slots.clear(index)
-        step = Pass(self.slots, 1, index, *self._watched([row.asked], index), positions=(length - 1,))
+        step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
         logits = self._forward([list(request.prompt)], [list(range(length))], step)
         entered = torch.arange(length, device=self.slots.device)[None]
         self.observers.show(self.model, step, [row.asked], entered, entered, self._hidden)
@@ -187,7 +190,7 @@ class Engine:
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
-        step = Pass(self.slots, count + padding, None, *self._watched(asked), positions=tuple(positions))
+        step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
         logits = self._forward(tokens, [[position] for position in positions], step)
         at = torch.tensor(positions, device=self.slots.device)[:, None]
         self.observers.show(self.model, step, asked, step.lengths[:, None], at, self._hidden)
@@ -237,9 +240,9 @@ class Engine:
         return drawn
 
     def _append(self, row: _Row[Any], token: int) -> None:
-        if token == self.model.think_close and row.thinking_end is None:
-            row.thinking_end = len(row.tokens)
         row.tokens.append(token)
+        if row.thinking_end is None:
+            row.thinking_end = self.model.thinking_end(row.tokens)
 
     def _ended(self, row: _Row[Any]) -> bool:
         return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
@@ -264,8 +267,9 @@ class Engine:
         finished = row.tokens[-1] in self.model.stops
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(row.tokens) - row.forked_at] + [0] * (len(row.policies) - 1)
+        fate = row.record.fate(row.position)
         return [
-            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage)
+            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage, fate)
             for policy, own in zip(row.policies, decoded, strict=True)
         ]
 
@@ -313,10 +317,12 @@ class Engine:
                 key=lambda layer: self.slots.keys[layer][index, :, :length],
                 value=lambda layer: self.slots.values[layer][index, :, :length],
                 query=lambda layer: self.slots.queries[layer][index][:, recent % self.slots.ring],
+                window=self.slots.windows.get,
                 tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
             ),
         )
         self.slots.compact(index, kept, tuple(names.values()))
         row.kept = positions.gather(-1, kept)
         row.since = row.position
+        row.record = row.record.after(row.kept, row.position, len(row.tokens))
         row.compressions += 1

@@ -99,9 +99,9 @@ class Cached:
     `positions` [..., cached] are true positions, ascending; `columns` hold [..., cached] what `observe` wrote;
     `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
     the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
-    where the sequence is shorter): the last one belongs to the newest cached token. `tokens()` are the token ids
-    [length] of the sequence by position. `stream` is the key of its random numbers, `length` the number of its tokens
-    so far, evicted ones included.
+    where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
+    positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
+    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included.
     """
 
     model: Model
@@ -114,6 +114,7 @@ class Cached:
     key: Callable[[int], Tensor]
     value: Callable[[int], Tensor]
     query: Callable[[int], Tensor]
+    window: Callable[[int], int | None]
     tokens: Callable[[], Tensor]
 
     def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
