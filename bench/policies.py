@@ -133,9 +133,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16_384])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument(
-        "--rounds", type=int, default=28, help="at the shortest length, fewer at longer ones"
-    )
+    parser.add_argument("--rounds", type=int, default=28, help="at the shortest length, fewer at longer ones")
     parser.add_argument("--compressions", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -49,7 +49,7 @@ class TriAttention(Selection):
     summary = "keeps the tokens whose keys future queries will look for, by the queries' mean before rotation"
     paper = "TriAttention, arXiv 2604.04921"
     published: ClassVar[Mapping[str, str]] = {
-        "kv_budget": "2048 + 128 (512 for R1-Llama and MATH500)",
+        "kv_budget": "2048 (512 for R1-Llama and MATH500), pruned every 128 tokens",
         "reach": "65536",
         "local_window": "128",
     }
