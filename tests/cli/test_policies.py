@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kvatlas.models import Model
 from kvatlas.policies import policies
+from kvatlas.predictor.calibration import query_statistics
 from tests.cli.test_commands import Call, kvatlas  # noqa: F401
 
 RUN = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", "2")
@@ -61,8 +63,14 @@ def test_one_policy_is_explained(kvatlas: Call) -> None:  # noqa: F811
         (("--policy", "dynts-noprompt", *GOOD, "--set", "keep_prompt=true"), "keep_prompt is True; valid"),
         (("--policy", "dynts-bottom", *GOOD, "--set", "predictor=no.safetensors"), "there is no file"),
         (("--policy", "triattention", *GOOD, "--set", "statistics=no.safetensors"), "make it with `kvatlas calibrate`"),
-        (("--policy", "triattention", *GOOD, "--set", "statistics=README"), "cannot be read as those of queries"),
-        (("--policy", "triattention", *GOOD, "--set", "statistics=OTHER"), "the model 'embedded:tiny-llama' has"),
+        (
+            ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/README"),
+            "cannot be read as those of queries",
+        ),
+        (
+            ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/OTHER"),
+            "the model 'embedded:tiny-llama' has",
+        ),
     ],
 )
 def test_wrong_policies_are_refused_in_one_sentence(
@@ -72,18 +80,10 @@ def test_wrong_policies_are_refused_in_one_sentence(
     words: tuple[str, ...],
     sentence: str,
 ) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from kvatlas.predictor.calibration import query_statistics
-
-    (tmp_path / "readme").write_text("hello")
-    if "OTHER" in words[-1]:
-        model = random_models["llama"]
-        save_file(query_statistics(model, model.network(), [(5, 6, 7)]), tmp_path / "other")
-        torch.set_num_threads(1)
-    places = {"README": str(tmp_path / "readme"), "OTHER": str(tmp_path / "other")}
-    given = [word.replace(name, place) for word in words for name, place in [_place(word, places)]]
+    (tmp_path / "README").write_text("hello")
+    model = random_models["llama"]
+    save_file(query_statistics(model, model.network(), [(5, 6, 7)]), tmp_path / "OTHER")
+    given = [word.replace("FOLDER", str(tmp_path)) for word in words]
     code, out, err = kvatlas(*RUN, *given, "--workers", "1", "--quiet")
     assert (code, out) == (2, "")
     assert sentence in err
@@ -91,17 +91,11 @@ def test_wrong_policies_are_refused_in_one_sentence(
     assert err.count("\n") == 1
 
 
-def _place(word: str, places: dict[str, str]) -> tuple[str, str]:
-    return next(((name, place) for name, place in places.items() if name in word), ("\0", ""))
-
-
 def test_a_model_that_cannot_show_its_attention_is_refused(
     kvatlas: Call,  # noqa: F811
     random_models: dict[str, Model],
     tmp_path: Path,
 ) -> None:
-    import shutil
-
     folder = shutil.copytree(random_models["qwen2"].folder, tmp_path / "capped")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "attn_logit_softcapping": 50.0}))
