@@ -12,6 +12,10 @@ policies: Registry[type[Policy]] = Registry(
         "window": "kvatlas.policies.window:Window",
         "random": "kvatlas.policies.random:Random",
         "dynts": "kvatlas.policies.dynts:DynTS",
+        "streaming": "kvatlas.policies.streaming:Streaming",
+        "h2o": "kvatlas.policies.h2o:H2O",
+        "snapkv": "kvatlas.policies.snapkv:SnapKV",
+        "rkv": "kvatlas.policies.rkv:RKV",
     },
 )
 
