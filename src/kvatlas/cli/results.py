@@ -1,4 +1,4 @@
-"""Commands that read runs and CSV maps: describe, report, export."""
+"""Commands that read runs and CSV maps: describe, check, report, export."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Inputs = Annotated[
     list[str], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
-Metric = Annotated[str, typer.Option(help="pass@1 or progress (runs only).")]
+Metric = Annotated[str, typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
 PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
+Problems = Annotated[int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")]
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")
 ]
@@ -29,18 +31,37 @@ def describe(
     partial: Partial = False,
     fix: Fix = None,
     policy: PolicyOption = None,
+    problems: Problems = None,
+    samples: Samples = None,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
-    """Say what maps hold, in numbers: range, mean, peaks with intervals, paired comparisons."""
-    from kvatlas.report.words import as_text
-    from kvatlas.report.words import describe as describe_maps
+    """Say what maps hold: peaks, whether they are more than noise, plateaus, trends, comparisons, what to choose."""
+    from kvatlas.report.describe import describe_sources
+    from kvatlas.report.prose import as_text
 
-    maps = maps_of(inputs, metric, partial, fix, policy)
-    comparisons = [found for source in inputs for found in _comparisons(source, metric, fix)]
-    if policy is not None:
-        comparisons = [found for found in comparisons if policy in found.first or policy in found.second]
-    description = describe_maps(maps, comparisons)
-    typer.echo(json.dumps(description, indent=2) if as_json else as_text(description))
+    description = describe_sources(
+        inputs, metric=metric, partial=partial, fix=fixed(fix), policy=policy, problems=problems, samples=samples
+    )
+    typer.echo(json.dumps(description, indent=2, allow_nan=False) if as_json else as_text(description))
+
+
+def check(
+    first: Annotated[str, typer.Argument(metavar="A.csv", help="A CSV map, published:NAME, or a run.")],
+    second: Annotated[str, typer.Argument(metavar="B.csv", help="Another.")],
+    mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Points that rounding may account for.")] = 0.05,
+    partial: Partial = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
+) -> None:
+    """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean."""
+    from kvatlas.report.check import as_text, check_maps
+
+    given = {name: _maps_of(name, "pass@1", partial, None) for name in (first, second)}
+    if len(given) < 2:
+        given = {"A": given[first], "B": given[first]}
+    means = _maps_of(mean, "pass@1", True, None) if mean else None
+    found = check_maps(given, means, tolerance / 100)
+    typer.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else as_text(found))
 
 
 def report(
@@ -96,16 +117,6 @@ def _maps_of(source: str, metric: str, partial: bool, fix: list[str] | None) -> 
         return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, fixed(fix))
 
 
-def _comparisons(source: str, metric: str, fix: list[str] | None) -> list[Any]:
-    from kvatlas.results import Store
-    from kvatlas.stats.comparisons import comparisons_of_run
-
-    if not Path(source).is_dir():
-        return []
-    with Store.open(Path(source)) as store:
-        return list(comparisons_of_run(store.manifest(), store.traces(texts=False), metric, fixed(fix)))
-
-
 def fixed(fix: list[str] | None) -> dict[str, Any]:
     """The axes held to one value, from `--fix`."""
     from kvatlas.cli.sweeps import assignment
@@ -115,5 +126,5 @@ def fixed(fix: list[str] | None) -> dict[str, Any]:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (describe, report, export):
+    for command in (describe, check, report, export):
         app.command()(command)

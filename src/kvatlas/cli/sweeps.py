@@ -87,7 +87,7 @@ def run(
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
     parameters |= dict(assignment("--set", text) for text in set_ or [])
-    room = int(find(model).config.get("max_position_embeddings", 16_384 + 4096))
+    room = find(model).positions or 16_384 + 4096
     spec = parse_spec(
         {
             "models": [model],

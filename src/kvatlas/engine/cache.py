@@ -23,11 +23,15 @@ def aligned(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens]."""
+    """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens].
+
+    `positions` [KV heads, tokens] are those of the layers that keep them.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
     columns: dict[str, Tensor]
+    positions: dict[int, Tensor]
     length: int
 
 
@@ -49,10 +53,19 @@ class Slots:
         self.columns = {
             name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in columns.items()
         }
+        #: True positions [rows, KV heads, capacity] of cached tokens, for layers with a sliding window alone.
+        self.positions: dict[int, Tensor] = {}
         self.lengths = [0] * rows
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
         return torch.zeros(self.rows, self.shape.kv_heads, 0, self.shape.head_dim, device=self.device, dtype=dtype)
+
+    def positions_of(self, layer: int) -> Tensor:
+        """True positions of what a layer has cached; kept from the first time that it asks, at its first prefill."""
+        if layer not in self.positions:
+            shape = (self.rows, self.shape.kv_heads, self.capacity)
+            self.positions[layer] = torch.zeros(shape, device=self.device, dtype=torch.int32)
+        return self.positions[layer]
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` in every row."""
@@ -65,6 +78,7 @@ class Slots:
             for layer, old in enumerate(table):
                 table[layer] = torch.nn.functional.pad(old, (0, 0, 0, more))
         self.columns = {name: torch.nn.functional.pad(old, (0, more)) for name, old in self.columns.items()}
+        self.positions = {layer: torch.nn.functional.pad(old, (0, more)) for layer, old in self.positions.items()}
         self.capacity = wanted
 
     def move(self, source: int, target: int) -> None:
@@ -72,6 +86,8 @@ class Slots:
         length = self.lengths[source]
         for table in (*self.keys, *self.values):
             table[target, :, :length] = table[source, :, :length]
+        for positions in self.positions.values():
+            positions[target, :, :length] = positions[source, :, :length]
         for column in self.columns.values():
             column[target] = column[source]
         self.lengths[target] = length
@@ -89,6 +105,7 @@ class Slots:
             [keys[row, :, :length].clone() for keys in self.keys],
             [values[row, :, :length].clone() for values in self.values],
             {name: column[row, ..., :length].clone() for name, column in self.columns.items()},
+            {layer: positions[row, :, :length].clone() for layer, positions in self.positions.items()},
             length,
         )
 
@@ -98,6 +115,8 @@ class Slots:
         for layer in range(self.shape.layers):
             self.keys[layer][row, :, : snapshot.length] = snapshot.keys[layer]
             self.values[layer][row, :, : snapshot.length] = snapshot.values[layer]
+        for layer, positions in snapshot.positions.items():
+            self.positions[layer][row, :, : snapshot.length] = positions
         self.clear(row)
         for name, column in snapshot.columns.items():
             self.columns[name][row, ..., : snapshot.length] = column
@@ -110,8 +129,10 @@ class Slots:
         """
         count = kept.shape[-1]
         for layer in range(self.shape.layers):
-            chosen = kept[min(layer, kept.shape[0] - 1)].unsqueeze(-1)
-            chosen = chosen.expand(self.shape.kv_heads, count, self.shape.head_dim)
+            slots = kept[min(layer, kept.shape[0] - 1)].expand(self.shape.kv_heads, count)
+            if layer in self.positions:
+                self.positions[layer][row, :, :count] = self.positions[layer][row].gather(1, slots)
+            chosen = slots.unsqueeze(-1).expand(-1, -1, self.shape.head_dim)
             for table in (self.keys[layer], self.values[layer]):
                 table[row, :, :count] = table[row].gather(1, chosen)
         for name in columns:
@@ -123,5 +144,5 @@ class Slots:
     @property
     def bytes(self) -> int:
         """Bytes allocated for keys, values and columns."""
-        tables = [*self.keys, *self.values, *self.columns.values()]
+        tables = [*self.keys, *self.values, *self.columns.values(), *self.positions.values()]
         return sum(table.numel() * table.element_size() for table in tables)

@@ -187,10 +187,10 @@ class Engine:
         for index in range(count, count + padding):
             self.slots.lengths[index] = 0
         self.slots.reserve(max(self.slots.lengths[:count]) + 1)
-        step = Pass(self.slots, count + padding, observing=Signal.ATTENTION in self.signals)
+        positions = [row.position for row in self._rows] + [0] * padding
+        step = Pass(self.slots, count + padding, positions, observing=Signal.ATTENTION in self.signals)
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
-        positions = [[row.position] for row in self._rows] + [[0]] * padding
-        logits = self._forward(tokens, positions, step)
+        logits = self._forward(tokens, [[position] for position in positions], step)
         self._observe(step, slice(0, count + padding), step.lengths[:, None])
         drawn = self._draw(logits[:count], self._rows, [row.position + 1 for row in self._rows])
         share = (time.perf_counter() - began) / count
@@ -243,9 +243,9 @@ class Engine:
         return drawn
 
     def _append(self, row: _Row[Any], token: int) -> None:
-        if token == self.model.think_close and row.thinking_end is None:
-            row.thinking_end = len(row.tokens)
         row.tokens.append(token)
+        if row.thinking_end is None:
+            row.thinking_end = self.model.thinking_end(row.tokens)
 
     def _ended(self, row: _Row[Any]) -> bool:
         return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens

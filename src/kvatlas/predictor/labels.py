@@ -63,7 +63,9 @@ def examples(model: Model, network: PreTrainedModel, traces: Iterable[tuple[tupl
     hidden, labels, numbers = [], [], []
     for number, (prompt, trace) in enumerate(traces):
         tokens = list(prompt + trace.tokens)
-        close = tokens.index(model.think_close)
+        split = model.split(tokens)
+        assert split is not None
+        close, _ = split
         attention, states = answer_attention(network, tokens, close + 1)
         thinking = slice(len(prompt), close)
         labels.append(attention[thinking] * (close - len(prompt)))

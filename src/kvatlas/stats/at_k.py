@@ -26,7 +26,7 @@ class Rule:
     k: int = 0
 
     def values(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Floats:
-        """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` for right ones, None for none."""
+        """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` or None."""
         if self.kind == "maj":
             return np.array([majority(held, self.k) for held in votes.values()])
         if self.kind == "pass":
@@ -38,7 +38,7 @@ class Rule:
         fewest = min((len(held) for held in grades.values()), default=0)
         if fewest < max(self.k, 1):
             raise KvatlasError(
-                f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that a problem has is {fewest}."
+                f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that one has is {fewest}."
             )
         if self.kind == "bayes":
             return bayes_at_n(grades)

@@ -85,7 +85,7 @@ class Gathered:
         return pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
 
     def compared(self) -> dict[str, dict[int, float]]:
-        """What paired comparisons compare: the grades by sample, or one value for each problem where a rule makes it."""
+        """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
         if self.rule is None or self.rule.kind == "bayes":
             return self.outcomes
         values = self.rule.values(*self._by_sample())

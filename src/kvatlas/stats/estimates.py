@@ -140,7 +140,7 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
 
 
 def from_problem_means(means: Floats, within: Floats, counts: Sequence[int]) -> Estimate:
-    """The estimate from problem means in [0, 1], the variances of these means (NaN: unknown), and samples by problem."""
+    """The estimate from problem means in [0, 1], the variances of these means (NaN: unknown), samples by problem."""
     average = float(np.mean(counts))
     low, high = clustered_interval(means, average)
     given_low, given_high = conditional_interval(means, within, average)

@@ -44,6 +44,8 @@ def sweep(
 ) -> None:
     """Run or resume a sweep into `folder`; returns when every trace of the plan is stored.
 
+    `workers` is all cores on CPUs where it is None, and one on a GPU, which several would have to share.
+
     Only this process writes the store. KvatlasError if the folder cannot be used, or if workers die again and again.
     """
     run = executors.get(executor)
@@ -56,15 +58,16 @@ def sweep(
             finished = plan.traces - sum(len(unit.settings) for each in plan.models for unit in plan.units(each, done))
             while units:
                 job = Job(
-                    model=model.name,
+                    model=model,
                     weights=model.weights_digest,
+                    benchmarks=plan.benchmarks,
                     units=tuple(units),
                     sampling=plan.spec.sampling.sampling(),
                     seed=plan.spec.seed,
                     batch_size=batch_size,
                 )
                 before = finished
-                for trace, own in run(job, workers or cores()):
+                for trace, own in run(job, workers or (cores() if model.device == "cpu" else 1)):
                     store.add(plan.keys[model.name, trace.benchmark, trace.setting], trace)
                     finished += 1
                     decoded += own
