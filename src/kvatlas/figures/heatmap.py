@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, save
-from kvatlas.figures.panels import Name, Panel, Place, Shown, metric_panels
+from kvatlas.figures.panels import SMALL, Name, Panel, Place, Shown, metric_panels
 from kvatlas.figures.plateau import frame
 
 if TYPE_CHECKING:
@@ -208,16 +208,15 @@ def _foot(panels: Sequence[Panel], notes: Sequence[str], inches: float, small: b
     by_note: dict[str, list[str]] = {}
     for one in panels:
         for note in one.notes:
-            by_note.setdefault(note, []).append(f"{style.model(one.model)} | {one.benchmark}")
+            by_note.setdefault(note, []).append(_title(one, panels))
     lines = [
         f"{note[0].upper()}{note[1:]}" + ("." if len(names) == len(panels) else f" ({', '.join(names)}).")
         for note, names in by_note.items()
     ]
     policies = {one.policy for one in panels} - {""}
     about = [f"Policy: {policies.pop()}."] if len(policies) == 1 else []
-    about += dict.fromkeys(one.measure.about for one in panels)
-    text = " ".join(about) if small else " ".join(about).replace(" Small type: 95 % interval.", "")
-    return _wrapped([*lines, text, *notes], inches)
+    about += dict.fromkeys(text for one in panels for text in one.measure.about if small or text != SMALL)
+    return _wrapped([*lines, " ".join(about), *notes], inches)
 
 
 def _wrapped(lines: Sequence[str], inches: float) -> list[str]:
