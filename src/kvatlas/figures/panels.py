@@ -134,7 +134,7 @@ def cost_of(name: str, model: str) -> Cost:
         raise KvatlasError(f"Unknown cost {name!r}; valid are: {', '.join((*COSTS, KV_MEMORY))}.")
     from kvatlas import models
 
-    mebibytes = models.find(model).shape.kv_bytes_per_token() / 2**20
+    mebibytes = models.find(model).kv_bytes_per_token / 2**20
 
     def value(cell: Cell) -> float | None:
         return None if cell.kept_tokens_mean is None else cell.kept_tokens_mean * mebibytes
