@@ -69,11 +69,8 @@ def draw(panels: Sequence[Panel], *, shared: bool = False, one_bar: bool = False
     _check(panels)
     if one_bar and len({one.measure.label for one in panels}) > 1:
         raise KvatlasError("Maps side by side share one colour scale, so they must show the same metric.")
-    whole = style.span([v.value for one in panels for v in one.cells.values()], panels[0].measure.centred)
-    scales = [
-        whole if shared or one_bar else style.span([v.value for v in one.cells.values()], one.measure.centred)
-        for one in panels
-    ]
+    everything = _scale(panels)
+    scales = [everything if shared or one_bar else _scale([one]) for one in panels]
     notes = [] if len(set(scales)) == 1 else [DIFFER]
     with look.applied():
         layout = _layout(panels, notes, one_bar, look)
@@ -88,6 +85,11 @@ def draw(panels: Sequence[Panel], *, shared: bool = False, one_bar: bool = False
             for one, on, image in zip(panels, axes, images, strict=True):
                 _bar(figure, image, [on], one)
         return figure
+
+
+def _scale(panels: Sequence[Panel]) -> tuple[float, float]:
+    measure = panels[0].measure
+    return style.span([v.value for one in panels for v in one.cells.values()], measure.centred, measure.least)
 
 
 def _check(panels: Sequence[Panel]) -> None:

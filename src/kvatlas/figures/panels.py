@@ -35,6 +35,8 @@ class Measure:
     colours: tuple[str, ...] = style.YLGNBU
     #: Whether 0 has the middle colour.
     centred: bool = False
+    #: How far apart the ends of the scale are at least.
+    least: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
             for text, cell in one.baselines.items()
             if (value := cost.value(cell)) is not None
         )
-        measure = Measure(cost.label, (cost.about,), style.YLORBR)
+        measure = Measure(cost.label, (cost.about,), style.YLORBR, least=1e-6)
         return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
     base = cost.value(_baseline(one, against))
     if not base:

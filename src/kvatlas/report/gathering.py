@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Map, Trace
+from kvatlas.figures import style
 from kvatlas.report import prose
 from kvatlas.report.attention import measured
-from kvatlas.report.document import Cells, document, letter
+from kvatlas.report.document import Cells, document, letter, short_names
 from kvatlas.report.safe import embedded
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import choose, trace_document
@@ -84,7 +85,9 @@ def gathered(
         manifest = store.manifest()
         traces = list(store.traces(texts=False))
         cells = gather(manifest, traces, metric)
-        numbered = Cells()
+        settings = [expected.setting for expected in manifest.expected]
+        short = short_names(settings)
+        numbered = Cells(short)
         if one_axis(manifest, fix):
             maps = _flat_maps(curves_of_run(manifest, traces, metric, partial, fix))
             found: dict[Name, Verdict] = {}
@@ -97,6 +100,7 @@ def gathered(
             found = verdicts(cells, axes, fix)
             compared = comparisons(cells, axes, metric, fix)
             words = _words(describe(maps, compared, verdicts=found, choices=choices(cells, axes, fix)))
+            words = _shortened(words, {str(setting): short[setting.id] for setting in settings}, maps)
             against = next((name for one in maps for name in one.baselines), None)
             differences = differences_of_run(manifest, traces, against, metric, fix) if against else {}
         statuses: dict[tuple[str, str, str], dict[tuple[str, int], str]] = {}
@@ -168,6 +172,20 @@ def _words(description: Mapping[str, Any]) -> dict[str, list[str]]:
         title, _, body = part.lstrip("# ").partition("\n")
         sections[title] = [line[2:] for line in body.splitlines() if line.startswith("- ")]
     return {title: sections.get(title, []) for title in ("Interpretation", "Key Observations", "Detailed Analysis")}
+
+
+def _shortened(
+    words: Mapping[str, Sequence[str]], settings: Mapping[str, str], maps: Sequence[Map]
+) -> dict[str, list[str]]:
+    """The sentences with settings and models as the page calls them."""
+    called = sorted(settings.items(), key=lambda pair: -len(pair[0])) + [(m.model, style.model(m.model)) for m in maps]
+
+    def say(line: str) -> str:
+        for long, brief in called:
+            line = line.replace(long, brief)
+        return line.replace("`", "")
+
+    return {title: [say(line) for line in lines] for title, lines in words.items()}
 
 
 def _flat_maps(curves: Sequence[Curve]) -> list[Map]:

@@ -54,7 +54,7 @@ function costChart(group, name, label) {
 }
 
 function padded(values, most = Infinity) {
-  const [low, high] = span(values);
-  const room = (high - low) * 0.06 || 1;
-  return [Math.max(0, low - room), Math.min(Math.max(most, high), high + room)];
+  const [low, high] = span(values, false, 1e-9);
+  const room = (high - low) * 0.08 || 1;
+  return [Math.max(0, low - room), Math.min(Math.max(most, high) + (most === 100 ? 2 : 0), high + room)];
 }

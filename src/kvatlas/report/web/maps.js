@@ -4,7 +4,7 @@ const measures = {
   difference: { label: "Difference to the baseline (points)", of: (c) => c.difference && c.difference[0], text: (c) => signed(c.difference[0]),
     small: (c) => `${signed(c.difference[1], 0)} to ${signed(c.difference[2], 0)}`, steps: data.differences, centred: true },
   kept: { label: "KV memory (mean cached tokens)", of: (c) => c.kept, text: (c) => whole(c.kept), steps: data.costs },
-  seconds: { label: "Time (seconds per answer)", of: (c) => c.seconds, text: (c) => brief(c.seconds), steps: data.costs },
+  seconds: { label: "Time (seconds per answer)", of: (c) => c.seconds, text: (c) => brief(c.seconds), steps: data.costs, least: 1e-6 },
   output: { label: "Tokens per answer", of: (c) => c.output, text: (c) => whole(c.output), steps: data.costs },
   truncated: { label: "Truncated (%)", of: (c) => c.truncated, text: (c) => fixed(c.truncated), steps: data.costs },
 };
@@ -22,14 +22,14 @@ function drawMaps() {
     choice("Show", there.map(([name, each]) => [name, each.label]), mapView.measure, (v) => { mapView.measure = v; drawMaps(); }),
     choice("Colour scale", [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]], mapView.scale, (v) => { mapView.scale = v; drawMaps(); }),
   );
-  const whole_ = span(cellsOf(shown), measure.centred);
+  const whole_ = span(cellsOf(shown), measure.centred, measure.least);
   const blocks = [];
   const scales = new Set();
   for (const benchmark of unique(shown.map((map) => map.benchmark))) {
     const row = shown.filter((map) => map.benchmark === benchmark);
-    const shared = span(cellsOf(row), measure.centred);
+    const shared = span(cellsOf(row), measure.centred, measure.least);
     const panels = row.map((map) => {
-      const scale = mapView.scale === "all" ? whole_ : mapView.scale === "row" ? shared : span(cellsOf([map]), measure.centred);
+      const scale = mapView.scale === "all" ? whole_ : mapView.scale === "row" ? shared : span(cellsOf([map]), measure.centred, measure.least);
       scales.add(scale.join());
       return panel(map, measure, scale);
     });

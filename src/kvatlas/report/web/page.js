@@ -54,14 +54,15 @@ function paint(node, value, low, high, steps) {
   node.style.color = inkOn(parts);
 }
 
-function span(values, centred = false) {
+/* From the smallest to the largest value, `least` apart at least; as far below 0 as above it if centred. */
+function span(values, centred = false, least = 1) {
   if (!values.length) return [0, 1];
   const low = Math.min(...values), high = Math.max(...values);
   if (centred) {
     const reach = Math.max(Math.abs(low), Math.abs(high), 1);
     return [-reach, reach];
   }
-  return high - low >= 1 ? [low, high] : [(low + high - 1) / 2, (low + high + 1) / 2];
+  return high - low >= least ? [low, high] : [(low + high - least) / 2, (low + high + least) / 2];
 }
 
 /* A labelled choice; nothing where there is nothing to choose. */
@@ -88,7 +89,7 @@ function cellFacts(cell) {
   return facts;
 }
 
-const title = (cell) => `${cell.name}: ${fixed(cell.value)}${cell.low === null ? "" : ` (${between(cell.low, cell.high)})`}`;
+const title = (cell) => `${cell.short}: ${fixed(cell.value)}${cell.low === null ? "" : ` (${between(cell.low, cell.high)})`}`;
 
 const tip = byId("tip");
 function showTip(node, head, lines) {

@@ -40,14 +40,9 @@ function fillProblems() {
     const button = el("button", { onclick: () => { problemView.down = sorted ? !problemView.down : sort !== "order"; problemView.sort = sort; fillProblems(); } }, `${text}${sorted ? (problemView.down ? " ↓" : " ↑") : ""}`);
     return el("th", { scope: "col", class: plain ? "plain" : null, "aria-sort": sorted ? (problemView.down ? "descending" : "ascending") : "none" }, button);
   };
-  const head = el("tr", {}, heading("order", "Problem", true), heading("solved", "Solved", true), ...rows.map((row, index) => heading(index, shortName(data.cells[row.cell].name))));
+  const head = el("tr", {}, heading("order", "Problem", true), heading("solved", "Solved", true), ...rows.map((row, index) => heading(index, data.cells[row.cell].short)));
   const body = shown.map((row) => el("tr", {}, el("th", { scope: "row" }, row.problem), el("td", {}, row.solved === null ? "–" : `${Math.round(100 * row.solved)} %`), ...row.marks.map((mark, index) => outcome(row, mark, rows[index].cell))));
   byId("problems-table").replaceChildren(el("table", { class: "outcomes" }, el("thead", {}, head), el("tbody", {}, ...body)), el("p", { class: "soft", role: "status" }, `${shown.length} of ${table.problems.length} problems. ✓ right, · wrong, … truncated, ? no answer; underlined: the trace is in this page.`));
-}
-
-/* Parameters that tell cells apart say enough in a narrow heading. */
-function shortName(name) {
-  return name.replace(/(kv_budget|ratio_over|keep_prompt)=[^,)]*(, )?/g, "").replace("local_window=", "w ").replace("ratio=", "r ").replace(/, \)/, ")");
 }
 
 const signs = { r: "✓", w: "·", t: "…", n: "?", ".": "" };
@@ -57,7 +52,7 @@ function outcome(row, marks, cell) {
   const right = [...marks].filter((mark) => mark === "r").length;
   const text = marks.length === 1 ? signs[marks] : `${right}/${marks.length}`;
   const kind = marks.length === 1 ? marks : right === marks.length ? "r" : "w";
-  const name = `${data.cells[cell].name}, ${row.problem}: ${marks.length === 1 ? words[marks] : `${right} of ${marks.length} right`}`;
+  const name = `${data.cells[cell].short}, ${row.problem}: ${marks.length === 1 ? words[marks] : `${right} of ${marks.length} right`}`;
   const button = el("button", { class: `${kind === "." ? "m" : kind}${found ? " has" : ""}`, disabled: !found, title: name, "aria-label": name, onclick: () => found && openTrace(found) }, text);
   return el("td", {}, button);
 }

@@ -37,13 +37,13 @@ function openTrace(trace) {
 
 function listTraces() {
   const cells = unique(data.traces.map((trace) => trace.cell));
-  const options = [["", `all (${data.traces.length})`], ...cells.map((n) => [String(n), `${home(n)} ${data.cells[n].name}`.trim()])];
+  const options = [["", `all (${data.traces.length})`], ...cells.map((n) => [String(n), `${home(n)} | ${data.cells[n].short}`.trim()])];
   const controls = [choice("Cell", options, traceView.cell === null ? "" : String(traceView.cell), (v) => { traceView.cell = v === "" ? null : Number(v); listTraces(); })];
   if (traceView.cell !== null && data.folder && cells.includes(traceView.cell)) controls.push(el("a", { href: `${encodeURIComponent(data.folder)}/${traceView.cell}.html` }, "All traces of this cell"));
   byId("traces-controls").replaceChildren(...controls);
   const shown = (traceView.cell === null ? data.traces : tracesOf(traceView.cell)).slice(0, 400);
   byId("traces-list").replaceChildren(...shown.map((trace) => el("li", {}, el("button", { onclick: () => { showTrace(trace); listTraces(); byId("trace").focus(); }, "aria-current": trace === traceView.trace },
-    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} ${data.cells[trace.cell].name}, ` : ""}${whole(trace.tokens)} tokens${trace.measured ? ", with measured attention" : ""}`)))));
+    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} | ${data.cells[trace.cell].short}, ` : ""}${whole(trace.tokens)} tokens${trace.measured ? ", with measured attention" : ""}`)))));
 }
 
 const badge = (trace) => el("span", { class: trace.right ? "badge right" : "badge wrong" }, trace.verdict);
