@@ -135,7 +135,7 @@ def drive(plan: Any, folder: Path, *, quiet: bool, **options: Any) -> None:
     from kvatlas.sweep import sweep as decode_all
 
     try:
-        with showing(plan.traces, quiet) as tell:
+        with showing(plan.manifest(), folder, quiet) as tell:
             decode_all(plan, folder, tell=tell, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
