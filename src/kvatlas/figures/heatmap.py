@@ -47,7 +47,7 @@ def series_figure(maps: Sequence[Map], *, shared: bool = False) -> Figure:
     across = _across(maps)
     scales = [style.scale(maps if shared else [one]) for one in maps]
     notes = [] if len(set(scales)) == 1 else ["Colour scales differ between panels."]
-    with _look():
+    with look():
         figure, panels = _canvas(maps, across, notes, bars=len(maps))
         for one, panel, (low, high) in zip(maps, panels, scales, strict=True):
             image = _panel(
@@ -67,7 +67,7 @@ def means_figure(maps: Sequence[Map]) -> Figure:
     if len({one.metric for one in maps}) > 1:
         raise KvatlasError("Maps side by side share one colour scale, so they must show the same metric.")
     low, high = style.scale(maps)
-    with _look():
+    with look():
         figure, panels = _canvas(maps, min(len(maps), 4), [], bars=1)
         images = [
             _panel(panel, one, low, high, f"{style.model(one.model)} | {one.benchmark}{_policy_if_several(one, maps)}")
@@ -87,7 +87,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = ()) -> list[Path]:
     if suffix not in SUFFIXES:
         raise KvatlasError(f"A figure cannot be written as {path.name!r}; the name must end in {', '.join(SUFFIXES)}.")
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
-    with _look(), replacing(path) as part, part.open("wb") as file:
+    with look(), replacing(path) as part, part.open("wb") as file:
         figure.savefig(file, format=suffix[1:], dpi=300, metadata=dates)
     if not maps:
         return [path]
@@ -98,7 +98,8 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = ()) -> list[Path]:
 
 
 @contextmanager
-def _look() -> Iterator[None]:
+def look() -> Iterator[None]:
+    """Fonts, lines and bytes that all figures share."""
     import matplotlib as mpl
 
     with mpl.rc_context(_RC), warnings.catch_warnings():
