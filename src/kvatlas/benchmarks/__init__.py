@@ -11,7 +11,11 @@ from kvatlas.registry import Registry
 families: Registry[Family] = Registry(
     "benchmark family",
     "kvatlas.benchmarks",
-    {"CHAIN": "kvatlas.benchmarks.chain:Chain", "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench"},
+    {
+        "CHAIN": "kvatlas.benchmarks.chain:Chain",
+        "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
+        "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
+    },
 )
 
 

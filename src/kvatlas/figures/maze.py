@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 
 _ROOM, _OPTIMAL, _OTHER, _WRONG = "#e4e7ea", "#0072b2", "#d55e00", "#c1121f"
-#: Colours of keys and their doors.
-_KEYS = ("#009e73", "#8e5ea2", "#b8860b", "#56b4e9", "#cc79a7", "#5b5b5b")
+#: Colours of the keys that the plan needs and their doors; the others are grey.
+_KEYS = ("#009e73", "#8e5ea2", "#b8860b", "#56b4e9", "#cc79a7")
+_DECOY = "#9aa1a8"
 #: Inches of a room's side, and how much of it the floor takes.
 _LARGEST, _SMALLEST, _FLOOR = 0.62, 0.17, 0.72
 
@@ -72,7 +73,7 @@ def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
         panel.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
         panel.set_ylim(max(ys) + 0.5, min(ys) - 0.5)
         panel.axis("off")
-        _rooms(panel, maze, spots, side)
+        _rooms(panel, maze, reference, spots, side)
         # Side by side where they run together.
         apart = 0.09 if trace else 0.0
         _path(panel, _walk(reference), spots, _OPTIMAL, -apart, side)
@@ -96,15 +97,14 @@ def _spot(room: str) -> Point:
     return float(column), float(match[2])
 
 
-def _rooms(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> None:
+def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], side: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     gap = 1 - _FLOOR
     for a, b in maze.open_doors:
         _passage(panel, spots[a], spots[b], _ROOM, gap)
-    colours = {
-        key: _KEYS[i % len(_KEYS)] for i, key in enumerate(dict.fromkeys(key for _, _, key in maze.locked_doors))
-    }
+    needed = [key for name, key in reference if name == "use_key"]
+    colours = {key: _KEYS[i % len(_KEYS)] for i, key in enumerate(needed)}
     for x, y in spots.values():
         panel.add_patch(
             FancyBboxPatch(
@@ -114,7 +114,7 @@ def _rooms(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> Non
         )  # fmt: skip
     small = side * 72 * 0.2
     for a, b, key in maze.locked_doors:
-        _passage(panel, spots[a], spots[b], colours[key], gap)
+        _passage(panel, spots[a], spots[b], colours.get(key, _DECOY), gap)
         x, y = (spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2
         if side > 0.3:
             panel.text(x, y, key, fontsize=small, color="white", ha="center", va="center", zorder=6, fontweight="bold")
@@ -123,7 +123,7 @@ def _rooms(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> Non
         x, y = spots[room]
         shift = held.get(room, 0)
         held[room] = shift + 1
-        colour = colours.get(key, "#5b5b5b")
+        colour = colours.get(key, _DECOY)
         if side > 0.3:
             panel.text(
                 x - _FLOOR / 2 + 0.06, y - _FLOOR / 2 + 0.15 + 0.22 * shift, f"key {key}", fontsize=small * 0.9,
@@ -157,8 +157,8 @@ def _path(panel: Axes, rooms: list[str], spots: dict[str, Point], colour: str, s
     points = [spots[room] for room in rooms if room in spots]
     if len(points) > 1:
         panel.plot(
-            [x + shift for x, _ in points], [y + shift for _, y in points], color=colour, linewidth=side * 5.5,
-            solid_joinstyle="round", solid_capstyle="round", alpha=0.85, zorder=4,
+            [x + shift for x, _ in points], [y + shift for _, y in points], color=colour, alpha=0.85, zorder=4,
+            linewidth=max(side * 5.5, 1.4), solid_joinstyle="round", solid_capstyle="round",
         )  # fmt: skip
 
 
@@ -181,13 +181,14 @@ def _attempt(
     at = spots[walked[-1]] if walked and walked[-1] in spots else spots[maze.start]
     wanted = spots.get(plan[index][1]) if index < len(plan) else None
     if wanted is not None and wanted != at:
+        dashed = {"arrowstyle": "->", "color": _WRONG, "linewidth": max(side * 3, 1.2), "linestyle": (0, (2, 1.5))}
         panel.annotate(
             "", (wanted[0] + shift, wanted[1] + shift), (at[0] + shift, at[1] + shift), zorder=7,
-            arrowprops={"arrowstyle": "->", "color": _WRONG, "linewidth": side * 3, "linestyle": (0, (2, 1.5))},
+            arrowprops=dashed,
         )  # fmt: skip
     panel.plot(
-        at[0] + shift, at[1] + shift, marker="X", markersize=side * 22, color=_WRONG, markeredgecolor="white",
-        markeredgewidth=side * 1.5, zorder=8,
+        at[0] + shift, at[1] + shift, marker="X", markersize=max(side * 20, 7), color=_WRONG, markeredgecolor="white",
+        markeredgewidth=max(side * 1.5, 0.6), zorder=8,
     )  # fmt: skip
 
 
@@ -196,24 +197,21 @@ def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> No
     for person, room, marker in marks:
         x, y = spots[room]
         panel.plot(
-            x, y, marker=marker, markersize=side * (17 if marker == "o" else 26), color="#111111",
+            x, y, marker=marker, markersize=max(side, 0.4) * (15 if marker == "o" else 24), color="#111111",
             markeredgecolor="white", markeredgewidth=side * 1.5, zorder=7,
         )  # fmt: skip
         if side > 0.3:
             panel.text(
-                x, y + 0.27, person, fontsize=side * 72 * 0.17, ha="center", va="center", zorder=9, color="#111111"
-            )
+                x - _FLOOR / 2 + 0.06, y + 0.27, person, fontsize=side * 72 * 0.16, ha="left", va="center", zorder=9,
+                color="#111111",
+            )  # fmt: skip
 
 
 def _words(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None) -> list[tuple[str, str]]:
     """The lines under the maze with their colours."""
     doors = sum(name == "use_key" for name, _ in reference)
-    lines = [
-        (
-            f"optimal path: L = {len(reference)} actions, B = {doors} locked doors; circle: {AGENT}, star: {TARGET}",
-            _OPTIMAL,
-        )
-    ]
+    people = f"circle: {AGENT}, star: {TARGET}"
+    lines = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
     if trace is None:
         return lines
     who = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import SERVED, KvatlasError
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import look, save
 from kvatlas.results.export import replacing
@@ -44,6 +44,9 @@ def names_of(entrants: Sequence[Entrant]) -> list[str]:
         return [style.model(e.model) for e in entrants]
     shown = []
     for entrant in entrants:
+        if entrant.setting == SERVED:
+            shown.append(style.model(entrant.model))
+            continue
         same = {e.setting for e in entrants if e.setting.policy == entrant.setting.policy}
         told = [
             f"{name}={value}"

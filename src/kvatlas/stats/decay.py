@@ -152,7 +152,7 @@ def _profile(likelihood: Callable[[float], float], data: _Data, free: bool) -> t
     best = float(optimize.minimize_scalar(lambda point: -at(point), bounds=around, method="bounded").x)
     if data.hits.sum() == 0:
         best = fastest
-    elif (data.trials - data.hits).sum() == 0:
+    elif at(slowest) > at(best) - 1e-7:
         best = slowest
     peak = at(best)
     fall = _FALL * _inflation(data, math.exp(best), free)
