@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvatlas.core import Setting
@@ -24,12 +24,16 @@ class Expected:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The promise of one sweep. `axes` are the grid's parameters with their values, the first one vertical."""
+    """The promise of one sweep. `axes` are the grid's parameters with their values, the first one vertical.
+
+    `about[benchmark][problem]` is what the benchmark says about a problem's difficulty (a maze's L, B, N, S).
+    """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
     expected: tuple[Expected, ...]
     spec: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the store; problem lists are written once per benchmark."""
@@ -43,6 +47,7 @@ class Manifest:
             "problems": problems,
             "spec": dict(self.spec),
             "provenance": dict(self.provenance),
+            "about": {name: {id_: dict(about) for id_, about in each.items()} for name, each in self.about.items()},
         }
 
     @classmethod
@@ -54,4 +59,4 @@ class Manifest:
             for model, benchmark, policy, values, key, samples, baseline in data["expected"]
         )
         axes = tuple((name, tuple(values)) for name, values in data["axes"])
-        return cls(axes, expected, data["spec"], data["provenance"])
+        return cls(axes, expected, data["spec"], data["provenance"], data.get("about", {}))

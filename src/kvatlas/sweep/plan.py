@@ -80,7 +80,12 @@ class Plan:
             for policy, baseline in self.policies
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        return Manifest(axes, expected, self.spec.model_dump(mode="json"), provenance())
+        about = {
+            benchmark.name: found
+            for benchmark in self.benchmarks
+            if (found := {problem.id: problem.about for problem in self.problems[benchmark.name] if problem.about})
+        }
+        return Manifest(axes, expected, self.spec.model_dump(mode="json"), provenance(), about)
 
     def units(self, model: Model, done: set[Key]) -> list[Unit]:
         """The trees of one model that still lack traces, each with the settings that it lacks.
