@@ -102,7 +102,7 @@ def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, g
     own = _weighed(means, strata)
     observed, flipped = own.sum(0), signs(len(means), flips, seed) @ own
     norms = _norms(own)
-    errors = _errors(means, strata)
+    errors = difference_errors(means, strata)
     p, may_lose = np.ones(count), np.zeros(count)
     for cell in range(count):
         others = np.arange(count) != cell
@@ -267,7 +267,7 @@ def _norms(own: Floats) -> Floats:
     return np.asarray(np.sqrt(np.maximum(squares, 1e-18)), np.float64)
 
 
-def _errors(means: Floats, strata: Ints) -> Floats:
+def difference_errors(means: Floats, strata: Ints) -> Floats:
     """[cells, cells]: the standard errors of the weighed mean differences, by problem within benchmarks."""
     total = np.zeros((means.shape[1],) * 2)
     count = int(strata.max()) + 1
