@@ -102,12 +102,13 @@ def _choice(
         benchmark,
         candidates,
         len(members),
-        _cheapest(members, [kept_tokens(cell) for cell in members]),
-        _cheapest(members, [cell.seconds_mean for cell in members]),
+        cheapest(members, [kept_tokens(cell) for cell in members]),
+        cheapest(members, [cell.seconds_mean for cell in members]),
         may_lose,
     )
 
 
-def _cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:
+def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:
+    """The member of least cost, of equal ones the best; None where a cost is unknown or there is no member."""
     known = [(cost, -cell.estimate.value, n) for n, (cell, cost) in enumerate(zip(members, costs, strict=True)) if cost]
     return members[min(known)[2]] if len(known) == len(members) > 0 else None
