@@ -245,8 +245,6 @@ def _interpretation(description: Document) -> list[str]:
 def _choice_words(choice: Document) -> list[str]:
     whose = f"{choice['model']} on {choice['benchmark']}"
     counted = f"{choice['plateau']} of {choice['candidates']} settings"
-    if choice["plateau"] == 0:
-        return [f"- {whose}: {counted} of the grid are not shown worse than the best, which is a baseline."]
     if choice["setting"] is None:
         return [
             f"- {whose}: {counted} are not shown worse than the best; which is cheapest is not known without costs."
@@ -257,6 +255,7 @@ def _choice_words(choice: Document) -> list[str]:
         f"- {whose}: the cheapest by KV memory of the {counted} that are not shown worse than the best is "
         f"{choice['setting']}: {_with_interval(choice)}, {kept}{_lost(choice)}."
     ]
+    lines += [f"- {whose}: beside {base['setting']} it is {_ahead(base)}." for base in choice["beside"]]
     fastest = choice["by_time"]
     if fastest is not None:
         same = " (the same)" if fastest["setting"] == choice["setting"] else ""
@@ -265,6 +264,13 @@ def _choice_words(choice: Document) -> list[str]:
             f"{fastest['seconds_mean']:.2g} s a trace{_lost(fastest)}."
         )
     return lines
+
+
+def _ahead(base: Document) -> str:
+    way = "ahead" if base["value"] >= 0 else "behind"
+    shown = "shown" if base["p"] < 0.05 else "not shown"
+    between = f"{base['low']:+.1f} to {base['high']:+.1f}"
+    return f"{abs(base['value']):.1f} points {way} ({between}, p {p_text(base['p'])}), a difference that is {shown}"
 
 
 def _lost(chosen: Document) -> str:

@@ -290,6 +290,9 @@ def _chosen(cell: Cell | None, choice: Choice) -> dict[str, Any]:
         "kept_tokens_mean": None if kept is None else round(kept, 3),
         "kept_tokens_measured": cell.kept_tokens_mean is not None,
         "seconds_mean": None if cell.seconds_mean is None else round(cell.seconds_mean, 4),
+        "beside": [
+            {"setting": name, **_contrast(found)} for name, found in choice.beside.get(cell.setting.id, {}).items()
+        ],
     }
 
 

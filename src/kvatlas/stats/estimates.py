@@ -17,8 +17,10 @@ Floats = NDArray[np.float64]
 Z = float(stats.norm.ppf(0.975))
 #: Imagined problems of full binomial spread, at a mean of 0 or 1; found by bench/calibration.py.
 _UNSEEN = 4.0
-#: Imagined problems in the variance between samples, which few samples leave too small.
-_UNSEEN_WITHIN = 2.0
+#: Imagined problems in the variance between samples, more for few samples, which leave it too small.
+_UNSEEN_WITHIN = 1.5
+#: With fewer hits or misses than this, Wilson's interval is joined by the mid-P one.
+_FEW = 15.0
 
 BINOMIAL_NOTE = "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
 
@@ -104,20 +106,22 @@ def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> t
 
     `means` and `within` are [..., problems]: the mean of a problem's samples and the estimated variance of that mean,
     NaN where there is one sample. Then only a bound is possible, that of independent draws (Hoeffding 1956, Annals of
-    Mathematical Statistics 27:713-721); otherwise Wilson's interval with as many units as give that variance, two
-    imagined problems of full spread added, which the estimate from two or three samples needs.
+    Mathematical Statistics 27:713-721); otherwise Wilson's interval with as many units as give that variance, 1.5 to 2
+    imagined problems of full spread added. With few hits or misses it is a `share_interval`.
     """
     problems = means.shape[-1]
     share = means.mean(-1)
     full = share * (1 - share)
     each = np.asarray(samples, float)
     draws = problems * each
-    variance = np.nan_to_num((within.sum(-1) + _UNSEEN_WITHIN * full / each) / problems**2, nan=np.inf)
+    unseen = (_UNSEEN_WITHIN + 2 / each**2) * full / each
+    variance = np.nan_to_num((within.sum(-1) + unseen) / problems**2, nan=np.inf)
     known = (variance > 1e-18) & (full > 1e-18)
     units = np.where(known, full / np.where(known, variance, 1.0), 0.0)
-    if bool(np.isinf(variance).any()):
-        return share_interval(share, np.maximum(units, draws))
-    return _wilson(share, np.maximum(units, draws), np.asarray(Z))
+    units = np.maximum(units, draws)
+    few = np.isinf(variance) | (units * np.minimum(share, 1 - share) < _FEW)
+    (low, high), (wide_low, wide_high) = _wilson(share, units, np.asarray(Z)), share_interval(share, units)
+    return np.where(few, wide_low, low), np.where(few, wide_high, high)
 
 
 def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:

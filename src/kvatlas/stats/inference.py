@@ -181,10 +181,8 @@ def need(first: Floats, second: Floats, strata: Ints) -> Need:
         return Need(None, None)
     total = error**2
     problems = math.ceil(len(differences) * total / wanted)
-    if total <= wanted:
-        return Need(samples, len(differences))
     if samples < 2:
-        return Need(None, problems)
+        return Need(1 if total <= wanted else None, problems)
     within = float((weights(strata) ** 2 * differences.var(1, ddof=1) / samples).sum())
     between = max(0.0, total - within)
     return Need(math.ceil(samples * within / (wanted - between)) if wanted > between else None, problems)
