@@ -53,6 +53,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
         key=keys.__getitem__,
         value=values.__getitem__,
         query=queries.__getitem__,
+        window=changes.pop("window", lambda _: None),
         tokens=lambda: tokens,
     )
     assert not changes

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
@@ -14,13 +15,23 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import aligned
 from kvatlas.models import Model
 from kvatlas.policies import Cached, Policy, Scope, Selection, Signal
+from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.predictor.training import new_head
 from tests.engine.test_loop import endless, outcome, prompts, requests, run
 
 BUDGET = 88
 COMMON = {"kv_budget": BUDGET, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 #: Small observation windows, so that short test sequences compress on them.
-SMALL: dict[str, dict[str, Any]] = {"snapkv": {"queries": 12}}
-NAMES = [name for name in policies.policies.names() if name not in ("full", "dynts")]
+SMALL: dict[str, dict[str, Any]] = {"snapkv": {"queries": 12}, "vase": {"queries": 16}, "lazyeviction": {"alpha": 0.01}}
+NAMES = [name for name in policies.policies.names() if name != "full"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _head(random_models: dict[str, Model]) -> None:
+    """Every model has a predictor of importance in its folder."""
+    for model in random_models.values():
+        torch.manual_seed(0)
+        save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
 
 
 def make(name: str, **changes: Any) -> Selection:
@@ -59,7 +70,7 @@ def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: d
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, Model], name: str) -> None:
     model = endless(random_models["llama"])
-    policy = make(name, keep_prompt=name not in ("streaming",))
+    policy = make(name)
     work = requests(model, [policy], 6)
     engine, found = run(model, work, 8, max_new_tokens=300)
     assert all(generation.usage.peak_kv_tokens == BUDGET for generation in found)

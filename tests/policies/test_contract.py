@@ -35,7 +35,9 @@ def cached(
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
     unused: Any = None
     columns = {"score": scores}
-    return Cached(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, unused, unused, unused, unused)
+    return Cached(
+        unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, unused, unused, unused, unused, unused
+    )
 
 
 def policy(**changes: Any) -> Given:

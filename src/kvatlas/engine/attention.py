@@ -41,7 +41,6 @@ class Pass:
     prefill: int | None = None
     watched: tuple[int, ...] = ()
     remembered: tuple[int, ...] = ()
-    positions: tuple[int, ...] = ()
     attention: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,6 +132,7 @@ def _prefill(
     if window is not None:
         positions = torch.arange(length, device=key.device)
         slots.positions_of(layer)[row, :, :length] = positions.int()
+        slots.windows[layer] = window
         if length > window:
             back = positions[:, None] - positions
             near = (back >= 0) & (back < window)
@@ -163,11 +163,11 @@ def _decode(
     keys, values = step.slots.keys[layer], step.slots.values[layer]
     keys[step.index, :, step.lengths] = key[:, :, 0]
     values[step.index, :, step.lengths] = value[:, :, 0]
+    if step.remembered:
+        step.slots.queries[layer][step.remembering, :, step.places] = query[step.remembering, :, 0]
     if window is not None:
         step.slots.positions_of(layer)[step.index, :, step.lengths] = step.now[:, None]
     masks = step.masks(layer, window)
-    if step.remembered:
-        step.slots.queries[layer][step.remembering, :, step.places] = query[step.remembering, :, 0]
     # The query heads that share a KV head stand where queries of one head would: no copy of keys for each of them.
     query = query.view(rows, keys.shape[1], heads // keys.shape[1], size)
     parts = []

@@ -25,8 +25,8 @@ def aligned(tokens: int) -> int:
 class Snapshot:
     """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens].
 
-    `queries` [layers][heads, ring, head size] are recent ones; `positions` [KV heads, tokens] are those of the layers
-    that keep them.
+    `positions` [KV heads, tokens] are those of the layers that keep them, `queries` [layers][heads, ring, head size]
+    the recent ones.
     """
 
     keys: list[Tensor]
@@ -69,6 +69,8 @@ class Slots:
         ]
         #: True positions [rows, KV heads, capacity] of cached tokens, for layers with a sliding window alone.
         self.positions: dict[int, Tensor] = {}
+        #: How many positions these layers see.
+        self.windows: dict[int, int] = {}
         self.lengths = [0] * rows
 
     def _empty(self, dtype: torch.dtype) -> Tensor:

@@ -166,7 +166,7 @@ class Engine:
         self._rows.append(row)
         self.slots.reserve(length + 1)
         self.slots.clear(index)
-        step = Pass(self.slots, 1, index, *self._watched([row.asked], index), positions=(length - 1,))
+        step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
         logits = self._forward([list(request.prompt)], [list(range(length))], step)
         entered = torch.arange(length, device=self.slots.device)[None]
         self.observers.show(self.model, step, [row.asked], entered, entered, self._hidden)
@@ -190,7 +190,7 @@ class Engine:
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
-        step = Pass(self.slots, count + padding, None, *self._watched(asked), positions=tuple(positions))
+        step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
         logits = self._forward(tokens, [[position] for position in positions], step)
         at = torch.tensor(positions, device=self.slots.device)[:, None]
         self.observers.show(self.model, step, asked, step.lengths[:, None], at, self._hidden)
@@ -317,6 +317,7 @@ class Engine:
                 key=lambda layer: self.slots.keys[layer][index, :, :length],
                 value=lambda layer: self.slots.values[layer][index, :, :length],
                 query=lambda layer: self.slots.queries[layer][index][:, recent % self.slots.ring],
+                window=self.slots.windows.get,
                 tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
             ),
         )

@@ -99,9 +99,9 @@ class Cached:
     `positions` [..., cached] are true positions, ascending; `columns` hold [..., cached] what `observe` wrote;
     `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
     the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
-    where the sequence is shorter): the last one belongs to the newest cached token. `tokens()` are the token ids
-    [length] of the sequence by position. `stream` is the key of its random numbers, `length` the number of its tokens
-    so far, evicted ones included.
+    where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
+    positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
+    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included.
     """
 
     model: Model
@@ -114,6 +114,7 @@ class Cached:
     key: Callable[[int], Tensor]
     value: Callable[[int], Tensor]
     query: Callable[[int], Tensor]
+    window: Callable[[int], int | None]
     tokens: Callable[[], Tensor]
 
     def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
@@ -301,17 +302,15 @@ def share(ratio: float, tokens: int) -> int:
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
-def select(policy: Selection, cached: Cached) -> Tensor:
-    """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest.
+def places(policy: Selection, cached: Cached) -> tuple[Tensor, int]:
+    """Which of the tokens older than the local window stay in any case [..., older], and how many of the others do.
 
-    The number kept is the same in every layer and head, because prompt and answer tokens are the same in all.
+    Both are the same in every layer and head, because prompt and answer tokens are the same in all.
     """
     import torch
 
-    positions = cached.positions
-    length = positions.shape[-1]
-    older = length - policy.local_window
-    old = positions[..., :older]
+    older = cached.positions.shape[-1] - policy.local_window
+    old = cached.positions[..., :older]
     protected = torch.zeros_like(old, dtype=torch.bool)
     if policy.keep_prompt:
         protected |= old < cached.prompt_length
@@ -319,10 +318,22 @@ def select(policy: Selection, cached: Cached) -> Tensor:
         protected |= old >= cached.thinking_end
     certain = int(protected.reshape(-1, older)[0].sum())
     if policy.ratio_over == "older":
-        chosen = max(0, share(policy.ratio, older) - certain)
-    else:
-        chosen = share(policy.ratio, older - certain)
-    scores = policy.score(cached)[..., :older].double().expand(old.shape).masked_fill(protected, math.inf)
-    order = scores.argsort(dim=-1, descending=True, stable=True)[..., : certain + chosen]
-    window = torch.arange(older, length, device=positions.device).expand(*old.shape[:-1], policy.local_window)
+        return protected, max(0, share(policy.ratio, older) - certain)
+    return protected, share(policy.ratio, older - certain)
+
+
+def select(policy: Selection, cached: Cached) -> Tensor:
+    """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest."""
+    import torch
+
+    length = cached.positions.shape[-1]
+    protected, chosen = places(policy, cached)
+    older = protected.shape[-1]
+    certain = int(protected.reshape(-1, older)[0].sum())
+    scores = policy.score(cached)[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    # Tokens that stay in any case come before those whose score is infinite, too.
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
+    order = order[..., : certain + chosen]
+    window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def logits(cached: Cached, layer: int) -> Tensor:
-    """q k / sqrt(head size) [KV heads, query heads of each, queries, cached]; -inf where the token is newer than q."""
+    """q k / sqrt(head size) [KV heads, query heads of each, queries, cached]; -inf where q does not see the token."""
     import torch
 
     query, key = cached.query(layer), cached.key(layer)
@@ -19,7 +19,9 @@ def logits(cached: Cached, layer: int) -> Tensor:
     grouped = query.view(key.shape[0], -1, count, size)
     found: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * size**-0.5
     asked_at = torch.arange(cached.length - count, cached.length, device=key.device)
-    return found.masked_fill(positions(cached, layer)[:, None, None, :] > asked_at[:, None], float("-inf"))
+    back = asked_at[:, None] - positions(cached, layer)[:, None, None, :]
+    unseen = (back < 0) | (back >= (cached.window(layer) or cached.length))
+    return found.masked_fill(unseen, float("-inf"))
 
 
 def positions(cached: Cached, layer: int) -> Tensor:

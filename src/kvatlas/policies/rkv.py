@@ -59,7 +59,7 @@ class RKV(Selection):
     def _of_layer(self, cached: Cached, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)
         before = logits(cached, layer).amax(1).masked_fill(inside[:, None], float("-inf"))
-        importance = pooled(before.softmax(-1).mean(1), self.kernel, "max")
+        importance = pooled(before.softmax(-1).nan_to_num(0.0).mean(1), self.kernel, "max")
         mixed = self.mix * importance - (1 - self.mix) * redundancy(cached.key(layer), self.threshold)
         return mixed.masked_fill(inside, float("inf"))
 
