@@ -2,8 +2,8 @@
 
     python recipes/embedded/predictor.py --model embedded:tiny-llama
 
-What `kvatlas predictor train` does, with the problems and sampling of the embedded models. Writes dynts.safetensors with
-its provenance into the model's folder and prints the quality on held-out traces.
+What `kvatlas predictor train` does, with the problems and sampling of the embedded models. Writes dynts.safetensors
+with its provenance into the model's folder and prints the quality on held-out traces.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def train(
     batch_size: BatchSize = 64,
     quiet: Quiet = False,
 ) -> None:
-    """Train a head on the answer's attention in correct full-cache traces; prints its provenance and quality as JSON."""
+    """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
     from kvatlas.core import KvatlasError
     from kvatlas.sweep.learning import Material, learn
 
