@@ -13,6 +13,12 @@ SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep s
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sequences that one worker decodes together.")]
 Executor = Annotated[str, typer.Option(help="Where units are decoded.")]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-option", metavar="NAME=VALUE", help="dtype, device, revision, cache, think_close, think_open."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -57,7 +63,7 @@ def sweep(
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="embedded:NAME or hf:FOLDER.")],
+    model: Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")],
     benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...")],
     policy: Annotated[str, typer.Option(help="KV-cache token selection.")] = "full",
     kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
@@ -71,6 +77,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     temperature: Annotated[float, typer.Option(min=0)] = 0.6,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
+    model_option: ModelOption = None,
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
     workers: Workers = None,
@@ -87,10 +94,11 @@ def run(
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
     parameters |= dict(assignment("--set", text) for text in set_ or [])
-    room = find(model).positions or 16_384 + 4096
+    options = dict(assignment("--model-option", text) for text in model_option or [])
+    room = find(model, **options).positions or 16_384 + 4096
     spec = parse_spec(
         {
-            "models": [model],
+            "models": [{"model": model, **options}],
             "benchmarks": benchmarks,
             "problems": problems,
             "samples": samples,

@@ -62,11 +62,11 @@ class Model:
     def config(self) -> dict[str, Any]:
         """config.json as it is; of a multimodal model the part about text."""
         try:
-            config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
+            config = dict(json.loads((self.folder / "config.json").read_text()).items())
+        except (OSError, ValueError, AttributeError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable config.json ({error}).") from error
         text = config.get("text_config")
-        return {**config, **text} if isinstance(text, dict) else config
+        return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -132,10 +132,7 @@ class Model:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
         config = self.config
-        try:
-            kind = json.loads((self.folder / "config.json").read_text()).get("model_type")
-        except (OSError, ValueError):
-            kind = None
+        kind = config.get("model_type")
         if kind not in KNOWN:
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; valid are causal language models of the "
@@ -285,7 +282,7 @@ class Model:
 
         folder = self.folder
         if self.repository is not None and not self._weight_files():
-            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS))
+            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         logging.disable_progress_bar()
         try:
             network = AutoModelForCausalLM.from_pretrained(
