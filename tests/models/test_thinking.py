@@ -86,7 +86,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_whatever_it_merges_with(m
     assert "7" in (model.answer(tokens) or "")
     # Token by token, as the loop sees it.
     seen = [model.thinking_end(tokens[:count]) for count in range(1, len(tokens) + 1)]
-    assert [found for found in seen if found is not None][0] == end
+    assert next(found for found in seen if found is not None) == end
     assert seen.index(end) == start - 1
 
 
