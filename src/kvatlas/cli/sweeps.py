@@ -25,12 +25,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 def plan(
     spec: SpecFile,
     tokens_per_second: Annotated[float | None, typer.Option(help="Decoding rate to foretell the time with.")] = None,
+    rate_of: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Or the rate measured in this run, of one worker.")
+    ] = None,
     memory: Annotated[float | None, typer.Option(help="Memory in GiB to foretell the batch size with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time."""
+    from kvatlas.results import Store
     from kvatlas.sweep import make_plan, read_spec
 
+    if rate_of is not None:
+        with Store.open(rate_of) as store:
+            tokens_per_second = store.tokens_per_second()
     estimate = make_plan(read_spec(spec)).estimate(tokens_per_second, int(memory * 2**30) if memory else None)
     if as_json:
         typer.echo(json.dumps(estimate))
@@ -42,10 +49,10 @@ def plan(
         f"decoded tokens          {tokens['shared']:>14,}  (expected; {tokens['separate']:,} without shared trunks)"
     )
     typer.echo(f"KV bytes per sequence   {estimate['kv_bytes_per_sequence']:>14,}  (at the largest budget)")
-    if estimate["batch_size"]:
-        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits into half of the memory)")
-    if estimate["seconds"]:
-        typer.echo(f"seconds                 {estimate['seconds']:>14,}")
+    if estimate["batch_size"] is not None:
+        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits beside the weights)")
+    if estimate["seconds"] is not None:
+        typer.echo(f"seconds                 {estimate['seconds']:>14,}  ({estimate['seconds'] / 3600:,.1f} hours)")
 
 
 def sweep(

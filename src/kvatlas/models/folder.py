@@ -122,6 +122,20 @@ class Model:
         """Bytes of keys and values of one token, in the type in which the model runs."""
         return self.shape.kv_bytes_per_token(4 if self.dtype == "float32" else 2)
 
+    @cached_property
+    def weight_bytes(self) -> int | None:
+        """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
+        index = self.folder / "model.safetensors.index.json"
+        local = self._weight_files()
+        if local:
+            size = sum(path.stat().st_size for path in local)
+        elif index.is_file():
+            size = int(json.loads(index.read_text()).get("metadata", {}).get("total_size", 0))
+        else:
+            return None
+        stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
+
     def check(self) -> None:
         """Raise KvatlasError for all that can be known to fail before weights are loaded."""
         self._check_type()
