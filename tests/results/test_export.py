@@ -76,7 +76,7 @@ def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
     rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "pass_at_1", "low", "high", "problems", "samples",
-        "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
+        "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated", "seconds_mean",
     ]  # fmt: skip
     assert len(rows) == 10
     assert (rows[0]["local_window"], rows[0]["ratio"], rows[0]["kept_tokens_mean"]) == ("32", "0.1", "60.5")
