@@ -41,7 +41,8 @@ def names_of(entrants: Sequence[Entrant]) -> list[str]:
     """The shortest names that tell the entrants apart: the model, the setting, or both, with parameters if need be."""
     models, policies = {e.model for e in entrants}, {e.setting.policy for e in entrants}
     if len({e.setting for e in entrants}) == 1:
-        return [style.model(e.model) for e in entrants]
+        shown = [style.model(e.model) for e in entrants]
+        return shown if len(set(shown)) == len(models) else [e.model for e in entrants]
     shown = []
     for entrant in entrants:
         if entrant.setting == SERVED:
@@ -56,7 +57,7 @@ def names_of(entrants: Sequence[Entrant]) -> list[str]:
         words = [style.model(entrant.model)] if len(models) > 1 else []
         words += [entrant.setting.policy] if len(policies) > 1 or not told else []
         shown.append(" ".join([*words, ", ".join(told)]).strip())
-    return shown if len(set(shown)) == len(shown) else [f"{style.model(e.model)} {e.setting}" for e in entrants]
+    return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in entrants]
 
 
 def pairwise_figure(
