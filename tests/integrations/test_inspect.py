@@ -101,6 +101,27 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     assert b"sk-not-a-real-key" not in b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
 
 
+def test_the_command_says_what_came_in(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvatlas import cli
+
+    monkeypatch.setattr(sys, "argv", ["kvatlas", "import", str(log), str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"{tmp_path / 'run'}: 4 of 4 traces of mockllm/model on SEQBENCH-5x5\n"
+
+
+def test_any_benchmark_is_a_task() -> None:
+    from kvatlas.integrations.inspect_tasks import benchmark
+
+    task = benchmark("CHAIN5", problems=7)
+    assert len(task.dataset) == 7
+    assert task.dataset[0].input == find("CHAIN5").problems(1)[0].question
+    assert task.metadata == {"kvatlas_benchmark": "CHAIN5", "kvatlas_version": find("CHAIN5").version}
+
+
 def test_samples_are_epochs(tmp_path: Path) -> None:
     from kvatlas.integrations.inspect_logs import import_log
 
