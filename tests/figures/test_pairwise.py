@@ -14,8 +14,8 @@ import pytest
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Setting, Trace, Usage
-from kvatlas.figures.curves import curve, curves_figure
-from kvatlas.figures.heatmap import save
+from kvatlas.figures.decay import curve, curves_figure
+from kvatlas.figures.look import save
 from kvatlas.figures.maze import ERROR_WORDS, maze_figure
 from kvatlas.figures.pairwise import density, names_of, numbers, pairwise_figure, save_pairwise
 from kvatlas.results import Store

@@ -68,8 +68,8 @@ def curves(
     as_json: Json = False,
 ) -> None:
     """Draw success and progress against difficulty; against L with the fitted decay exp(-L / L0)."""
-    from kvatlas.figures.curves import curves_figure, depth_text
-    from kvatlas.figures.heatmap import save
+    from kvatlas.figures.decay import curves_figure, depth_text
+    from kvatlas.figures.look import save
     from kvatlas.figures.pairwise import names_of
 
     success, notes = _entrants(runs, "pass@1", only, partial)
@@ -127,7 +127,7 @@ def maze(
     """Draw one maze with the optimal path and, from a run, a model's path with its first error."""
     from kvatlas.benchmarks import find
     from kvatlas.core import KvatlasError
-    from kvatlas.figures.heatmap import save
+    from kvatlas.figures.look import save
     from kvatlas.figures.maze import maze_figure
     from kvatlas.results import Store
     from kvatlas.stats.entrants import trace_of

@@ -1,4 +1,4 @@
-"""What is there: benchmarks, policies, models."""
+"""What is there: policies, models."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")]
-
-
-def benchmarks(as_json: Json = False) -> None:
-    """List the benchmark families."""
-    from kvatlas.benchmarks import families
-
-    rows = []
-    for name in families.names():
-        family = families.get(name)
-        rows.append({"name": name, "benchmarks": family.examples, "summary": family.about})
-    _print(rows, as_json)
 
 
 def policies(
@@ -47,7 +36,7 @@ def policies(
                 "parameters": _parameters(policy),
             }
         )
-    _print(rows, as_json)
+    print_rows(rows, as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -66,14 +55,15 @@ def models(as_json: Json = False) -> None:
                 "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
             }
         )
-    _print(rows, as_json)
+    print_rows(rows, as_json)
 
 
 def _parameters(policy: Any) -> dict[str, Any]:
     return {field.name: "required" if field.default is MISSING else field.default for field in fields(policy)}
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows with equal keys as a table, or as JSON."""
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -96,5 +86,5 @@ def _cell(value: Any) -> str:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (benchmarks, policies, models):
+    for command in (policies, models):
         app.command()(command)

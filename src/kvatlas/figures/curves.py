@@ -1,225 +1,157 @@
-"""Depth curves: success and progress against L, B, N or S, on a linear and a logarithmic axis, with fitted decays."""
+"""Line charts of sweeps with one axis: a metric along it with bands, a line for each policy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from kvatlas.core import Estimate, KvatlasError
-from kvatlas.figures.heatmap import look
-from kvatlas.stats.decay import PUBLISHED_L0, Decay, fit
-from kvatlas.stats.entrants import Entrant, Place
-from kvatlas.stats.estimates import pass_at_1
+from kvatlas.core import KvatlasError
+from kvatlas.figures import style
+from kvatlas.figures.look import Look
+from kvatlas.stats.curves import POLICY, Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DIFFICULTIES: Mapping[str, str] = {
-    "L": "Logical depth L (actions of the optimal plan)",
-    "B": "Locked doors B",
-    "N": "Noise ratio N",
-    "S": "Shuffle ratio S",
-}
-#: Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white paper swallows.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")
-_MARKERS = "osD^vP*X"
-_BINS = 8
-#: Where a logarithmic axis may begin. What lies below is drawn as an arrow down from its upper limit.
-_LEASTS = (0.3, 0.1, 0.03, 0.01)
+_PANEL = (3.1, 2.1)
+_MARKERS = "osD^vPX*"
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One entrant's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decays.
+def curve_figure(curves: Sequence[Curve], *, look: Look | None = None) -> Figure:
+    """One panel for each model and benchmark, a line with its 95 % band for each policy, baselines as dashed lines.
 
-    `decays` are those with amplitude 1 and with a free one; none where the metric is not success or the difficulty
-    not L.
+    An axis whose values are words, such as the policies, gets points with bars instead of lines. Raises KvatlasError
+    for no curves, and for curves along unlike axes or of unlike metrics.
     """
-
-    points: tuple[tuple[float, Estimate], ...]
-    decays: tuple[Decay, ...] = ()
-
-
-def curve(entrant: Entrant, by: str, *, decay: bool = False) -> Curve:
-    """Estimates in up to 8 bins of equally many problems (for L), or at each value; KvatlasError if it is unknown."""
-    levels = {place: entrant.about.get(place, {}).get(by) for place in entrant.outcomes}
-    if any(level is None for level in levels.values()):
-        place = next(place for place, level in levels.items() if level is None)
-        raise KvatlasError(f"The benchmark {place[0]} does not say the {by} of its problems ({place[1]}).")
-    known = {place: float(level) for place, level in levels.items() if level is not None}
-    points = []
-    for places in _bins(known):
-        estimate = pass_at_1({str(place): list(entrant.outcomes[place].values()) for place in places})
-        points.append((math.fsum(known[place] for place in places) / len(places), estimate))
-    outcomes = {place: list(samples.values()) for place, samples in entrant.outcomes.items()}
-    decays = tuple(fit(outcomes, known, free=free) for free in (False, True)) if decay else ()
-    return Curve(tuple(points), decays)
+    look = look or Look()
+    if not curves:
+        raise KvatlasError("There is no curve to draw.")
+    if len({(one.axis, one.metric) for one in curves}) > 1:
+        raise KvatlasError("Curves in one figure need the same axis and the same metric.")
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for one in curves:
+        groups.setdefault((one.model, one.benchmark), []).append(one)
+    names = list(dict.fromkeys(one.policy for one in curves))
+    with look.applied():
+        figure, panels = _canvas(len(groups), curves, look)
+        for axes, ((model, benchmark), group) in zip(panels, groups.items(), strict=True):
+            _draw(axes, group, names, look)
+            axes.set_title(f"{style.model(model)} | {benchmark}", fontsize=9)
+        _legend(figure, panels[0], len(_foot(curves)), look)
+        return figure
 
 
-def _bins(levels: Mapping[Place, float]) -> list[list[Place]]:
-    """Problems with the same value together; where there are many values, in bins of about equal size."""
-    by_level: dict[float, list[Place]] = {}
-    for place, level in levels.items():
-        by_level.setdefault(level, []).append(place)
-    size = 0 if len(by_level) <= _BINS + 2 else len(levels) / _BINS
-    bins: list[list[Place]] = []
-    taken = 0
-    for level in sorted(by_level):
-        if not bins or taken >= size * len(bins):
-            bins.append([])
-        bins[-1] += by_level[level]
-        taken += len(by_level[level])
-    return bins
-
-
-def curves_figure(
-    success: Sequence[Entrant],
-    progress: Sequence[Entrant],
-    names: Sequence[str],
-    *,
-    by: str = "L",
-    published: bool = True,
-    notes: Sequence[str] = (),
-) -> tuple[Figure, list[Curve]]:
-    """Success above, progress below; left on a linear, right on a logarithmic axis. Returns the success curves, too.
-
-    Against L, success comes with both fits, and with the published decays as grey lines if `published`.
-    """
+def _canvas(count: int, curves: Sequence[Curve], look: Look) -> tuple[Figure, list[Axes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if by not in DIFFICULTIES:
-        raise KvatlasError(f"Unknown difficulty {by!r}; valid are {', '.join(DIFFICULTIES)}.")
-    if len(success) > len(_COLOURS):
-        raise KvatlasError(
-            f"{len(success)} entrants are too many for one figure; at most {len(_COLOURS)} can be drawn."
-        )
-    found = [curve(entrant, by, decay=by == "L") for entrant in success]
-    rows = (("Pass@1", found), ("Progress ratio", [curve(entrant, by) for entrant in progress]))
-    foot = _foot(by, published, notes)
-    under = 0.16 + 0.135 * len(foot)
-    side = 2.7 if by == "L" else 1.9
-    width, height = 7.4 + side, 5.3 + under
-    with look():
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)
-        for row, (label, curves) in enumerate(rows):
-            for column, scale in enumerate(("linear", "log")):
-                left, bottom = 0.55 + 3.7 * column, under + 0.42 + 2.62 * (1 - row)
-                panel = figure.add_axes((left / width, bottom / height, 3.05 / width, 2.1 / height))
-                _panel(panel, curves, scale, grey=published and row == 0 and by == "L")
-                panel.set_xlabel(DIFFICULTIES[by] if row == 1 else "", labelpad=2)
-                panel.set_ylabel(label if scale == "linear" else f"{label}, logarithmic", labelpad=3)
+    across = 1 if look.columns == 1 else min(count, 2 if count <= 8 else math.ceil(math.sqrt(count)))
+    if look.columns == 2:
+        across = min(across, 3)
+    down = math.ceil(count / across)
+    lines = _foot(curves)
+    width = look.width or across * _PANEL[0]
+    keys = len({one.policy for one in curves}) + len(curves[0].baselines)
+    legend = 0.15 * math.ceil(keys / max(1, int(width / 0.85))) + 0.08
+    height = down * _PANEL[1] + 0.1 + 0.13 * len(lines) + legend
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    panels = []
+    for index in range(count):
+        left = index % across * width / across + 0.5
+        bottom = height - (index // across + 1) * _PANEL[1] + 0.42
+        box = (left / width, bottom / height, (width / across - 0.62) / width, (_PANEL[1] - 0.68) / height)
+        panels.append(figure.add_axes(box))
+    for index, line in enumerate(reversed(lines)):
+        colour = look.warning if line.startswith("PARTIAL") else look.soft
+        figure.text(0.12 / width, (0.06 + index * 0.13) / height, line, fontsize=6.5, color=colour)
+    return figure, panels
+
+
+def _legend(figure: Figure, panel: Axes, lines: int, look: Look) -> None:
+    """Above the foot, beside no line: bands fill the panels."""
+    handles, labels = panel.get_legend_handles_labels()
+    if labels:
+        bottom = (0.1 + 0.13 * lines) / figure.get_figheight()
+        across = max(1, min(len(labels), int(figure.get_figwidth() / 0.85)))
         figure.legend(
-            handles=_legend(names, found, published and by == "L"), loc="upper left", fontsize=6.8, frameon=False,
-            bbox_to_anchor=(7.45 / width, (height - 0.1) / height), handlelength=1.6, labelspacing=0.75,
+            handles, labels, loc="lower center", bbox_to_anchor=(0.5, bottom), ncols=across, fontsize=6.5,
+            frameon=False, labelcolor=look.ink, handlelength=1.8, columnspacing=1.2,
         )  # fmt: skip
-        for line, text in enumerate(reversed(foot)):
-            figure.text(
-                0.12 / width, (0.08 + 0.135 * line) / height, text, fontsize=6.5,
-                color="#a11a1a" if text.startswith("PARTIAL") else "#444444",
-            )  # fmt: skip
-    return figure, found
 
 
-def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _foot(curves: Sequence[Curve]) -> list[str]:
+    notes = list(dict.fromkeys(note for one in curves for note in one.notes))
+    return [*notes, f"{style.label(curves[0].metric)} in percent with 95 % intervals."]
 
-    right = max(level for each in curves for level, _ in each.points)
-    left = min(level for each in curves for level, _ in each.points)
-    margin = 0.06 * (right - left or 1.0)
-    lowest = min(estimate.low or 0.0 for each in curves for _, estimate in each.points)
-    least = 0.0 if scale == "linear" else next((each for each in _LEASTS if each <= lowest), _LEASTS[-1])
-    smooth = np.linspace(max(left - margin, 1e-6), right + margin, 200)
-    if grey:
-        for depth in PUBLISHED_L0.values():
-            panel.plot(smooth, np.exp(-smooth / depth), color="#c4c4c4", linewidth=0.8, zorder=1)
-    for number, each in enumerate(curves):
-        colour = _COLOURS[number]
-        for decay, dashes in zip(each.decays, ("-", (0, (3, 2))), strict=False):
-            panel.plot(smooth, decay(smooth), color=colour, linewidth=1.0, linestyle=dashes, alpha=0.8, zorder=2)
-        # A little apart, so that intervals of several entrants at the same difficulty can be told apart.
-        shift = (number - (len(curves) - 1) / 2) * 0.008 * (right - left or 1.0)
-        _points(panel, each, colour, _MARKERS[number], shift, least)
-    panel.set_xlim(left - margin, right + margin)
-    # Depths and doors are whole numbers, ratios are not.
-    panel.xaxis.set_major_locator(MaxNLocator(7, integer=right > 1, steps=[1, 2, 5, 10]))
-    if scale == "log":
-        panel.set_yscale("log")
-        panel.set_ylim(least, 1.1)
-        ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if tick >= least]
-        panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        panel.minorticks_off()
+
+def _draw(axes: Axes, group: Sequence[Curve], names: Sequence[str], look: Look) -> None:
+    words = [value for one in group for value, _ in one.points]
+    worded = group[0].axis == POLICY or not all(isinstance(value, int | float) for value in words)
+    places: dict[Any, float] = {v: float(i) for i, v in enumerate(dict.fromkeys(words))} if worded else {}
+    for one in group:
+        number = names.index(one.policy)
+        colour = style.LINES[number % len(style.LINES)]
+        colour = "#ffffff" if look.dark and colour == "#000000" else colour
+        # Points of several policies over one word stand side by side.
+        shift = (number - (len(names) - 1) / 2) * 0.16 if worded else 0.0
+        x = [places[value] + shift if worded else float(value) for value, _ in one.points]
+        y = [100 * cell.estimate.value for _, cell in one.points]
+        low = [100 * _or(cell.estimate.low, cell.estimate.value) for _, cell in one.points]
+        high = [100 * _or(cell.estimate.high, cell.estimate.value) for _, cell in one.points]
+        mark = _MARKERS[number % len(_MARKERS)]
+        label = one.policy or None
+        if worded:
+            errors = [[a - b for a, b in zip(y, low, strict=True)], [b - a for a, b in zip(y, high, strict=True)]]
+            axes.errorbar(x, y, errors, fmt=mark, color=colour, ms=4, lw=1, capsize=2, label=label)
+        else:
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(x, y, color=colour, marker=mark, ms=3.5, lw=1.4, label=label)
+    for number, (name, cell) in enumerate(group[0].baselines.items()):
+        style_of = ("--", ":", "-.")[number % 3]
+        axes.axhline(100 * cell.estimate.value, color=look.soft, lw=1, ls=style_of, label=f"{name} (baseline)")
+    _ticks(axes, group, places, look)
+
+
+def _or(value: float | None, other: float) -> float:
+    return other if value is None else value
+
+
+def _ticks(axes: Axes, group: Sequence[Curve], places: dict[Any, float], look: Look) -> None:
+    if places:
+        longest = max(len(str(value)) for value in places)
+        turned = longest * len(places) > 40
+        axes.set_xticks(list(places.values()), [str(value) for value in places])
+        axes.tick_params(axis="x", labelrotation=30 if turned else 0, labelsize=5.5 if turned else 7)
+        axes.set_xlim(-0.6, len(places) - 0.4)
     else:
-        panel.set_ylim(0, 1.03)
-    panel.tick_params(length=2, width=0.5, pad=2, labelsize=7)
-    panel.grid(color="#ececec", linewidth=0.5)
-    panel.set_axisbelow(True)
+        values = sorted({float(value) for one in group for value, _ in one.points})
+        if len(values) <= 8:
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.tick_params(labelsize=7, length=2, width=0.5)
+    axes.set_xlabel(style.label(group[0].axis), labelpad=2)
+    axes.set_ylabel(style.label(group[0].metric), labelpad=3)
+    axes.grid(axis="y", linewidth=0.4, color=look.soft, alpha=0.35)
     for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+        axes.spines[side].set_visible(False)
 
 
-def _points(panel: Axes, each: Curve, colour: str, marker: str, shift: float, least: float) -> None:
-    """Means with their intervals, joined where no decay is drawn; `least` is where a logarithmic axis begins, or 0."""
-    shown = [(level + shift, e) for level, e in each.points if e.value >= least]
-    levels, values = [level for level, _ in shown], [e.value for _, e in shown]
-    low = [e.value - max(e.low or 0.0, least / 10) for _, e in shown]
-    high = [(1.0 if e.high is None else e.high) - e.value for _, e in shown]
-    panel.errorbar(
-        levels, values, yerr=[low, high], color=colour, marker=marker, markersize=3.6, linewidth=0.9,
-        linestyle="none" if each.decays else "-", elinewidth=0.8, capsize=1.5, zorder=3,
-    )  # fmt: skip
-    for level, estimate in each.points:
-        if estimate.value < least and estimate.high is not None and estimate.high > least:
-            panel.annotate(
-                "", (level + shift, max(estimate.high * 0.6, least)), (level + shift, estimate.high),
-                arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 0.8},
-            )  # fmt: skip
+def data_csv(curves: Sequence[Curve]) -> str:
+    """The numbers of the curves in percent, one row per point; baselines have no value of the axis."""
+    import csv
+    import io
 
-
-def _legend(names: Sequence[str], curves: Sequence[Curve], published: bool) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for number, (name, each) in enumerate(zip(names, curves, strict=True)):
-        lines = [name]
-        if each.decays:
-            one, free = each.decays
-            lines.append(f"L0 {depth_text(one)}")
-            lines.append(f"A = {free.amplitude:.2f}: L0 {depth_text(free)}")
-        handles.append(
-            Line2D([], [], color=_COLOURS[number], marker=_MARKERS[number], markersize=3.6, label="\n".join(lines))
-        )
-    if any(each.decays for each in curves):
-        handles.append(Line2D([], [], color="#555555", linewidth=1.0, label="fit, amplitude 1"))
-        handles.append(
-            Line2D([], [], color="#555555", linewidth=1.0, linestyle=(0, (3, 2)), label="fit, free amplitude A")
-        )
-    if published:
-        told = "\n".join(f"   {name} {depth}" for name, depth in PUBLISHED_L0.items())
-        handles.append(Line2D([], [], color="#c4c4c4", label=f"published L0 (B = 2, N = 0),\nfrom above:\n{told}"))
-    return handles
-
-
-def depth_text(decay: Decay) -> str:
-    """`40.2 (36.1–45.0)`, with ∞ where no decay is seen."""
-    value, low, high = ("∞" if math.isinf(d) else f"{d:.1f}" for d in (decay.depth, decay.low, decay.high))
-    return f"{value} ({low}–{high})"
-
-
-def _foot(by: str, published: bool, notes: Sequence[str]) -> list[str]:
-    lines = [
-        *notes,
-        "Points: means over problems with 95 % intervals clustered by problem"
-        + (", in bins of about equally many problems." if by == "L" else "."),
-    ]
-    if by == "L":
-        lines.append(
-            "Lines: P(L) = A exp(-L / L0), maximum likelihood on single outcomes; in brackets the 95 % interval of L0."
-        )
-    return lines
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    axis = "setting" if curves[0].axis == POLICY else curves[0].axis
+    writer.writerow(["model", "benchmark", "policy", axis, "metric", "value", "low", "high", "problems", "samples"])
+    for one in curves:
+        points = [(one.policy, value, cell) for value, cell in one.points]
+        points += [(name, "", cell) for name, cell in one.baselines.items()]
+        for policy, value, cell in points:
+            e = cell.estimate
+            numbers = ["" if number is None else round(100 * number, 4) for number in (e.value, e.low, e.high)]
+            writer.writerow([one.model, one.benchmark, policy, value, one.metric, *numbers, e.problems, e.samples])
+    return file.getvalue()

@@ -9,7 +9,7 @@ from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.figures import style
-from kvatlas.figures.heatmap import look
+from kvatlas.figures.look import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
     side = max(_SMALLEST, min(_LARGEST, 7.0 / max(columns, rows)))
     lines = _words(problem, maze, reference, trace)
     width, height = max(columns * side + 0.3, 4.6), rows * side + 0.62 + 0.15 * len(lines)
-    with look():
+    with Look().applied():
         figure = Figure(figsize=(width, height))
         FigureCanvasAgg(figure)
         panel = figure.add_axes(

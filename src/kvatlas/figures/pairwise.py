@@ -16,8 +16,7 @@ import numpy as np
 
 from kvatlas.core import SERVED, KvatlasError
 from kvatlas.figures import style
-from kvatlas.figures.heatmap import look, save
-from kvatlas.results.export import replacing
+from kvatlas.figures.look import Look, save
 from kvatlas.stats.entrants import Entrant
 from kvatlas.stats.pairwise import Correlation, Floats, Pair
 
@@ -78,7 +77,7 @@ def pairwise_figure(
     foot = _foot(pairs, metric, notes, across * step[0])
     under = 0.1 + 0.135 * len(foot)
     width, height = across * step[0] + _BAR, down * step[1] + under
-    with look():
+    with Look().applied():
         figure = Figure(figsize=(width, height))
         FigureCanvasAgg(figure)
         colours = _colours()
@@ -107,7 +106,6 @@ def pairwise_figure(
 
 def save_pairwise(figure: Figure, path: Path, entrants: Sequence[Entrant], metric: str) -> list[Path]:
     """Write the figure, and beside it `NAME.data.csv`: a row for every problem, a column for every entrant."""
-    written = save(figure, path)
     means = [entrant.means() for entrant in entrants]
     places = list(dict.fromkeys(place for each in means for place in each))
     about = {place: found for entrant in reversed(entrants) for place, found in entrant.about.items()}
@@ -117,10 +115,7 @@ def save_pairwise(figure: Figure, path: Path, entrants: Sequence[Entrant], metri
     for place in places:
         cells = ["" if place not in each else round(each[place], 6) for each in means]
         rows.writerow([*place, about.get(place, {}).get("L", ""), *cells])
-    data = path.with_suffix(".data.csv")
-    with replacing(data) as part:
-        part.write_text(text.getvalue(), "utf-8", newline="")
-    return [*written, data]
+    return save(figure, path, data=text.getvalue())
 
 
 def _across(panels: int) -> int:

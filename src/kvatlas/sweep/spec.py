@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas import benchmarks, models
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import KvatlasError, Sampling, Setting, canonical
+from kvatlas.models import Model
 
 Value = int | float | str | bool
 
@@ -41,17 +44,72 @@ class SettingSpec(BaseModel):
         return Setting.of(self.policy, **{**(self.model_extra or {}), **axes})
 
 
-class Spec(BaseModel):
-    """What a sweep runs: every model on every benchmark under every setting.
+class ModelSpec(BaseModel):
+    """A model with options: `model` is its address, `name` what figures call it; the rest is `models.Options`."""
 
-    `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
-    to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    model: str
+    name: str = ""
+
+    def find(self) -> Model:
+        """The model, its weights not loaded."""
+        return models.find(self.model, self.name, **(self.model_extra or {}))
+
+
+class BenchmarkSpec(BaseModel):
+    """A benchmark with options: a file of problems, a prompt format, names of columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    file: str = ""
+    prompt: str = ""
+    columns: dict[str, str] = {}
+
+    def find(self) -> Benchmark:
+        """The benchmark, its problems not read."""
+        options = {"file": self.file, "prompt": self.prompt, "columns": self.columns}
+        return benchmarks.find(self.name, **{name: value for name, value in options.items() if value})
+
+
+class Allocation(BaseModel):
+    """Which settings get which problems: all of them (`full`), or what the `question` still needs (`adaptive`).
+
+    The questions: which settings are on the `plateau` of the best, which one is the `best`, or the mean over benchmarks
+    of what is left to within a `width` (a share). Problems come in `blocks`, in an order drawn from the seed;
+    `token_budget` ends the sweep once the traces of a model hold that many output tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    models: list[str] = Field(min_length=1)
-    benchmarks: list[str] = Field(min_length=1)
+    kind: Literal["full", "adaptive"] = "full"
+    question: Literal["plateau", "best", "width"] = "plateau"
+    width: float | None = Field(default=None, gt=0, lt=1)
+    token_budget: int | None = Field(default=None, ge=1)
+    blocks: int = Field(default=20, ge=2)
+
+    @model_validator(mode="after")
+    def _width_for_its_question(self) -> Allocation:
+        if (self.question == "width") != (self.width is not None):
+            raise ValueError("the question 'width' needs a width between 0 and 1, and no other question has one")
+        return self
+
+
+class Spec(BaseModel):
+    """What a sweep runs: every model on every benchmark under every setting.
+
+    Models and benchmarks are texts (their address or name) or mappings with options.
+
+    `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
+    to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
+    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: list[ModelSpec] = Field(min_length=1)
+    benchmarks: list[BenchmarkSpec] = Field(min_length=1)
     problems: int | None = Field(default=None, ge=1)
     samples: int = Field(default=5, ge=1)
     seed: int = Field(default=0, ge=0)
@@ -60,11 +118,23 @@ class Spec(BaseModel):
     settings: list[SettingSpec] = []
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: int | None = Field(default=None, ge=1)
+    allocate: Allocation = Allocation()
+
+    @field_validator("allocate", mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
     @field_validator("settings", "baseline", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, dict) else value
+
+    @field_validator("models", "benchmarks", mode="before")
+    @classmethod
+    def _texts_are_names(cls, value: Any, info: ValidationInfo) -> Any:
+        key = "model" if info.field_name == "models" else "name"
+        return [{key: each} if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
 
     @field_validator("models", "benchmarks", "axes")
     @classmethod
@@ -72,8 +142,9 @@ class Spec(BaseModel):
         for name, values in value.items() if isinstance(value, dict) else [("", value)]:
             if not values:
                 raise ValueError(f"{name} has no values")
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} {values} names a value twice".strip())
+            plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in values]
+            if len({canonical(each) for each in plain}) < len(plain):
+                raise ValueError(f"{name} {plain} names a value twice".strip())
         return value
 
     @model_validator(mode="after")
@@ -82,6 +153,8 @@ class Spec(BaseModel):
             raise ValueError("neither settings nor baseline name a policy")
         if self.axes and not self.settings:
             raise ValueError("axes need settings to vary")
+        if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
+            raise ValueError("allocate: adaptive needs at least two settings beside the baselines")
         return self
 
     def cells(self) -> list[tuple[Setting, bool]]:
@@ -122,7 +195,12 @@ def _sentence(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        model = SamplingSpec if where.startswith("sampling.") else Spec
+        inner: dict[str, type[BaseModel]] = {
+            "sampling": SamplingSpec,
+            "benchmarks": BenchmarkSpec,
+            "allocate": Allocation,
+        }
+        model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
     if first["type"] == "missing":
         return f"The key {where!r} is missing in {source}."
