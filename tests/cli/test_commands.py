@@ -66,6 +66,15 @@ def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     assert code == 0
     assert "108" in out
     assert "seconds" in out
+    assert "hours" in out
+
+
+def test_plan_takes_the_rate_of_a_run(kvatlas: Call, write_spec: Callable[..., Path], run: Path) -> None:
+    estimate = json.loads(kvatlas("plan", write_spec(), "--rate-of", run, "--json")[1])
+    with Store.open(run) as store:
+        rate = store.tokens_per_second()
+    assert rate > 0
+    assert estimate["seconds"] == round(estimate["decoded_tokens"]["shared"] / rate, 1)
 
 
 def test_sweep_resumes_and_shows_progress(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Shape:
     """The sizes that decide what a cached token costs."""
 
     layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     hidden: int
@@ -61,11 +62,11 @@ class Model:
     def config(self) -> dict[str, Any]:
         """config.json as it is; of a multimodal model the part about text."""
         try:
-            config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
+            config = dict(json.loads((self.folder / "config.json").read_text()).items())
+        except (OSError, ValueError, AttributeError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable config.json ({error}).") from error
         text = config.get("text_config")
-        return {**config, **text} if isinstance(text, dict) else config
+        return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -87,6 +88,7 @@ class Model:
             heads, hidden = config["num_attention_heads"], config["hidden_size"]
             return Shape(
                 layers=config["num_hidden_layers"],
+                heads=heads,
                 kv_heads=config.get("num_key_value_heads") or heads,
                 head_dim=config.get("head_dim") or hidden // heads,
                 hidden=hidden,
@@ -120,6 +122,20 @@ class Model:
         """Bytes of keys and values of one token, in the type in which the model runs."""
         return self.shape.kv_bytes_per_token(4 if self.dtype == "float32" else 2)
 
+    @cached_property
+    def weight_bytes(self) -> int | None:
+        """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
+        index = self.folder / "model.safetensors.index.json"
+        local = self._weight_files()
+        if local:
+            size = sum(path.stat().st_size for path in local)
+        elif index.is_file():
+            size = int(json.loads(index.read_text()).get("metadata", {}).get("total_size", 0))
+        else:
+            return None
+        stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
+
     def check(self) -> None:
         """Raise KvatlasError for all that can be known to fail before weights are loaded."""
         self._check_type()
@@ -130,10 +146,7 @@ class Model:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
         config = self.config
-        try:
-            kind = json.loads((self.folder / "config.json").read_text()).get("model_type")
-        except (OSError, ValueError):
-            kind = None
+        kind = config.get("model_type")
         if kind not in KNOWN:
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; valid are causal language models of the "
@@ -283,7 +296,7 @@ class Model:
 
         folder = self.folder
         if self.repository is not None and not self._weight_files():
-            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS))
+            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         logging.disable_progress_bar()
         try:
             network = AutoModelForCausalLM.from_pretrained(
