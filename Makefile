@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test bench clean
+.PHONY: env demo test bench example clean
 
 env: $(VENV)/user.stamp
 
@@ -31,6 +31,10 @@ test: $(VENV)/dev.stamp
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
+
+# The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
+example: demo
+	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --no-folder
 
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/decode.py
