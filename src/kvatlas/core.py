@@ -91,6 +91,10 @@ class Setting:
         return f"{self.policy}({inner})" if inner else self.policy
 
 
+#: A model behind an API: what its provider's cache keeps is not known.
+SERVED = Setting("served")
+
+
 @dataclass(frozen=True)
 class Usage:
     """What a trace cost.
@@ -110,8 +114,25 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Fate:
+    """What became of each cached token: the prompt's, then the new ones without the last, which is never cached.
+
+    A policy chooses `holders` times over: once for the whole model, for each layer, or for each KV head. `left[i]` is
+    the number of new tokens written when the last holder dropped token i, 0 if one still held it at the end; `held[i]`
+    is how many of the holders did.
+    """
+
+    holders: int
+    left: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Trace:
-    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost."""
+    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
+
+    `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens.
+    """
 
     model: str
     benchmark: str
@@ -122,22 +143,34 @@ class Trace:
     text: str
     grade: Grade
     usage: Usage
+    fate: Fate | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval and what it rests on. `low` and `high` are None where nothing is known."""
+    """A mean with its 95 % intervals, its standard errors and what it rests on; None where nothing is known.
+
+    `low`, `high` and `se_clustered` are clustered by problem: they speak of problems like these. `given_low`,
+    `given_high` and `se_conditional` take these very problems as given: they speak of new samples of them.
+    """
 
     value: float
     low: float | None
     high: float | None
     problems: int | None
     samples: int | None
+    se_clustered: float | None = None
+    se_conditional: float | None = None
+    given_low: float | None = None
+    given_high: float | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting on a map: the estimate, and what the setting costs (means over traces; None on a CSV map)."""
+    """One setting on a map: the estimate, and what the setting costs (means over traces; None on a CSV map).
+
+    `seconds_mean` is measured: a trace's share of the wall time of the batches that it was part of.
+    """
 
     setting: Setting
     estimate: Estimate
@@ -145,6 +178,7 @@ class Cell:
     peak_kv_tokens: int | None = None
     output_tokens_mean: float | None = None
     truncated: int | None = None
+    seconds_mean: float | None = None
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ class Family(Protocol):
     about: str
     examples: str
 
-    def named(self, rest: str) -> Benchmark:
-        """The benchmark; KvatlasError says which are valid."""
+    def named(self, rest: str, **options: Any) -> Benchmark:
+        """The benchmark; KvatlasError says which are valid. A family read from files takes the option `file`."""
         ...
 
 

@@ -55,7 +55,7 @@ def train(
         sizes = [len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks]
         last = max(1, min(sizes) // 5)
     material = Material(spec, skip, last, tokens_per_trace)
-    with _progress(material, quiet) as tell:
+    with _progress(material, work or out.with_suffix(".work"), quiet) as tell:
         provenance = learn(
             material,
             work or out.with_suffix(".work"),
@@ -94,8 +94,8 @@ def evaluate(
         raise KvatlasError(f"The predictor {str(head)!r} is not there.")
     spec = _spec(model, model_option, benchmark, problems, skip, samples, seed, temperature, max_new_tokens)
     material = Material(spec, skip)
-    with _progress(material, quiet) as tell:
-        folder = work or head.with_suffix(".eval")
+    folder = work or head.with_suffix(".eval")
+    with _progress(material, folder, quiet) as tell:
         quality = judge(head, material, folder, workers=workers, batch_size=batch_size, tell=tell)
     typer.echo(json.dumps(asdict(quality), indent=2))
 
@@ -128,10 +128,10 @@ def _spec(
     )
 
 
-def _progress(material: Any, quiet: bool) -> Any:
+def _progress(material: Any, work: Path, quiet: bool) -> Any:
     from kvatlas.cli.progress import showing
 
-    return showing(material.plan().traces, quiet)
+    return showing(material.plan().manifest(), work / "run", quiet)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Commands that read runs and CSV maps: map, describe, report, export."""
+"""Commands that read runs and CSV maps: describe, check, report, export."""
 
 from __future__ import annotations
 
@@ -15,36 +15,14 @@ Inputs = Annotated[
     list[str], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
-Metric = Annotated[str, typer.Option(help="pass@1 or progress (runs only).")]
+Metric = Annotated[str, typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
 PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
+Problems = Annotated[int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")]
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")
 ]
-
-
-def map_(
-    inputs: Inputs,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")],
-    mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
-    shared: Annotated[bool, typer.Option("--shared", help="One colour scale for all panels.")] = False,
-    policy: PolicyOption = None,
-    metric: Metric = "pass@1",
-    partial: Partial = False,
-    fix: Fix = None,
-) -> None:
-    """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side."""
-    from kvatlas.figures.heatmap import means_figure, save, series_figure
-    from kvatlas.stats.maps import mean_maps
-
-    maps = _maps(inputs, metric, partial, fix, policy)
-    if mean:
-        maps = mean_maps(maps)
-        figure = means_figure(maps)
-    else:
-        figure = series_figure(maps, shared=shared)
-    for path in save(figure, out, maps):
-        typer.echo(path)
 
 
 def describe(
@@ -53,31 +31,62 @@ def describe(
     partial: Partial = False,
     fix: Fix = None,
     policy: PolicyOption = None,
+    problems: Problems = None,
+    samples: Samples = None,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
-    """Say what maps hold, in numbers: range, mean, peaks with intervals, paired comparisons."""
-    from kvatlas.report.words import as_text
-    from kvatlas.report.words import describe as describe_maps
+    """Say what maps hold: peaks, whether they are more than noise, plateaus, trends, comparisons, what to choose."""
+    from kvatlas.report.describe import describe_sources
+    from kvatlas.report.prose import as_text
 
-    maps = _maps(inputs, metric, partial, fix, policy)
-    comparisons = [found for source in inputs for found in _comparisons(source, metric, fix)]
-    if policy is not None:
-        comparisons = [found for found in comparisons if policy in found.first or policy in found.second]
-    description = describe_maps(maps, comparisons)
-    typer.echo(json.dumps(description, indent=2) if as_json else as_text(description))
+    description = describe_sources(
+        inputs, metric=metric, partial=partial, fix=fixed(fix), policy=policy, problems=problems, samples=samples
+    )
+    typer.echo(json.dumps(description, indent=2, allow_nan=False) if as_json else as_text(description))
+
+
+def check(
+    first: Annotated[str, typer.Argument(metavar="A.csv", help="A CSV map, published:NAME, or a run.")],
+    second: Annotated[str, typer.Argument(metavar="B.csv", help="Another.")],
+    mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Points that rounding may account for.")] = 0.05,
+    partial: Partial = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
+) -> None:
+    """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean."""
+    from kvatlas.report.check import as_text, check_maps
+
+    given = {name: _maps_of(name, "pass@1", partial, None) for name in (first, second)}
+    if len(given) < 2:
+        given = {"A": given[first], "B": given[first]}
+    means = _maps_of(mean, "pass@1", True, None) if mean else None
+    found = check_maps(given, means, tolerance / 100)
+    typer.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else as_text(found))
 
 
 def report(
     run: Run,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
+    metric: Metric = "pass@1",
+    traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
+    attention: Annotated[
+        int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
+    ] = 4,
+    folder: Annotated[
+        bool, typer.Option("--folder/--no-folder", help="All traces in a folder beside the page, if they do not fit.")
+    ] = True,
     partial: Partial = False,
     fix: Fix = None,
 ) -> None:
-    """Write one self-contained HTML page of a run."""
+    """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
 
-    write_report(run, out, partial=partial, fix=_fixed(fix))
-    typer.echo(out)
+    written = write_report(
+        run, out, metric, partial, fixed(fix), per_cell=traces, measure=attention, beside=folder and traces > 0
+    )
+    typer.echo(written[0])
+    if len(written) > 1:
+        typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
 
 
 def export(
@@ -91,12 +100,13 @@ def export(
     """Export a run: its maps as CSV, or its traces as JSON lines or Parquet."""
     from kvatlas.results.export import export as write
 
-    maps = _maps([str(run)], metric, partial, fix, None) if format_ == "csv" else None
+    maps = maps_of([str(run)], metric, partial, fix, None) if format_ == "csv" else None
     write(run, format_, out, maps=maps)
     typer.echo(out)
 
 
-def _maps(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
+def maps_of(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
+    """The maps of all inputs, of one policy if it is named."""
     from kvatlas.core import KvatlasError
 
     maps = [one for source in inputs for one in _maps_of(source, metric, partial, fix)]
@@ -116,20 +126,11 @@ def _maps_of(source: str, metric: str, partial: bool, fix: list[str] | None) -> 
     if not Path(source).is_dir():
         return with_binomial_bounds(read_maps(source, partial))
     with Store.open(Path(source)) as store:
-        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, _fixed(fix))
+        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, fixed(fix))
 
 
-def _comparisons(source: str, metric: str, fix: list[str] | None) -> list[Any]:
-    from kvatlas.results import Store
-    from kvatlas.stats.comparisons import comparisons_of_run
-
-    if not Path(source).is_dir():
-        return []
-    with Store.open(Path(source)) as store:
-        return list(comparisons_of_run(store.manifest(), store.traces(texts=False), metric, _fixed(fix)))
-
-
-def _fixed(fix: list[str] | None) -> dict[str, Any]:
+def fixed(fix: list[str] | None) -> dict[str, Any]:
+    """The axes held to one value, from `--fix`."""
     from kvatlas.cli.sweeps import assignment
 
     return dict(assignment("--fix", text) for text in fix or [])
@@ -137,6 +138,5 @@ def _fixed(fix: list[str] | None) -> dict[str, Any]:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command("map")(map_)
-    for command in (describe, report, export):
+    for command in (describe, check, report, export):
         app.command()(command)

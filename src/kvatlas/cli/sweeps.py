@@ -150,11 +150,19 @@ def drive(plan: Any, folder: Path, *, quiet: bool, **options: Any) -> None:
     from kvatlas.sweep import sweep as decode_all
 
     try:
-        with showing(plan.traces, quiet) as tell:
-            decode_all(plan, folder, tell=tell, **options)
+        with showing(plan.manifest(), folder, quiet) as tell:
+            decode_all(plan, folder, tell=tell, note=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
+
+
+def _note(sentence: str) -> None:
+    typer.echo(sentence, err=True)
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 def assignment(option: str, text: str) -> tuple[str, Any]:

@@ -31,28 +31,42 @@ UNSUPPORTED = ("softcap", "s_aux")
 class Pass:
     """One forward pass: the prefill of one row (`prefill` is its number) or one token for each of the first rows.
 
-    `attention` collects, if `observing`, per layer the weights [rows, KV heads, slots] that the new tokens pay, summed
-    over them and averaged over the query heads of each KV head. `positions` are the true ones of one new token per row.
+    `watched` are the rows, ascending, whose policies asked to see attention: `attention` [watched, layers, KV heads,
+    slots] gathers the weights that their new tokens pay, summed over them and averaged over the query heads of each KV
+    head. `remembered` are the rows whose policies asked for recent queries, which go into the rings of the slots, and
+    `positions` the true positions of the rows' newest tokens. No other row pays for either.
     """
 
     slots: Slots
     rows: int
     positions: Sequence[int] = ()
     prefill: int | None = None
-    observing: bool = False
-    attention: dict[int, Tensor] = field(default_factory=dict)
+    watched: tuple[int, ...] = ()
+    remembered: tuple[int, ...] = ()
+    attention: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.prefill is None:
-            lengths = self.slots.lengths[: self.rows]
-            self.index = torch.arange(self.rows, device=self.slots.device)
-            self.lengths = torch.tensor(lengths, device=self.slots.device)
+        slots, device = self.slots, self.slots.device
+        if self.prefill is not None:
+            used = self.positions[0] + 1
+        else:
+            lengths = slots.lengths[: self.rows]
+            self.index = torch.arange(self.rows, device=device)
+            self.lengths = torch.tensor(lengths, device=device)
             self.used = [aligned(max(lengths[start : start + BLOCK]) + 1) for start in range(0, self.rows, BLOCK)]
-            slots = torch.arange(max(self.used), device=self.slots.device)
-            visible = slots <= self.lengths[:, None]
-            self.mask = torch.zeros(visible.shape, device=self.slots.device, dtype=self.slots.dtype)
+            used = max(self.used)
+            visible = torch.arange(used, device=device) <= self.lengths[:, None]
+            self.mask = torch.zeros(visible.shape, device=device, dtype=slots.dtype)
             self.mask.masked_fill_(~visible, float("-inf"))
-            self.now = torch.tensor(self.positions, device=self.slots.device, dtype=torch.int32)
+            self.now = torch.tensor(self.positions, device=device, dtype=torch.int32)
+            self.runs = _runs(self.watched)
+            self.remembering = torch.tensor(self.remembered, device=device)
+            self.places = torch.tensor([self.positions[row] % slots.ring for row in self.remembered], device=device)
+        if self.watched:
+            shape = slots.shape
+            self.attention = torch.zeros(
+                len(self.watched), shape.layers, shape.kv_heads, used, device=device, dtype=slots.dtype
+            )
 
     def masks(self, layer: int, window: int | None) -> Tensor:
         """What new tokens see, 0 or -inf [rows, 1 or KV heads, 1, slots]: in a window only positions near enough."""
@@ -62,6 +76,17 @@ class Pass:
         cached = self.slots.positions_of(layer)[: self.rows, :, None, : mask.shape[-1]]
         near = cached > self.now[:, None, None, None] - window
         return mask.expand(near.shape).masked_fill(~near, float("-inf"))
+
+
+def _runs(rows: tuple[int, ...]) -> list[range]:
+    """Ascending rows as runs of neighbours that lie in one block."""
+    runs: list[range] = []
+    for row in rows:
+        if runs and row == runs[-1].stop and row % BLOCK:
+            runs[-1] = range(runs[-1].start, row + 1)
+        else:
+            runs.append(range(row, row + 1))
+    return runs
 
 
 def attend(
@@ -104,13 +129,17 @@ def _prefill(
     slots, row, length = step.slots, step.prefill, key.shape[2]
     slots.keys[layer][row, :, :length] = key[0]
     slots.values[layer][row, :, :length] = value[0]
-    if step.observing:
-        step.attention[layer] = _prompt_attention(query, key, scaling, window)
+    if step.watched:
+        step.attention[:, layer] = _prompt_attention(query, key, scaling, window)
+    if step.remembered:
+        last = torch.arange(max(0, length - slots.ring), length, device=slots.device)
+        slots.queries[layer][row, :, last % slots.ring] = query[0, :, last]
     grouped = query.shape[1] != key.shape[1]
     near = None
     if window is not None:
         positions = torch.arange(length, device=key.device)
         slots.positions_of(layer)[row, :, :length] = positions.int()
+        slots.windows[layer] = window
         if length > window:
             back = positions[:, None] - positions
             near = (back >= 0) & (back < window)
@@ -141,6 +170,8 @@ def _decode(
     keys, values = step.slots.keys[layer], step.slots.values[layer]
     keys[step.index, :, step.lengths] = key[:, :, 0]
     values[step.index, :, step.lengths] = value[:, :, 0]
+    if step.remembered:
+        step.slots.queries[layer][step.remembering, :, step.places] = query[step.remembering, :, 0]
     if window is not None:
         step.slots.positions_of(layer)[step.index, :, step.lengths] = step.now[:, None]
     masks = step.masks(layer, window)
@@ -155,8 +186,10 @@ def _decode(
                 query[part], keys[part, :, :used], values[part, :, :used], attn_mask=mask, scale=scaling
             )
         )
-    if step.observing:
-        used = max(step.used)
-        weights = query @ keys[:rows, :, :used].transpose(-1, -2) * scaling + masks[..., :used]
-        step.attention[layer] = weights.softmax(-1).mean(2)
+    done = 0
+    for run in step.runs:
+        part, used = slice(run.start, run.stop), step.used[run.start // BLOCK]
+        weights = query[part] @ keys[part, :, :used].transpose(-1, -2) * scaling + masks[part, ..., :used]
+        step.attention[done : done + len(run), layer, :, :used] = weights.softmax(-1).mean(2)
+        done += len(run)
     return torch.cat(parts).view(rows, 1, heads, size)

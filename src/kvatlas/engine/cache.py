@@ -25,12 +25,14 @@ def aligned(tokens: int) -> int:
 class Snapshot:
     """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens].
 
-    `positions` [KV heads, tokens] are those of the layers that keep them.
+    `positions` [KV heads, tokens] are those of the layers that keep them, `queries` [layers][heads, ring, head size]
+    the recent ones.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     columns: dict[str, Tensor]
+    queries: list[Tensor]
     positions: dict[int, Tensor]
     length: int
 
@@ -40,11 +42,18 @@ class Slots:
 
     Slots hold tokens in their original order, keys with the rotation of their true position. Capacity grows in steps,
     so that memory follows what is cached: under a KV budget it stays constant once the budget was reached. Columns
-    hold 0 in every slot past a row's length.
+    hold 0 in every slot past a row's length. Where policies look at recent queries, rows have rings for the last `ring`
+    of them: the query of the token at position p is in place p % ring.
     """
 
     def __init__(
-        self, shape: Shape, rows: int, columns: dict[str, tuple[int, int]], device: torch.device, dtype: torch.dtype
+        self,
+        shape: Shape,
+        rows: int,
+        columns: dict[str, tuple[int, int]],
+        ring: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.shape, self.rows, self.device, self.dtype = shape, rows, device, dtype
         self.capacity = 0
@@ -53,8 +62,15 @@ class Slots:
         self.columns = {
             name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in columns.items()
         }
+        self.ring = ring
+        self.queries = [
+            torch.zeros(rows, shape.heads, ring, shape.head_dim, device=device, dtype=dtype)
+            for _ in range(shape.layers if ring else 0)
+        ]
         #: True positions [rows, KV heads, capacity] of cached tokens, for layers with a sliding window alone.
         self.positions: dict[int, Tensor] = {}
+        #: How many positions these layers see.
+        self.windows: dict[int, int] = {}
         self.lengths = [0] * rows
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
@@ -88,8 +104,8 @@ class Slots:
             table[target, :, :length] = table[source, :, :length]
         for positions in self.positions.values():
             positions[target, :, :length] = positions[source, :, :length]
-        for column in self.columns.values():
-            column[target] = column[source]
+        for whole in (*self.columns.values(), *self.queries):
+            whole[target] = whole[source]
         self.lengths[target] = length
 
     def clear(self, row: int) -> None:
@@ -105,6 +121,7 @@ class Slots:
             [keys[row, :, :length].clone() for keys in self.keys],
             [values[row, :, :length].clone() for values in self.values],
             {name: column[row, ..., :length].clone() for name, column in self.columns.items()},
+            [queries[row].clone() for queries in self.queries],
             {layer: positions[row, :, :length].clone() for layer, positions in self.positions.items()},
             length,
         )
@@ -120,6 +137,8 @@ class Slots:
         self.clear(row)
         for name, column in snapshot.columns.items():
             self.columns[name][row, ..., : snapshot.length] = column
+        for queries, copied in zip(self.queries, snapshot.queries, strict=True):
+            queries[row] = copied
         self.lengths[row] = snapshot.length
 
     def compact(self, row: int, kept: Tensor, columns: tuple[str, ...]) -> None:
@@ -143,6 +162,6 @@ class Slots:
 
     @property
     def bytes(self) -> int:
-        """Bytes allocated for keys, values and columns."""
-        tables = [*self.keys, *self.values, *self.columns.values(), *self.positions.values()]
+        """Bytes allocated for keys, values, columns, recent queries and positions."""
+        tables = [*self.keys, *self.values, *self.columns.values(), *self.queries, *self.positions.values()]
         return sum(table.numel() * table.element_size() for table in tables)

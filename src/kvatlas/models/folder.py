@@ -31,6 +31,7 @@ class Shape:
     """The sizes that decide what a cached token costs."""
 
     layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     hidden: int
@@ -87,6 +88,7 @@ class Model:
             heads, hidden = config["num_attention_heads"], config["hidden_size"]
             return Shape(
                 layers=config["num_hidden_layers"],
+                heads=heads,
                 kv_heads=config.get("num_key_value_heads") or heads,
                 head_dim=config.get("head_dim") or hidden // heads,
                 hidden=hidden,

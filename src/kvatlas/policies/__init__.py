@@ -12,6 +12,18 @@ policies: Registry[type[Policy]] = Registry(
         "window": "kvatlas.policies.window:Window",
         "random": "kvatlas.policies.random:Random",
         "dynts": "kvatlas.policies.dynts:DynTS",
+        "dynts-random": "kvatlas.policies.dynts_random:DynTSRandom",
+        "dynts-bottom": "kvatlas.policies.dynts_bottom:DynTSBottom",
+        "dynts-noprompt": "kvatlas.policies.dynts_noprompt:DynTSNoPrompt",
+        "streaming": "kvatlas.policies.streaming:Streaming",
+        "sepllm": "kvatlas.policies.sepllm:SepLLM",
+        "h2o": "kvatlas.policies.h2o:H2O",
+        "snapkv": "kvatlas.policies.snapkv:SnapKV",
+        "rkv": "kvatlas.policies.rkv:RKV",
+        "tova": "kvatlas.policies.tova:TOVA",
+        "keydiff": "kvatlas.policies.keydiff:KeyDiff",
+        "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
+        "vase": "kvatlas.policies.vase:VaSE",
     },
 )
 

@@ -27,7 +27,12 @@ KNOWN_PROBLEMS: Mapping[str, int] = {
 #: The column that holds a metric's values, in percent.
 VALUE_COLUMNS: Mapping[str, str] = {"pass@1": "pass_at_1", "progress": "progress"}
 AXES = ("local_window", "ratio")
-EXTRAS = ("low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated")
+EXTRAS = (
+    "low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
+    "seconds_mean",
+)  # fmt: skip
+#: What the published maps do not say themselves: policy, KV budget and samples (arXiv 2601.18383, section 5).
+_PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
 _SHOWN = 5
 
 
@@ -47,19 +52,23 @@ def published_names() -> list[str]:
     return sorted(item.name.removesuffix(".csv") for item in folder.iterdir() if item.name.endswith(".csv"))
 
 
-def read_maps(source: str | Path, partial: bool = False) -> list[Map]:
+def read_maps(
+    source: str | Path, partial: bool = False, problems: int | None = None, samples: int | None = None
+) -> list[Map]:
     """The maps of a CSV file, or of `published:NAME`, in the order in which they begin; fractions inside.
 
     Columns: model, benchmark, local_window, ratio, pass_at_1 (percent), and optionally policy, problems, samples and
     the others that `write_maps` writes; axes other than local_window and ratio are taken by their own names. A row
-    with neither axis value is a baseline of its benchmark. Where there is no column `problems`, the known size of the
-    benchmark is taken. Raises KvatlasError for whatever is wrong with the file; cells that are missing are refused
+    with neither axis value is a baseline of its benchmark. Where there is no column `problems`, the argument is taken,
+    else the known size of the benchmark; where there is no column `samples`, the argument. A column `kv_budget` belongs
+    to the settings. Raises KvatlasError for whatever is wrong with the file; cells that are missing are refused
     unless `partial`, and then noted on the map.
     """
-    name, text, policy = _text(str(source))
+    name, text, silent = _text(str(source))
+    silent |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
     header, records = _records(name, text)
     axes, metric = _columns(name, header)
-    rows = [_row(f"{name}, line {line}", line, record, axes, VALUE_COLUMNS[metric], policy) for line, record in records]
+    rows = [_row(f"{name}, line {line}", line, record, axes, VALUE_COLUMNS[metric], silent) for line, record in records]
     if not any(row.place for row in rows):
         raise KvatlasError(f"{name} has no cells: no row under the header has values of {axes[0]} and {axes[1]}.")
     values = [row.cell.estimate.value for row in rows]
@@ -70,16 +79,17 @@ def read_maps(source: str | Path, partial: bool = False) -> list[Map]:
     return _maps(name, rows, axes, metric, partial)
 
 
-def _text(source: str) -> tuple[str, str, str]:
-    """The name to say in sentences, the text, and the policy of rows that do not tell theirs."""
+def _text(source: str) -> tuple[str, str, dict[str, Any]]:
+    """The name to say in sentences, the text, and what holds for rows that do not tell."""
     if source.startswith(PUBLISHED):
         name = source.removeprefix(PUBLISHED)
         if name not in published_names():
             valid = ", ".join(PUBLISHED + one for one in published_names())
             raise KvatlasError(f"There is no published map {name!r}; valid are: {valid}.")
-        return source, (resources.files("kvatlas.results") / "published" / f"{name}.csv").read_text("utf-8"), "dynts"
+        text = (resources.files("kvatlas.results") / "published" / f"{name}.csv").read_text("utf-8")
+        return source, text, dict(_PUBLISHED_AS)
     try:
-        return source, Path(source).read_text("utf-8-sig"), ""
+        return source, Path(source).read_text("utf-8-sig"), {}
     except FileNotFoundError:
         raise KvatlasError(f"There is no file {source!r}; name a CSV map, or published:NAME.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -124,19 +134,27 @@ def _columns(name: str, header: Sequence[str]) -> tuple[tuple[str, str], str]:
     return (axes[0], axes[1]), metric
 
 
-def _row(where: str, line: int, record: Mapping[str, Any], axes: tuple[str, str], column: str, policy: str) -> _Row:
+def _row(
+    where: str,
+    line: int,
+    record: Mapping[str, Any],
+    axes: tuple[str, str],
+    column: str,
+    silent: Mapping[str, Any],
+) -> _Row:
     field = {key: (value or "").strip() for key, value in record.items() if isinstance(key, str)}
     if None in record:
         raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
     model, benchmark = field["model"], field["benchmark"]
     if not model or not benchmark:
         raise KvatlasError(f"{where} has no {'benchmark' if model else 'model'}; every row names both.")
-    policy = field.get("policy") or policy
+    policy = field.get("policy") or silent.get("policy", "")
     value = _number(where, column, field[column])
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {column} is {field[column]}; it must be a percentage from 0 to 100.")
     extras = {name: _number(where, name, field[name]) for name in EXTRAS if field.get(name)}
-    problems = extras.get("problems", KNOWN_PROBLEMS.get(benchmark.upper().replace("-", "_")))
+    known = silent.get("problems", KNOWN_PROBLEMS.get(benchmark.upper().replace("-", "_")))
+    problems = extras.get("problems", known)
     for name in ("problems", "samples"):
         if extras.get(name, 1) < 1 or extras.get(name, 1) % 1:
             raise KvatlasError(f"{where}: {name} is {field[name]}; it must be a whole number from 1.")
@@ -145,13 +163,17 @@ def _row(where: str, line: int, record: Mapping[str, Any], axes: tuple[str, str]
         extras["low"] / 100 if "low" in extras else None,
         extras["high"] / 100 if "high" in extras else None,
         None if problems is None else int(problems),
-        _whole(extras.get("samples")),
+        _whole(extras.get("samples", silent.get("samples"))),
     )
     given = [axis for axis in axes if field[axis]]
     if len(given) == 1:
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
     place = (_axis(where, axes[0], field[axes[0]]), _axis(where, axes[1], field[axes[1]])) if given else None
-    setting = Setting.of(policy, **dict(zip(axes, place, strict=True))) if place else Setting(policy)
+    setting = (
+        Setting.of(policy, **_budget(where, axes, field, silent), **dict(zip(axes, place, strict=True)))
+        if place
+        else Setting(policy)
+    )
     cell = Cell(
         setting,
         estimate,
@@ -159,8 +181,17 @@ def _row(where: str, line: int, record: Mapping[str, Any], axes: tuple[str, str]
         peak_kv_tokens=_whole(extras.get("peak_kv_tokens")),
         output_tokens_mean=extras.get("output_tokens_mean"),
         truncated=_whole(extras.get("truncated")),
+        seconds_mean=extras.get("seconds_mean"),
     )
     return _Row(line, model, benchmark, policy, place, cell)
+
+
+def _budget(where: str, axes: tuple[str, str], field: Mapping[str, str], silent: Mapping[str, Any]) -> dict[str, Any]:
+    if "kv_budget" in axes:
+        return {}
+    if field.get("kv_budget"):
+        return {"kv_budget": int(_number(where, "kv_budget", field["kv_budget"]))}
+    return {"kv_budget": silent["kv_budget"]} if "kv_budget" in silent else {}
 
 
 def _number(where: str, column: str, text: str) -> float:

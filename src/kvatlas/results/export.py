@@ -84,6 +84,7 @@ def _fields(cell: Cell) -> list[Any]:
         cell.peak_kv_tokens,
         None if cell.output_tokens_mean is None else round(cell.output_tokens_mean, 3),
         cell.truncated,
+        None if cell.seconds_mean is None else round(cell.seconds_mean, 4),
     ]
 
 

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.core import Fate, Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.results.manifest import Manifest
 
 #: Rises whenever the tables change; a store of another version is refused, never migrated silently.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE = "run.sqlite"
 
 _TABLES = """
@@ -25,7 +25,7 @@ CREATE TABLE traces (
     run_key TEXT NOT NULL, setting TEXT NOT NULL, model TEXT NOT NULL, benchmark TEXT NOT NULL,
     problem TEXT NOT NULL, sample INTEGER NOT NULL,
     correct INTEGER NOT NULL, progress REAL NOT NULL, answer TEXT, status TEXT NOT NULL, metrics TEXT NOT NULL,
-    usage TEXT NOT NULL, tokens BLOB NOT NULL, text BLOB NOT NULL,
+    usage TEXT NOT NULL, tokens BLOB NOT NULL, text BLOB NOT NULL, fate BLOB NOT NULL,
     PRIMARY KEY (run_key, setting, benchmark, problem, sample)
 );
 """
@@ -111,6 +111,7 @@ class Store:
             json.dumps(asdict(trace.usage)),
             array("i", trace.tokens).tobytes(),
             zlib.compress(trace.text.encode(), 1),
+            _packed(trace.fate),
         )
         with _disk_sentences(self.path):
             self._connection.execute(f"INSERT OR REPLACE INTO traces VALUES ({','.join('?' * len(row))})", row)
@@ -131,14 +132,14 @@ class Store:
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false."""
-        columns = _COLUMNS + (", tokens, text" if texts else ", x'', x''")
+        columns = _COLUMNS + (", tokens, text, fate" if texts else ", x'', x'', x''")
         for row in self._connection.execute(f"SELECT {columns} FROM traces ORDER BY {_ORDER}"):
             yield row[0], _trace(row)
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""
         row = self._connection.execute(
-            f"SELECT {_COLUMNS}, tokens, text FROM traces"
+            f"SELECT {_COLUMNS}, tokens, text, fate FROM traces"
             " WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
             key,
         ).fetchone()
@@ -152,7 +153,7 @@ _COLUMNS = "run_key, setting, model, benchmark, problem, sample, correct, progre
 
 
 def _trace(row: tuple[Any, ...]) -> Trace:
-    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text = row
+    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate = row
     correct, progress, answer, status, metrics = grade
     parameters = json.loads(setting_id)
     policy = parameters.pop("policy")
@@ -168,7 +169,29 @@ def _trace(row: tuple[Any, ...]) -> Trace:
         text=zlib.decompress(text).decode() if text else "",
         grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
         usage=Usage(**json.loads(usage)),
+        fate=_unpacked(fate),
     )
+
+
+def _packed(fate: Fate | None) -> bytes:
+    """Holders, then `left`; then `held`, unless one holder makes it plain."""
+    if fate is None:
+        return b""
+    numbers = array("i", (fate.holders, *fate.left))
+    if fate.holders > 1:
+        numbers.extend(fate.held)
+    return zlib.compress(numbers.tobytes(), 1)
+
+
+def _unpacked(packed: bytes) -> Fate | None:
+    if not packed:
+        return None
+    numbers = array("i")
+    numbers.frombytes(zlib.decompress(packed))
+    holders = numbers[0]
+    length = len(numbers) - 1 if holders == 1 else (len(numbers) - 1) // 2
+    left = tuple(numbers[1 : 1 + length])
+    return Fate(holders, left, tuple(int(not step) for step in left) if holders == 1 else tuple(numbers[1 + length :]))
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:

@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kvatlas.core import Cell, KvatlasError, Status, Trace
+import numpy as np
+
+from kvatlas.core import Cell, Estimate, KvatlasError, Status, Trace
 from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.stats.at_k import RIGHT, Rule, rule
 from kvatlas.stats.estimates import pass_at_1
+from kvatlas.stats.sequential import mean_interval
 
 #: What a map can show, by its name: the grade of one trace in [0, 1]. Truncated and answerless traces are not correct.
+#: Beside these: pass@K, avg@K, maj@K and bayes, which are made of several samples' pass@1 (`stats.at_k`).
 METRICS: Mapping[str, Callable[[Trace], float]] = {
     "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
     "progress": lambda trace: trace.grade.progress,
@@ -20,12 +25,20 @@ METRICS: Mapping[str, Callable[[Trace], float]] = {
 
 @dataclass
 class Gathered:
-    """The traces of one promised cell: `outcomes[problem][sample]` is the metric, and how many are missing."""
+    """The traces of one promised cell: `outcomes[problem][sample]` is the grade, and how many are missing.
+
+    With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
+    how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason.
+    """
 
     expected: Expected
+    rule: Rule | None = None
+    adaptive: bool = False
     outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
+    votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
     kept_tokens: list[float] = field(default_factory=list)
     output_tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
     peak_kv_tokens: int = 0
     truncated: int = 0
 
@@ -47,8 +60,12 @@ class Gathered:
         if trace.sample in samples:
             return
         samples[trace.sample] = grade(trace)
+        if self.rule is not None and self.rule.kind == "maj":
+            answer = RIGHT if samples[trace.sample] else trace.grade.answer
+            self.votes.setdefault(trace.problem, {})[trace.sample] = answer
         self.kept_tokens.append(trace.usage.mean_kv_tokens)
         self.output_tokens.append(trace.usage.output_tokens)
+        self.seconds += trace.usage.seconds
         self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
         self.truncated += trace.grade.status is Status.TRUNCATED
 
@@ -57,16 +74,36 @@ class Gathered:
         return frozenset(self.expected.problems)
 
     def cell(self) -> Cell:
-        """The cell on the map; KvatlasError if it has no trace."""
-        estimate = pass_at_1({problem: list(samples.values()) for problem, samples in self.outcomes.items()})
+        """The cell on the map; KvatlasError if it has no trace, or fewer samples than its rule needs."""
         return Cell(
             self.expected.setting,
-            estimate,
+            self._estimate(),
             kept_tokens_mean=math.fsum(self.kept_tokens) / self.found,
             peak_kv_tokens=self.peak_kv_tokens,
             output_tokens_mean=sum(self.output_tokens) / self.found,
             truncated=self.truncated,
+            seconds_mean=self.seconds / self.found,
         )
+
+    def _estimate(self) -> Estimate:
+        grades, votes = self._by_sample()
+        found = pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
+        if not self.adaptive:
+            return found
+        values = np.array([np.mean(list(held.values())) for held in self.compared().values()])
+        low, high = mean_interval(values, np.zeros(len(values), int))
+        return Estimate(found.value, min(low, found.value), max(high, found.value), found.problems, found.samples)
+
+    def compared(self) -> dict[str, dict[int, float]]:
+        """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
+        if self.rule is None or self.rule.kind == "bayes":
+            return self.outcomes
+        values = self.rule.values(*self._by_sample())
+        return {problem: {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}
+
+    def _by_sample(self) -> tuple[dict[str, list[float]], dict[str, list[str | None]]]:
+        grades = {problem: [held[n] for n in sorted(held)] for problem, held in self.outcomes.items()}
+        return grades, {problem: [held[n] for n in sorted(held)] for problem, held in self.votes.items()}
 
 
 def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str = "pass@1") -> list[Gathered]:
@@ -75,10 +112,12 @@ def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str 
     A trace counts where its run key, setting, benchmark, problem and sample are the promised ones, once; all others
     (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for an unknown metric.
     """
-    if metric not in METRICS:
-        raise KvatlasError(f"Unknown metric {metric!r}; valid are: {', '.join(METRICS)}.")
-    grade = METRICS[metric]
-    cells = [Gathered(expected) for expected in manifest.expected]
+    made = rule(metric)
+    if made is None and metric not in METRICS:
+        valid = ", ".join((*METRICS, "pass@K", "avg@K", "maj@K", "bayes"))
+        raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}.")
+    grade = METRICS["pass@1" if made else metric]
+    cells = [Gathered(expected, made, bool(manifest.allocation)) for expected in manifest.expected]
     by_key: dict[tuple[str, str, str], list[Gathered]] = {}
     for cell in cells:
         key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)

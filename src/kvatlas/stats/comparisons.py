@@ -1,20 +1,24 @@
-"""Which settings of a run are compared in pairs: policy against policy, and each policy's best cell against full."""
+"""What is compared in pairs: policy against policy, model against model, and each policy's best cell with full."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from kvatlas.core import Setting, Trace
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.estimates import pass_at_1
-from kvatlas.stats.grid import grid_groups, map_axes
+from kvatlas.stats.grid import Axes, grid_groups, map_axes
+from kvatlas.stats.inference import chosen_best
 from kvatlas.stats.paired import Difference, paired_difference
+from kvatlas.stats.verdicts import table
 
 SELECTED = "the best cell was chosen on these same traces, which flatters it"
+CHOSEN = (
+    "the best cell was chosen on these same traces, which flatters its value; p allows for the choice among {} cells"
+)
 
 #: problem -> (cell pair, sample) -> grade: the cells of one policy side by side under one name each.
 _Outcomes = dict[Hashable, dict[Hashable, float]]
@@ -40,34 +44,35 @@ def comparisons_of_run(
     metric: str = "pass@1",
     fix: Mapping[str, Any] | None = None,
 ) -> list[Comparison]:
-    """All paired comparisons that a run supports, on the problems and samples that both sides have.
+    """The `comparisons` of a run's cells. Raises KvatlasError as `maps_of_run` does for axes and metric."""
+    return comparisons(gather(manifest, traces, metric), map_axes(manifest, fix), metric, fix)
+
+
+def comparisons(
+    cells: Iterable[Gathered], axes: Axes, metric: str = "pass@1", fix: Mapping[str, Any] | None = None
+) -> list[Comparison]:
+    """All paired comparisons that the cells of one or more runs support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
     have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells and benchmarks.
-    For each map: its best cell against each baseline. Raises KvatlasError as `maps_of_run` does for axes and metric.
+    The same for each policy and each pair of models. For each map: its best cell against each baseline.
     """
-    axes = map_axes(manifest, fix)
-    cells = gather(manifest, traces, metric)
     found = [cell for cell in cells if cell.found]
     policies = _policies(found, axes, fix)
-    models = list(dict.fromkeys(model for model, _ in policies))
-    comparisons = [
-        comparison
-        for model in models
-        for first, second in combinations([name for name in policies if name[0] == model], 2)
-        if (comparison := _over_cells(metric, first, policies[first], second, policies[second])) is not None
+    made = [
+        _over_cells(metric, first, policies[first], second, policies[second])
+        for first, second in combinations(policies, 2)
+        if (first[0] == second[0]) != (first[1] == second[1])
     ]
     for (model, benchmark, policy), group in grid_groups(found, axes, fix).items():
-        best = max(group, key=lambda cell: pass_at_1(_lists(cell)).value)
+        best = max(group, key=lambda cell: cell.cell().estimate.value)
         for baseline in found:
             expected = baseline.expected
             if expected.baseline and (expected.model, expected.benchmark) == (model, benchmark):
                 place = ", ".join(f"{axis}={best.expected.setting.values[axis]}" for axis in axes)
-                first = f"best {policy} cell ({place})"
-                comparison = _pair(metric, (model, benchmark), first, [(best, baseline)])
-                if comparison is not None:
-                    comparisons.append(comparison)
-    return comparisons
+                first_name = f"best {policy} cell ({place})"
+                made.append(_with_baseline(metric, (model, benchmark), first_name, group, best, baseline))
+    return [comparison for comparison in made if comparison is not None]
 
 
 def _policies(
@@ -101,8 +106,13 @@ def _over_cells(
         if one.expected.benchmark == other.expected.benchmark and _agree(one.expected.setting, other.expected.setting)
     ]
     benchmarks = list(dict.fromkeys(one.expected.benchmark for one, _ in pairs))
-    name = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
-    return _pair(metric, (first[0], name), first[1], pairs, second[1])
+    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
+    difference = _difference(pairs)
+    if difference is None:
+        return None
+    if first[0] == second[0]:
+        return Comparison(first[0], on, metric, first[1], second[1], len(pairs), difference)
+    return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
 
 
 def _agree(one: Setting, other: Setting) -> bool:
@@ -110,14 +120,23 @@ def _agree(one: Setting, other: Setting) -> bool:
     return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
 
 
-def _pair(
-    metric: str,
-    name: tuple[str, str],
-    first: str,
-    pairs: list[tuple[Gathered, Gathered]],
-    second: str | None = None,
+def _with_baseline(
+    metric: str, name: tuple[str, str], first: str, group: Sequence[Gathered], best: Gathered, baseline: Gathered
 ) -> Comparison | None:
-    """The comparison over pairs of cells; None where they share no trace. Without `second`: best cell and baseline."""
+    """The best cell against a baseline. Where it is ahead, p allows for its having been chosen among the group."""
+    difference, note = _difference([(best, baseline)]), SELECTED
+    if difference is None:
+        return None
+    rivals = [cell for cell in group if best.outcomes.keys() <= cell.outcomes.keys()]
+    held = table([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
+    if difference.value > 0 and held is not None:
+        p = chosen_best(held.means[:, 1:], held.means[:, 0], held.strata)
+        difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
+    return Comparison(*name, metric, first, str(baseline.expected.setting), 1, difference, note)
+
+
+def _difference(pairs: Sequence[tuple[Gathered, Gathered]]) -> Difference | None:
+    """The difference over pairs of cells; None where they share no trace."""
     mine: _Outcomes = {}
     theirs: _Outcomes = {}
     for number, (one, other) in enumerate(pairs):
@@ -125,17 +144,10 @@ def _pair(
         _add(theirs, other, number)
     if not any(theirs.get(problem, {}).keys() & samples.keys() for problem, samples in mine.items()):
         return None
-    difference = paired_difference(mine, theirs)
-    if second is not None:
-        return Comparison(*name, metric, first, second, len(pairs), difference)
-    return Comparison(*name, metric, first, str(pairs[0][1].expected.setting), 1, difference, SELECTED)
+    return paired_difference(mine, theirs)
 
 
 def _add(outcomes: _Outcomes, cell: Gathered, number: int) -> None:
-    for problem, samples in cell.outcomes.items():
+    for problem, samples in cell.compared().items():
         held = outcomes.setdefault((cell.expected.benchmark, problem), {})
         held.update(((number, sample), grade) for sample, grade in samples.items())
-
-
-def _lists(cell: Gathered) -> dict[str, list[float]]:
-    return {problem: list(samples.values()) for problem, samples in cell.outcomes.items()}

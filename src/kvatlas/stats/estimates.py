@@ -1,4 +1,4 @@
-"""Means with their 95 % intervals: clustered by problem, over benchmarks, and the bound for bare percentages."""
+"""Means with their 95 % intervals: for problems like these, for these very problems, and over benchmarks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
+from numpy.typing import ArrayLike, NDArray
+from scipy import special, stats
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map
 
+Floats = NDArray[np.float64]
 #: The 97.5 % quantile of the normal distribution.
 Z = float(stats.norm.ppf(0.975))
+#: Imagined problems of full binomial spread, at a mean of 0 or 1; found by bench/calibration.py.
+_UNSEEN = 4.0
+#: Imagined problems in the variance between samples, more for few samples, which leave it too small.
+_UNSEEN_WITHIN = 1.5
+#: With fewer hits or misses than this, Wilson's interval is joined by the mid-P one.
+_FEW = 15.0
 
-BINOMIAL_NOTE = "intervals are the binomial bound: Wilson's with n = problems, as if all samples of a problem agreed"
+BINOMIAL_NOTE = "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
 
 
 def wilson(value: float, n: float) -> tuple[float, float]:
@@ -22,60 +30,154 @@ def wilson(value: float, n: float) -> tuple[float, float]:
 
     Source: Wilson (1927), JASA 22:209-212. Holds near 0 and 1 and for small n, where the normal interval fails.
     """
-    square = Z * Z / n
-    centre = (value + square / 2) / (1 + square)
-    half = Z / (1 + square) * math.sqrt(max(value * (1 - value), 0.0) / n + square / (4 * n))
-    low = 0.0 if value <= 0 else max(0.0, centre - half)
-    high = 1.0 if value >= 1 else min(1.0, centre + half)
-    return low, high
+    low, high = _wilson(np.asarray(value, float), np.asarray(n, float), np.asarray(Z))
+    return float(low), float(high)
+
+
+def share_interval(value: ArrayLike, n: ArrayLike, quantile: ArrayLike = Z) -> tuple[Floats, Floats]:
+    """95 % intervals of shares in [0, 1] seen on `n` independent units (any shapes that broadcast; `n` not whole, too).
+
+    The hull of Wilson's score interval and the mid-P exact one: either alone is too short for some values near 0 and 1
+    (exact coverage at n = 30 falls to 0.84 and 0.93), the hull is not (0.94). A larger `quantile` than the normal's
+    widens it, for an `n` that was estimated. Source: Wilson (1927); Berry and Armitage (1995), Statistician 44:417-423.
+    """
+    share, units, q = np.broadcast_arrays(
+        np.asarray(value, float), np.asarray(n, float), np.minimum(np.asarray(quantile, float), 1e3)
+    )
+    low, high = _wilson(share, units, q)
+    reduced = units * (Z / q) ** 2
+    low = np.minimum(low, _mid_p_low(share * reduced, reduced))
+    high = np.maximum(high, 1 - _mid_p_low((1 - share) * reduced, reduced))
+    return np.where(share <= 0, 0.0, np.maximum(low, 0.0)), np.where(share >= 1, 1.0, np.minimum(high, 1.0))
+
+
+def _wilson(share: Floats, n: Floats, quantile: Floats) -> tuple[Floats, Floats]:
+    square = quantile * quantile / n
+    centre = (share + square / 2) / (1 + square)
+    half = quantile / (1 + square) * np.sqrt(np.maximum(share * (1 - share), 0) / n + square / (4 * n))
+    low = np.where(share <= 0, 0.0, np.maximum(centre - half, 0.0))
+    return low, np.where(share >= 1, 1.0, np.minimum(centre + half, 1.0))
+
+
+def _mid_p_low(hits: Floats, n: Floats) -> Floats:
+    """The p at which P(X > hits) + P(X = hits) / 2 is 0.025, by bisection; `hits` and `n` need not be whole."""
+    low, high = np.zeros(hits.shape), np.ones(hits.shape)
+    misses = np.maximum(n - hits, 0.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        at_least = np.where(hits > 0, special.betainc(np.maximum(hits, 1e-12), misses + 1, middle), 1.0)
+        more = np.where(misses > 0, special.betainc(hits + 1, np.maximum(misses, 1e-12), middle), 0.0)
+        below = (at_least + more) / 2 < 0.025
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.where(hits > 0, low, 0.0)
+
+
+def clustered_interval(means: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
+    """95 % intervals for the mean over all problems like these. `means` [..., problems] in [0, 1], `samples` each.
+
+    Wilson's interval with the problems over the design effect: the variance between problem means against that of a
+    yes or no, never more than there are samples in all, and Student's quantile over problems since that variance is
+    estimated; with one sample a problem `share_interval`. Problems whose mean is near 0 or 1 have often missed the
+    rare other kind, so the variance is taken together with 4 (1 - 2 mean)^4 imagined problems of full spread. Where it
+    is still 0 (all right, all wrong) the number of problems is taken. One problem says nothing about others: [0, 1].
+
+    Source: Korn and Graubard (1998), Survey Methodology 24:193-201; Dean and Pagano (2015), J. Survey Statistics and
+    Methodology 3:484-503. The imagined problems are ours; coverage: bench/results/calibration.json.
+    """
+    problems = means.shape[-1]
+    share = means.mean(-1)
+    if problems == 1:
+        return np.zeros(share.shape), np.ones(share.shape)
+    full = share * (1 - share)
+    unseen = _UNSEEN * (1 - 2 * share) ** 4
+    spread = ((means - share[..., None]) ** 2).sum(-1)
+    variance = (spread + unseen * full) / (problems - 1 + unseen)
+    known = variance > 1e-18
+    units = np.where(known, problems * full / np.where(known, variance, 1.0), float(problems))
+    units = np.minimum(units, problems * np.asarray(samples, float))
+    quantile = float(stats.t.ppf(0.975, problems - 1))
+    if np.all(np.asarray(samples) <= 1):
+        return share_interval(share, units, quantile)
+    return _wilson(share, units, np.asarray(quantile))
+
+
+def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
+    """95 % intervals for the mean on these very problems, over new samples.
+
+    `means` and `within` are [..., problems]: the mean of a problem's samples and the estimated variance of that mean,
+    NaN where there is one sample. Then only a bound is possible, that of independent draws (Hoeffding 1956, Annals of
+    Mathematical Statistics 27:713-721); otherwise Wilson's interval with as many units as give that variance, 1.5 to 2
+    imagined problems of full spread added. With few hits or misses it is a `share_interval`.
+    """
+    problems = means.shape[-1]
+    share = means.mean(-1)
+    full = share * (1 - share)
+    each = np.asarray(samples, float)
+    draws = problems * each
+    unseen = (_UNSEEN_WITHIN + 2 / each**2) * full / each
+    variance = np.nan_to_num((within.sum(-1) + unseen) / problems**2, nan=np.inf)
+    known = (variance > 1e-18) & (full > 1e-18)
+    units = np.where(known, full / np.where(known, variance, 1.0), 0.0)
+    units = np.maximum(units, draws)
+    few = np.isinf(variance) | (units * np.minimum(share, 1 - share) < _FEW)
+    (low, high), (wide_low, wide_high) = _wilson(share, units, np.asarray(Z)), share_interval(share, units)
+    return np.where(few, wide_low, low), np.where(few, wide_high, high)
 
 
 def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean over problems of the mean over a problem's samples, with an interval clustered by problem.
+    """The mean over problems of the mean over a problem's samples, with both standard errors and both intervals.
 
-    `outcomes` holds for each problem the grades of its samples, each in [0, 1]: correctness, or progress.
+    `outcomes` holds for each problem the grades of its samples, each in [0, 1]: correctness, or progress. `low` and
+    `high` are clustered by problem (`clustered_interval`): they speak of problems like these. `given_low` and
+    `given_high` speak of these very problems (`conditional_interval`). `se_clustered` is the standard deviation of the
+    problem means over the root of their number (Miller 2024, arXiv 2411.00640, section 2.2); `se_conditional` comes
+    from the spread of samples within problems and is unknown for one sample a problem.
 
-    The interval is Wilson's with an effective number of samples: all samples over the design effect, which is the
-    variance between problem means against that of independent samples; never more than there are samples, and
-    reduced by (t(samples - 1) / t(problems - 1))^2 since the variance is itself estimated from the problems. With one
-    sample a problem this is the binomial Wilson interval. Where all problem means are equal (all right, all wrong)
-    the variance says nothing, and the number of problems is taken. One problem says nothing about others: [0, 1].
-
-    Source: Korn and Graubard (1998), Survey Methodology 24:193-201 (effective sample size); Dean and Pagano (2015),
-    J. Survey Statistics and Methodology 3:484-503 (Wilson with it). Raises KvatlasError where a problem has no
-    samples or a grade is outside [0, 1].
+    Raises KvatlasError where a problem has no samples or a grade is outside [0, 1].
     """
     if not outcomes or not all(len(samples) for samples in outcomes.values()):
         raise KvatlasError(
             "Pass@1 needs at least one problem and one sample of each; a problem without samples was given."
         )
+    counts = [len(samples) for samples in outcomes.values()]
     means = np.array([float(np.mean(samples)) for samples in outcomes.values()])
+    # Not "outside", so that a grade that is no number is refused as well.
     if not bool(np.all((means >= 0) & (means <= 1))):
         raise KvatlasError("Pass@1 needs grades between 0 and 1; others were given.")
-    counts = {len(samples) for samples in outcomes.values()}
-    value = float(means.mean())
-    low, high = _clustered(value, means, sum(len(samples) for samples in outcomes.values()))
-    return Estimate(value, low, high, len(means), counts.pop() if len(counts) == 1 else None)
+    within = np.array([_variance_of_mean(samples) for samples in outcomes.values()])
+    return from_problem_means(means, within, counts)
 
 
-def _clustered(value: float, means: np.ndarray, total: int) -> tuple[float, float]:
+def from_problem_means(means: Floats, within: Floats, counts: Sequence[int]) -> Estimate:
+    """The estimate from problem means in [0, 1], the variances of these means (NaN: unknown), samples by problem."""
+    average = float(np.mean(counts))
+    low, high = clustered_interval(means, average)
+    given_low, given_high = conditional_interval(means, within, average)
     problems = len(means)
-    if problems == 1:
-        return 0.0, 1.0
-    variance = float(means.var(ddof=1)) / problems
-    if variance < 1e-18:
-        return wilson(value, problems)
-    design_effect = variance / (value * (1 - value) / (total - 1))
-    effective = min(total / design_effect, float(total))
-    freedom = float(stats.t.ppf(0.975, total - 1) / stats.t.ppf(0.975, problems - 1)) ** 2
-    return wilson(value, effective * freedom)
+    known = not bool(np.isnan(within).any())
+    return Estimate(
+        float(means.mean()),
+        float(low),
+        float(high),
+        problems,
+        counts[0] if len(set(counts)) == 1 else None,
+        se_clustered=float(means.std(ddof=1)) / math.sqrt(problems) if problems > 1 else None,
+        se_conditional=math.sqrt(float(within.sum())) / problems if known else None,
+        given_low=float(given_low),
+        given_high=float(given_high),
+    )
+
+
+def _variance_of_mean(samples: Sequence[float]) -> float:
+    return float(np.var(samples, ddof=1)) / len(samples) if len(samples) > 1 else math.nan
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    """The plain mean over benchmarks, which are taken as fixed, with its 95 % interval.
+    """The plain mean over benchmarks, which are taken as fixed, with its 95 % intervals.
 
     The benchmarks' problems are independent, so the distances from each value to its own limits add in squares, lower
-    and upper side apart. Unknown where one of the intervals is. Problems are summed; samples are given where equal.
+    and upper side apart, and so do standard errors. Unknown where one of the benchmarks' is. Problems are summed;
+    samples are given where equal.
 
     Source: Zou and Donner (2008), Statistics in Medicine 27:1693-1702 (recovery of variances from intervals).
     Raises KvatlasError for an empty sequence.
@@ -84,27 +186,47 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
         raise KvatlasError("A mean over benchmarks needs at least one estimate; none was given.")
     count = len(estimates)
     value = math.fsum(e.value for e in estimates) / count
-    below = [e.value - e.low for e in estimates if e.low is not None]
-    above = [e.high - e.value for e in estimates if e.high is not None]
-    known = len(below) == len(above) == count
+    low, high = _recovered(value, [(e.value, e.low, e.high) for e in estimates])
+    given_low, given_high = _recovered(value, [(e.value, e.given_low, e.given_high) for e in estimates])
     problems = [e.problems for e in estimates if e.problems is not None]
     samples = {e.samples for e in estimates}
     return Estimate(
         value,
-        max(0.0, value - math.hypot(*below) / count) if known else None,
-        min(1.0, value + math.hypot(*above) / count) if known else None,
+        low,
+        high,
         sum(problems) if len(problems) == count else None,
         samples.pop() if len(samples) == 1 else None,
+        se_clustered=_mean_error([e.se_clustered for e in estimates]),
+        se_conditional=_mean_error([e.se_conditional for e in estimates]),
+        given_low=given_low,
+        given_high=given_high,
     )
 
 
-def binomial_bound(value: float, problems: int) -> tuple[float, float]:
-    """A 95 % interval for a bare Pass@1 in [0, 1] of which only the number of problems is known.
+def _recovered(
+    value: float, parts: Sequence[tuple[float, float | None, float | None]]
+) -> tuple[float, float] | tuple[None, None]:
+    below = [part - low for part, low, _ in parts if low is not None]
+    above = [high - part for part, _, high in parts if high is not None]
+    if not len(below) == len(above) == len(parts):
+        return None, None
+    return max(0.0, value - math.hypot(*below) / len(parts)), min(1.0, value + math.hypot(*above) / len(parts))
 
-    Wilson's interval with n = problems. However alike the samples of one problem are, the variance between problem
-    means is at most value * (1 - value), so this is a bound: wide enough for any number of samples.
+
+def _mean_error(errors: Sequence[float | None]) -> float | None:
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(errors) if len(known) == len(errors) else None
+
+
+def binomial_bound(value: float, problems: int, samples: int | None = None) -> tuple[float, float]:
+    """A 95 % interval for a bare Pass@1 in [0, 1]: for problems like these, or with `samples` for these very problems.
+
+    A `share_interval` with n = problems: however alike the samples of one problem are, the variance between problem
+    means is at most value * (1 - value). With `samples` n = problems * samples: samples of these problems vary at most
+    like independent draws. Both are bounds: wide enough, and often too wide.
     """
-    return wilson(value, problems)
+    low, high = share_interval(value, problems * (samples or 1))
+    return float(low), float(high)
 
 
 def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
@@ -125,4 +247,6 @@ def _with_bound(cell: Cell) -> Cell:
     if estimate.low is not None or estimate.problems is None:
         return cell
     low, high = binomial_bound(estimate.value, estimate.problems)
-    return replace(cell, estimate=replace(estimate, low=low, high=high))
+    given_low, given_high = binomial_bound(estimate.value, estimate.problems, estimate.samples)
+    bounded = replace(estimate, low=low, high=high, given_low=given_low, given_high=given_high)
+    return replace(cell, estimate=bounded)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from kvatlas.core import Cell, KvatlasError, Map, Trace
 from kvatlas.results.csv_maps import ascending
 from kvatlas.results.manifest import Manifest
+from kvatlas.stats.at_k import BAYES_NOTE
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.grid import Axes, grid_groups, map_axes
@@ -28,8 +29,17 @@ def maps_of_run(
     axes beyond two to one value each. Raises KvatlasError if the run does not have two axes, or if traces are
     missing; with `partial` the maps say so in their notes instead, and cells without any trace are left out.
     """
-    axes = map_axes(manifest, fix)
-    cells = gather(manifest, traces, metric)
+    return maps_of_cells(gather(manifest, traces, metric), map_axes(manifest, fix), metric, partial, fix)
+
+
+def maps_of_cells(
+    cells: Sequence[Gathered],
+    axes: Axes,
+    metric: str = "pass@1",
+    partial: bool = False,
+    fix: Mapping[str, Any] | None = None,
+) -> list[Map]:
+    """As `maps_of_run`, from cells that were gathered already."""
     groups = grid_groups(cells, axes, fix)
     if not groups:
         raise KvatlasError(f"No policy of this run has two or more values of both {axes[0]} and {axes[1]}.")
@@ -75,6 +85,10 @@ def _map(
         holes = sum(cell.found < cell.promised for cell in (*group, *beside))
         cells = "1 cell" if holes == 1 else f"{holes} cells"
         notes = (*notes, f"PARTIAL: {missing} of {promised} traces are missing, in {cells}")
+    if any(cell.adaptive for cell in group):
+        notes = (*notes, _adaptive_note([len(cell.expected.problems) for cell in group]))
+    if any(cell.rule is not None and cell.rule.kind == "bayes" for cell in group):
+        notes = (*notes, BAYES_NOTE)
     vertical, horizontal = axes
     places = {
         (cell.expected.setting.values[vertical], cell.expected.setting.values[horizontal]): cell for cell in group
@@ -83,6 +97,13 @@ def _map(
     found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].found}
     baselines = {str(cell.expected.setting): cell.cell() for cell in beside if cell.found}
     return Map(model, benchmark, metric, policy, ((vertical, rows), (horizontal, columns)), found, baselines, notes)
+
+
+def _adaptive_note(problems: Sequence[int]) -> str:
+    return (
+        f"adaptive: cells have {min(problems)} to {max(problems)} problems, those with few were shown worse early; "
+        "intervals hold for any reason to stop"
+    )
 
 
 def mean_map(maps: Sequence[Map]) -> Map:
@@ -110,9 +131,9 @@ def mean_map(maps: Sequence[Map]) -> Map:
             )
     if len({one.benchmark for one in maps}) < len(maps):
         raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(m.benchmark for m in maps)}.")
-    cells = {place: _mean_cell([one.cells[place] for one in maps]) for place in _common([m.cells for m in maps])}
+    cells = {place: mean_cell([one.cells[place] for one in maps]) for place in _common([m.cells for m in maps])}
     baselines = {
-        name: _mean_cell([one.baselines[name] for one in maps]) for name in _common([m.baselines for m in maps])
+        name: mean_cell([one.baselines[name] for one in maps]) for name in _common([m.baselines for m in maps])
     }
     notes = list(dict.fromkeys(note if "PARTIAL" not in note else _PARTIAL_MEAN for m in maps for note in m.notes))
     if any(len(one.cells) > len(cells) for one in maps):
@@ -148,11 +169,13 @@ def _common(mappings: Sequence[Mapping[T, Cell]]) -> list[T]:
     return [key for key in mappings[0] if all(key in other for other in mappings[1:])]
 
 
-def _mean_cell(cells: Sequence[Cell]) -> Cell:
+def mean_cell(cells: Sequence[Cell]) -> Cell:
+    """One setting over several benchmarks; costs are known where all of them know theirs."""
     kept = [cell.kept_tokens_mean for cell in cells if cell.kept_tokens_mean is not None]
     output = [cell.output_tokens_mean for cell in cells if cell.output_tokens_mean is not None]
     peaks = [cell.peak_kv_tokens for cell in cells if cell.peak_kv_tokens is not None]
     truncated = [cell.truncated for cell in cells if cell.truncated is not None]
+    seconds = [cell.seconds_mean for cell in cells if cell.seconds_mean is not None]
     count = len(cells)
     return Cell(
         cells[0].setting,
@@ -161,6 +184,7 @@ def _mean_cell(cells: Sequence[Cell]) -> Cell:
         peak_kv_tokens=max(peaks) if len(peaks) == count else None,
         output_tokens_mean=sum(output) / count if len(output) == count else None,
         truncated=sum(truncated) if len(truncated) == count else None,
+        seconds_mean=sum(seconds) / count if len(seconds) == count else None,
     )
 
 

@@ -80,18 +80,14 @@ class Plan:
             for policy, baseline in self.policies
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        return Manifest(axes, expected, self.spec.model_dump(mode="json"), {**provenance(), **self._asked()})
-
-    def _asked(self) -> dict[str, Any]:
-        """What identifies the benchmarks, and the seeds by which choices were put in order."""
-        seeds = {
-            problem.id: problem.about["choice_seed"]
-            for problems in self.problems.values()
-            for problem in problems
-            if "choice_seed" in problem.about
-        }
         identities = [benchmarks.identity(benchmark) for benchmark in self.benchmarks]
-        return {"benchmarks": identities} | ({"choice_seeds": seeds} if seeds else {})
+        made_with = {**provenance(), "benchmarks": identities}
+        about = {
+            benchmark.name: found
+            for benchmark in self.benchmarks
+            if (found := {problem.id: problem.about for problem in self.problems[benchmark.name] if problem.about})
+        }
+        return Manifest(axes, expected, self.spec.model_dump(mode="json"), made_with, about)
 
     def units(self, model: Model, done: set[Key]) -> list[Unit]:
         """The trees of one model that still lack traces, each with the settings that it lacks.

@@ -67,6 +67,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             text=model.text(generation.tokens),
             grade=grade(model, found[unit.benchmark], unit.problem, generation.tokens, generation.finished),
             usage=generation.usage,
+            fate=generation.fate,
         )
         yield trace, generation.decoded
 

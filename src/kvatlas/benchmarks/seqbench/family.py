@@ -8,6 +8,8 @@ a prompt format, `-facts` or `-full`: `SEQBENCH-40x40-L100-B2-N0.5-S1`. What is 
 | up to 6x6 | any | 0 | 1 | 1 | `facts/v1`: the facts alone, one a line |
 | larger | any | 0 | 0 | 0 | `seqbench/v1`: task, guidance, three worked examples, facts |
 
+`SEQBENCH@FILE` stands for the mazes of a copy of the published data set, asked with `seqbench/v1`.
+
 Names that mean the same problems and prompt are one benchmark under its shortest name.
 """
 
@@ -21,6 +23,7 @@ from functools import cache
 from importlib.resources import files
 from typing import ClassVar
 
+from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.seqbench.facts import read_maze
 from kvatlas.benchmarks.seqbench.mazes import Shape, draw, facts
 from kvatlas.benchmarks.seqbench.plans import format_plan, judge, parse_plan
@@ -43,8 +46,17 @@ class SeqBench:
     examples: ClassVar[str] = _EXAMPLES
 
     @classmethod
-    def named(cls, rest: str) -> SeqBench:
-        """The benchmark from what follows SEQBENCH; KvatlasError says which names are valid."""
+    def named(cls, rest: str, file: str = "") -> Benchmark:
+        """The benchmark from what follows SEQBENCH, or of a `file` of the published data set.
+
+        KvatlasError says which names are valid.
+        """
+        if file and rest:
+            raise KvatlasError(f"A file of mazes says itself how hard they are; name it as 'SEQBENCH@{file}'.")
+        if file:
+            from kvatlas.benchmarks.seqbench.published import Published
+
+            return Published(file)
         match = re.fullmatch(
             r"-(?P<W>\d{1,3})x(?P<H>\d{1,3})"
             r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)|-(?P<F>facts|full))*",

@@ -14,6 +14,8 @@ Choices where the source is silent:
   about far-away rooms, which can be left out at a glance, come only when corridors have grown that far.
 - In mazes with locked doors a quarter of the distracting doors are locked, each with its key in a room already named.
   In mazes without (B = 0) all doors are open.
+- Paths in such trees are seldom longer than five sides of the grid. A longer one without locked doors is laid first: a
+  piece of the closed way around a tree of half the grid's size. Kruskal's algorithm then joins the other rooms to it.
 - Every maze is checked by search before it is handed out: the plan is what the shortest way takes, no other plan is
   as short, and without any one of its keys there is no plan.
 """
@@ -22,15 +24,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET, Maze, key_in, locked_door, open_door, person_in
 from kvatlas.benchmarks.seqbench.plans import Action, Plan
 from kvatlas.benchmarks.seqbench.search import check
+from kvatlas.benchmarks.seqbench.trees import Tree, long_path, spanning_tree
 from kvatlas.core import KvatlasError
 
 _DRAWS = 400
 _GOALS_PER_TREE = 8
 _DECOY_LOCKED = 0.25
+#: Moves over (columns + rows) from which on a path without locked doors is laid before the tree.
+_LAID = 2.5
 
 Edge = tuple[int, int]
 
@@ -113,10 +119,13 @@ def draw(shape: Shape, rng: random.Random) -> Instance:
     Without a length, goal and start are uniform over the rooms that are at least two moves apart.
     """
     longest = 0
+    moves = (shape.length or 0) - 2
+    laid = not shape.doors and moves > _LAID * (shape.columns + shape.rows)
     for _ in range(_DRAWS):
-        tree = _spanning_tree(shape.columns, shape.rows, rng)
-        for _ in range(_GOALS_PER_TREE if shape.length else 1):
-            route, reached = _rewind(tree, shape, rng)
+        path = long_path(shape.columns, shape.rows, moves, rng) if laid else []
+        tree = spanning_tree(shape.columns, shape.rows, rng, path)
+        for _ in range(1 if path or shape.length is None else _GOALS_PER_TREE):
+            route, reached = ([_Leg(path, None)], len(path) + 1) if path else _rewind(tree, shape, rng)
             longest = max(longest, reached)
             instance = _furnish(tree, route, shape, rng) if route else None
             if instance is not None:
@@ -127,47 +136,6 @@ def draw(shape: Shape, rng: random.Random) -> Instance:
         f"None of {_DRAWS} mazes of {shape.columns}x{shape.rows} rooms has {wanted}B = {shape.doors} and "
         f"N = {shape.noise:g} (the longest plan has {longest} actions); take a larger grid, or smaller L, B or N."
     )
-
-
-def room_name(column: int, row: int) -> str:
-    """Column letters as in a spreadsheet and row number, both from 0: (0, 0) is A1, (26, 4) is AA5."""
-    letters = ""
-    column += 1
-    while column:
-        column, letter = divmod(column - 1, 26)
-        letters = chr(ord("A") + letter) + letters
-    return f"{letters}{row + 1}"
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """A spanning tree of the grid: neighbours of each room by number, and the rooms' names."""
-
-    neighbours: list[list[int]]
-    names: list[str]
-
-
-def _spanning_tree(columns: int, rows: int, rng: random.Random) -> _Tree:
-    """Kruskal's algorithm over all walls in random order."""
-    rooms = columns * rows
-    walls = [(room, room + 1) for room in range(rooms) if (room + 1) % columns]
-    walls += [(room, room + columns) for room in range(rooms - columns)]
-    # One sort by random numbers takes a third of the time of random.shuffle, and a large maze is mostly this.
-    number = rng.random
-    walls.sort(key=lambda _: number())
-    root = list(range(rooms))
-    neighbours: list[list[int]] = [[] for _ in range(rooms)]
-    for a, b in walls:
-        i, j = a, b
-        while root[i] != i:
-            root[i] = i = root[root[i]]
-        while root[j] != j:
-            root[j] = j = root[root[j]]
-        if i != j:
-            root[j] = i
-            neighbours[a].append(b)
-            neighbours[b].append(a)
-    return _Tree(neighbours, [room_name(room % columns, room // columns) for room in range(rooms)])
 
 
 @dataclass(frozen=True)
@@ -181,7 +149,7 @@ class _Leg:
     door: int | None
 
 
-def _rewind(tree: _Tree, shape: Shape, rng: random.Random) -> tuple[list[_Leg] | None, int]:
+def _rewind(tree: Tree, shape: Shape, rng: random.Random) -> tuple[list[_Leg] | None, int]:
     """The legs of a walk in walking order, None if this attempt finds none; and the largest L within its reach."""
     left = None if shape.length is None else shape.length - 2 - 3 * shape.doors
     here, back = rng.randrange(len(tree.neighbours)), None
@@ -213,7 +181,7 @@ def _rewind(tree: _Tree, shape: Shape, rng: random.Random) -> tuple[list[_Leg] |
     return legs[::-1], 2 + 3 * shape.doors + walked
 
 
-def _explore(tree: _Tree, here: int, back: int | None, locked: set[Edge]) -> tuple[dict[int, int], list[list[int]]]:
+def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tuple[dict[int, int], list[list[int]]]:
     """Rooms by their distance from `here` through open doors, and the room before each; the first step goes `back`."""
     before = {here: here}
     layers = [[here]]
@@ -250,7 +218,7 @@ def _distance(
     return min(max(round(left / legs_left * rng.uniform(0.5, 1.5)), nearest), farthest)
 
 
-def _furnish(tree: _Tree, legs: list[_Leg], shape: Shape, rng: random.Random) -> Instance | None:
+def _furnish(tree: Tree, legs: list[_Leg], shape: Shape, rng: random.Random) -> Instance | None:
     """Names, keys, facts and distractions for a walk; None if the tree has too few doors left to distract with."""
     names = tree.names
     keys, spare = _key_numbers(legs, shape, rng)
@@ -264,7 +232,7 @@ def _furnish(tree: _Tree, legs: list[_Leg], shape: Shape, rng: random.Random) ->
         if number:
             plan.append(("pick_up_key", key))
             supporting.append(world.put_key(key, names[leg.rooms[0]]))
-        for i, (here, there) in enumerate(zip(leg.rooms, leg.rooms[1:], strict=False)):
+        for i, (here, there) in enumerate(pairwise(leg.rooms)):
             if i == leg.door:
                 plan += [("use_key", key), ("unlock_and_open_door_to", names[there])]
             plan.append(("move_to", names[there]))
@@ -321,7 +289,7 @@ def _either_way(a: str, b: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _distract(
-    tree: _Tree, crossed: set[Edge], world: _World, wanted: int, spare: list[str], rng: random.Random
+    tree: Tree, crossed: set[Edge], world: _World, wanted: int, spare: list[str], rng: random.Random
 ) -> list[str] | None:
     """`wanted` true facts that the plan never needs, grown out of the walk; None if the tree is used up before."""
     known = sorted({room for edge in crossed for room in edge})
