@@ -13,7 +13,9 @@ import yaml
 from kvatlas import models
 from kvatlas.models import Model
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
+#: Window of the layers that have one: some in gemma3, all in mistral, none in the others.
+WINDOW = 24
 
 
 def save_random_model(kind: str, folder: Path) -> Model:
@@ -41,10 +43,22 @@ def save_random_model(kind: str, folder: Path) -> Model:
         "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
         "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),
+        "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
+        "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM),
+        "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM),
+    }
+    special: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": WINDOW},
+        "gemma3": {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 16,
+        },
+        "phi3": {"sliding_window": None},
     }
     config_class, model_class = classes[kind]
     torch.manual_seed(7)
-    model_class(config_class(**common)).save_pretrained(folder)
+    model_class(config_class(**common, **special.get(kind, {}))).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (source.folder / name).is_file():
             shutil.copy(source.folder / name, folder / name)

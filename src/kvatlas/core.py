@@ -38,12 +38,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about."""
+    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about.
+
+    `metrics` holds what a benchmark measures beside: numbers (those in [0, 1] can be mapped and compared) and words,
+    by name.
+    """
 
     correct: bool
     progress: float
     answer: str | None
     status: Status
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ class Setting:
         return f"{self.policy}({inner})" if inner else self.policy
 
 
+#: A model behind an API: what its provider's cache keeps is not known.
+SERVED = Setting("served")
+
+
 @dataclass(frozen=True)
 class Usage:
     """What a trace cost.
@@ -105,8 +114,25 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Fate:
+    """What became of each cached token: the prompt's, then the new ones without the last, which is never cached.
+
+    A policy chooses `holders` times over: once for the whole model, for each layer, or for each KV head. `left[i]` is
+    the number of new tokens written when the last holder dropped token i, 0 if one still held it at the end; `held[i]`
+    is how many of the holders did.
+    """
+
+    holders: int
+    left: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Trace:
-    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost."""
+    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
+
+    `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens.
+    """
 
     model: str
     benchmark: str
@@ -117,6 +143,7 @@ class Trace:
     text: str
     grade: Grade
     usage: Usage
+    fate: Fate | None = None
 
 
 @dataclass(frozen=True)

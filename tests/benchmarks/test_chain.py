@@ -67,8 +67,3 @@ def test_grading(answer: str, correct: bool, progress: float, status: Status) ->
 def test_a_size_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(KvatlasError, match="valid are CHAIN3 to CHAIN26"):
         find(name)
-
-
-def test_an_unknown_benchmark_names_the_families() -> None:
-    with pytest.raises(KvatlasError, match="Unknown benchmark 'AIME24'; valid are names of these families: CHAIN"):
-        find("AIME24")

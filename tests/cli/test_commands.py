@@ -12,6 +12,7 @@ import pytest
 
 from kvatlas import cli
 from kvatlas.results import Store
+from tests.r1 import AIME
 
 
 @pytest.fixture
@@ -58,6 +59,23 @@ def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
     assert "local_window = required" in out
 
 
+def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
+    code, out, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 3, "--answer")
+    assert code == 0
+    assert out == (
+        "There exist real numbers $x$ and $y$, both greater than 1, such that "
+        "$\\log_x\\left(y^x\\right)=\\log_y\\left(x^{4y}\\right)=10$. Find $xy$.\n\n"
+        "Please reason step by step, and put your final answer within \\boxed{}.\n"
+    )
+    assert err == "AIME24-003: 025\n"
+    code, out, _ = kvatlas("benchmarks", "show", "CHAIN4", "--model", "embedded:tiny-llama")
+    assert out.startswith("<|user|> ")
+    assert out.endswith("<|assistant|> <think>\n")
+    assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
+    code, _, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
+    assert (code, err) == (2, "kvatlas: --problem is 4; valid are numbers from 1 to 3 for AIME24.\n")
+
+
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     estimate = json.loads(kvatlas("plan", write_spec(), "--json")[1])
     assert set(estimate) == {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "seconds"}
@@ -66,6 +84,15 @@ def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     assert code == 0
     assert "108" in out
     assert "seconds" in out
+    assert "hours" in out
+
+
+def test_plan_takes_the_rate_of_a_run(kvatlas: Call, write_spec: Callable[..., Path], run: Path) -> None:
+    estimate = json.loads(kvatlas("plan", write_spec(), "--rate-of", run, "--json")[1])
+    with Store.open(run) as store:
+        rate = store.tokens_per_second()
+    assert rate > 0
+    assert estimate["seconds"] == round(estimate["decoded_tokens"]["shared"] / rate, 1)
 
 
 def test_sweep_resumes_and_shows_progress(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
@@ -264,6 +291,18 @@ def test_two_inputs_are_compared(kvatlas: Call, run: Path) -> None:
         ),
         (("describe", "published:nothing"), "published:dynts_r1_llama"),
         (("policies", "none"), "Unknown policy 'none'"),
+        (("benchmarks", "show", "AIME24@nowhere.jsonl"), "The problem file 'nowhere.jsonl' is not there"),
+        (("benchmarks", "show", "nothing"), "Unknown benchmark 'nothing'"),
+        (("run", "hf:FOLDER", "CHAIN4"), "is no folder with a config.json"),
+        (("run", "embedded:tiny-llama", "CHAIN4", "--model-option", "dtype=int4"), "valid are auto, float32"),
+        (
+            ("predictor", "eval", "none.safetensors", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN4"),
+            "The predictor 'none.safetensors' is not there",
+        ),
+        (
+            ("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN4", "--out", "head.bin"),
+            "valid are names that end in .safetensors",
+        ),
         (("export", "FOLDER", "--out", "x.csv"), "is no run"),
         (("report", "FOLDER", "--out", "x.html"), "is no run"),
     ],

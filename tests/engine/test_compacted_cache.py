@@ -12,6 +12,7 @@ from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Model
 from kvatlas.policies import Cached, Policy, Scope, Selection
+from tests.conftest import ARCHITECTURES, WINDOW
 from tests.engine.test_loop import endless, prompts
 
 BUDGET, NEW = 64, 90
@@ -39,7 +40,7 @@ def _policy(scope: Scope) -> Policy:
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_logits_equal_those_of_a_masked_full_cache(random_models: dict[str, Model], kind: str, scope: Scope) -> None:
     model = endless(random_models[kind])
     LOG.clear()
@@ -110,6 +111,11 @@ def _masked(model: Model, tokens: tuple[int, ...], visible: torch.Tensor) -> tor
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         weights = query @ key.transpose(-1, -2) * scaling
         hidden = ~visible[module.layer_idx].repeat_interleave(groups, 0)
+        if getattr(module.config, "layer_types", None) is not None or module.config.model_type == "mistral":
+            kinds = getattr(module.config, "layer_types", None)
+            if kinds is None or kinds[module.layer_idx] == "sliding_attention":
+                places = torch.arange(len(tokens))
+                hidden = hidden | (places[:, None] - places >= WINDOW)
         return (weights.masked_fill(hidden, float("-inf")).softmax(-1) @ value).transpose(1, 2), None
 
     AttentionInterface.register("masked_reference", attention)

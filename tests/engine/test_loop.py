@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import Model
 from kvatlas.policies import Policy
+from tests.conftest import ARCHITECTURES
 
 BUDGET = 96
 
@@ -68,7 +68,7 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, Model], kind: str) -> None:
     model = random_models[kind]
     work = requests(model, [policies.of(Setting.of("full"))], 12)
@@ -98,7 +98,7 @@ def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Mod
         assert by_key[request.key] == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, Model], kind: str) -> None:
     model = random_models[kind]
     work = requests(model, grid())
@@ -168,13 +168,8 @@ def test_settings_share_their_random_numbers(random_models: dict[str, Model]) ->
     assert any(generation.tokens != full[generation.key] for generation in found)
 
 
-def test_a_model_with_sliding_windows_is_refused(random_models: dict[str, Model], tmp_path: Path) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def test_soft_capped_attention_is_refused(random_models: dict[str, Model]) -> None:
+    from kvatlas.engine.attention import attend
 
-    config = Qwen2Config.from_pretrained(random_models["qwen2"].folder)
-    config.update({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3})
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path)
-    model = models.find(f"hf:{tmp_path}")
-    vars(model).update(stops=frozenset(), think_close=-1, tokenizer=random_models["qwen2"].tokenizer)
-    with pytest.raises(KvatlasError, match="layers with sliding_window = 16"):
-        run(model, requests(model, [policies.of(Setting.of("full"))], 1), 8)
+    with pytest.raises(KvatlasError, match=r"layers with softcap = 50.0; valid are models whose layers attend"):
+        attend(*[torch.zeros(1)] * 4, None, 1.0, None, softcap=50.0)  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, Model]) 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])
 def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
-    with pytest.raises(KvatlasError, match=r"valid are embedded:tiny-llama.* and hf:FOLDER"):
+    with pytest.raises(KvatlasError, match=r"valid are embedded:tiny-llama, hf:FOLDER and hf:OWNER/NAME"):
         models.find(name)
 
 

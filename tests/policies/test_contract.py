@@ -33,8 +33,11 @@ def cached(
 ) -> Cached:
     if positions is None:
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
-    missing: Any = None
-    return Cached(missing, positions, prompt, thinking_end, scores.shape[-1], 1, {"score": scores}, missing, missing)
+    unused: Any = None
+    columns = {"score": scores}
+    return Cached(
+        unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, unused, unused, unused, unused, unused
+    )
 
 
 def policy(**changes: Any) -> Given:

@@ -41,7 +41,7 @@ def test_colours_where_there_are_some(one):
 def test_a_narrow_terminal_drops_the_intervals_first(one):
     text = _printed(one, width=62)
     assert "49.3" in text
-    assert "32.5" not in text
+    assert "31.9" not in text
     assert "interval" not in text.splitlines()[0]
 
 

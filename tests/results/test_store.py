@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.core import Fate, Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
 
 SETTING = Setting.of("window", kv_budget=64, local_window=8, ratio=0.1)
@@ -20,8 +20,9 @@ TRACE = Trace(
     setting=SETTING,
     tokens=(5, 6, 70_000),
     text="a = 3 \u202e <script>\x00",
-    grade=Grade(True, 1.0, "a = 3", Status.OK),
+    grade=Grade(True, 1.0, "a = 3", Status.OK, {"recall": 0.5, "first_error": "none"}),
     usage=Usage(10, 3, 2, 13, 11.5, 1, 0.25),
+    fate=Fate(1, (0, 2, 2, 0), (1, 0, 0, 1)),
 )
 
 
@@ -39,9 +40,18 @@ def test_what_is_added_comes_back(tmp_path: Path) -> None:
         assert store.manifest() == manifest()
         assert [key for key, _ in store.traces()] == ["key", "other"]
         assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 0)) == TRACE
-        assert next(store.traces(texts=False))[1] == replace(TRACE, tokens=(), text="")
+        assert next(store.traces(texts=False))[1] == replace(TRACE, tokens=(), text="", fate=None)
         with pytest.raises(KeyError):
             store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 7))
+
+
+@pytest.mark.parametrize(
+    "fate", [None, Fate(1, (), ()), Fate(1, (0, 7), (1, 0)), Fate(12, (0, 9, 9), (12, 0, 0)), Fate(4, (0,), (3,))]
+)
+def test_fates_come_back(tmp_path: Path, fate: Fate | None) -> None:
+    with Store.create(tmp_path) as store:
+        store.add("key", replace(TRACE, fate=fate))
+        assert next(store.traces())[1].fate == fate
 
 
 def test_the_same_trace_twice_is_one_row(tmp_path: Path) -> None:
@@ -72,7 +82,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path) ->
     connection.close()
     before = path.read_bytes()
     for attempt in (Store.create, Store.open):
-        with pytest.raises(KvatlasError, match="has version 99, this kvatlas reads version 1"):
+        with pytest.raises(KvatlasError, match="has version 99, this kvatlas reads version 3"):
             attempt(tmp_path)
     assert path.read_bytes() == before
 

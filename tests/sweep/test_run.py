@@ -124,6 +124,7 @@ def test_workers_that_die_without_a_result_end_in_a_sentence(
 
 def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Path) -> None:
     plan = make_plan(parse_spec(spec_data()))
+    assert plan.keys
     weights = plan.models[0].folder / "model.safetensors"
     moved = weights.rename(weights.with_suffix(".gone"))
     try:

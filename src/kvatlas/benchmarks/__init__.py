@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-import re
+from pathlib import Path
+from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family
+from kvatlas.benchmarks.base import Benchmark, Family, identity
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
+_PUBLIC = ("AIME24", "AIME25", "AMC23", "GPQA_D", "MATH500", "GAOKAO2023EN")
+
+#: A name stands for one benchmark (AIME24) or begins the names of a family (CHAIN12).
 families: Registry[Family] = Registry(
-    "benchmark family", "kvatlas.benchmarks", {"CHAIN": "kvatlas.benchmarks.chain:Chain"}
+    "benchmark family",
+    "kvatlas.benchmarks",
+    {
+        "CHAIN": "kvatlas.benchmarks.chain:Chain",
+        "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
+        "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
+    }
+    | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
 )
 
 
-def find(name: str) -> Benchmark:
-    """The benchmark of that name; KvatlasError names the families when there is none."""
-    family = re.match(r"[A-Z]+", name)
-    if family is None or family[0] not in families.names():
-        known = ", ".join(families.names())
-        raise KvatlasError(f"Unknown benchmark {name!r}; valid are names of these families: {known} (as in CHAIN12).")
-    return families.get(family[0]).named(name[len(family[0]) :])
+def find(name: str, **options: Any) -> Benchmark:
+    """The benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
+
+    `options` are those of a spec's entry: file, prompt, columns. KvatlasError names what is there when there is none.
+    """
+    name, _, file = name.partition("@")
+    kind, _, path = name.partition(":")
+    if kind == "file" and path:
+        from kvatlas.benchmarks.public import questions
+
+        return questions(Path(path).name.partition(".")[0], file=path, **options)
+    if file:
+        options = {**options, "file": file}
+    family = max((each for each in families.names() if name.startswith(each)), key=len, default=None)
+    if family is None:
+        if options.get("file"):
+            from kvatlas.benchmarks.public import questions
+
+            return questions(name, **options)
+        raise KvatlasError(
+            f"Unknown benchmark {name!r}; valid are {', '.join(families.names())} (CHAIN with a size, as in CHAIN12) "
+            "and file:FILE."
+        )
+    rest = name[len(family) :]
+    if not options:
+        return families.get(family).named(rest)
+    try:
+        return families.get(family).named(rest, **options)
+    except TypeError as error:
+        raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "families", "find"]
+__all__ = ["Benchmark", "Family", "families", "find", "identity"]

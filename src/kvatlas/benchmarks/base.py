@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kvatlas.core import Grade, Problem
 
@@ -11,7 +11,8 @@ from kvatlas.core import Grade, Problem
 class Benchmark(Protocol):
     """The contract of every benchmark; a new one is one file that satisfies it.
 
-    `version` rises whenever problems, prompts or verdicts change: it is part of the run key.
+    `version` rises whenever problems, prompts or verdicts change: it is part of the run key. A benchmark whose problems
+    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what.
     """
 
     version: ClassVar[int]
@@ -45,6 +46,11 @@ class Family(Protocol):
     about: str
     examples: str
 
-    def named(self, rest: str) -> Benchmark:
-        """The benchmark; KvatlasError says which are valid."""
+    def named(self, rest: str, **options: Any) -> Benchmark:
+        """The benchmark; KvatlasError says which are valid. A family read from files takes the option `file`."""
         ...
+
+
+def identity(benchmark: Benchmark) -> list[Any]:
+    """All that can change what a benchmark asks and how it judges: part of the run key."""
+    return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]

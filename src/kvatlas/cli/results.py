@@ -1,4 +1,4 @@
-"""Commands that read runs and CSV maps: map, describe, check, report, export."""
+"""Commands that read runs and CSV maps: describe, check, report, export."""
 
 from __future__ import annotations
 
@@ -25,30 +25,6 @@ Fix = Annotated[
 ]
 
 
-def map_(
-    inputs: Inputs,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")],
-    mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
-    shared: Annotated[bool, typer.Option("--shared", help="One colour scale for all panels.")] = False,
-    policy: PolicyOption = None,
-    metric: Metric = "pass@1",
-    partial: Partial = False,
-    fix: Fix = None,
-) -> None:
-    """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side."""
-    from kvatlas.figures.heatmap import means_figure, save, series_figure
-    from kvatlas.stats.maps import mean_maps
-
-    maps = _maps(inputs, metric, partial, fix, policy)
-    if mean:
-        maps = mean_maps(maps)
-        figure = means_figure(maps)
-    else:
-        figure = series_figure(maps, shared=shared)
-    for path in save(figure, out, maps):
-        typer.echo(path)
-
-
 def describe(
     inputs: Inputs,
     metric: Metric = "pass@1",
@@ -64,7 +40,7 @@ def describe(
     from kvatlas.report.prose import as_text
 
     description = describe_sources(
-        inputs, metric=metric, partial=partial, fix=_fixed(fix), policy=policy, problems=problems, samples=samples
+        inputs, metric=metric, partial=partial, fix=fixed(fix), policy=policy, problems=problems, samples=samples
     )
     typer.echo(json.dumps(description, indent=2, allow_nan=False) if as_json else as_text(description))
 
@@ -91,14 +67,26 @@ def check(
 def report(
     run: Run,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
+    metric: Metric = "pass@1",
+    traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
+    attention: Annotated[
+        int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
+    ] = 4,
+    folder: Annotated[
+        bool, typer.Option("--folder/--no-folder", help="All traces in a folder beside the page, if they do not fit.")
+    ] = True,
     partial: Partial = False,
     fix: Fix = None,
 ) -> None:
-    """Write one self-contained HTML page of a run."""
+    """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
 
-    write_report(run, out, partial=partial, fix=_fixed(fix))
-    typer.echo(out)
+    written = write_report(
+        run, out, metric, partial, fixed(fix), per_cell=traces, measure=attention, beside=folder and traces > 0
+    )
+    typer.echo(written[0])
+    if len(written) > 1:
+        typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
 
 
 def export(
@@ -112,12 +100,13 @@ def export(
     """Export a run: its maps as CSV, or its traces as JSON lines or Parquet."""
     from kvatlas.results.export import export as write
 
-    maps = _maps([str(run)], metric, partial, fix, None) if format_ == "csv" else None
+    maps = maps_of([str(run)], metric, partial, fix, None) if format_ == "csv" else None
     write(run, format_, out, maps=maps)
     typer.echo(out)
 
 
-def _maps(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
+def maps_of(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
+    """The maps of all inputs, of one policy if it is named."""
     from kvatlas.core import KvatlasError
 
     maps = [one for source in inputs for one in _maps_of(source, metric, partial, fix)]
@@ -137,10 +126,11 @@ def _maps_of(source: str, metric: str, partial: bool, fix: list[str] | None) -> 
     if not Path(source).is_dir():
         return with_binomial_bounds(read_maps(source, partial))
     with Store.open(Path(source)) as store:
-        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, _fixed(fix))
+        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, fixed(fix))
 
 
-def _fixed(fix: list[str] | None) -> dict[str, Any]:
+def fixed(fix: list[str] | None) -> dict[str, Any]:
+    """The axes held to one value, from `--fix`."""
     from kvatlas.cli.sweeps import assignment
 
     return dict(assignment("--fix", text) for text in fix or [])
@@ -148,6 +138,5 @@ def _fixed(fix: list[str] | None) -> dict[str, Any]:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command("map")(map_)
     for command in (describe, check, report, export):
         app.command()(command)

@@ -6,6 +6,7 @@ function without a registered mask function, and each call gets its `Pass` throu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,34 +23,70 @@ if TYPE_CHECKING:
 BLOCK = 16
 #: Queries whose attention weights are held at a time where a policy asked to see them during prefill.
 CHUNK = 256
-#: What transformers passes to layers of sliding-window, soft-capped and sink attention.
-UNSUPPORTED = ("sliding_window", "softcap", "s_aux")
+#: What transformers passes to layers of soft-capped and sink attention.
+UNSUPPORTED = ("softcap", "s_aux")
 
 
 @dataclass
 class Pass:
     """One forward pass: the prefill of one row (`prefill` is its number) or one token for each of the first rows.
 
-    `attention` collects, if `observing`, per layer the weights [rows, KV heads, slots] that the new tokens pay, summed
-    over them and averaged over the query heads of each KV head.
+    `watched` are the rows, ascending, whose policies asked to see attention: `attention` [watched, layers, KV heads,
+    slots] gathers the weights that their new tokens pay, summed over them and averaged over the query heads of each KV
+    head. `remembered` are the rows whose policies asked for recent queries, which go into the rings of the slots, and
+    `positions` the true positions of the rows' newest tokens. No other row pays for either.
     """
 
     slots: Slots
     rows: int
+    positions: Sequence[int] = ()
     prefill: int | None = None
-    observing: bool = False
-    attention: dict[int, Tensor] = field(default_factory=dict)
+    watched: tuple[int, ...] = ()
+    remembered: tuple[int, ...] = ()
+    attention: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.prefill is None:
-            lengths = self.slots.lengths[: self.rows]
-            self.index = torch.arange(self.rows, device=self.slots.device)
-            self.lengths = torch.tensor(lengths, device=self.slots.device)
+        slots, device = self.slots, self.slots.device
+        if self.prefill is not None:
+            used = self.positions[0] + 1
+        else:
+            lengths = slots.lengths[: self.rows]
+            self.index = torch.arange(self.rows, device=device)
+            self.lengths = torch.tensor(lengths, device=device)
             self.used = [aligned(max(lengths[start : start + BLOCK]) + 1) for start in range(0, self.rows, BLOCK)]
-            slots = torch.arange(max(self.used), device=self.slots.device)
-            visible = slots <= self.lengths[:, None]
-            self.mask = torch.zeros(visible.shape, device=self.slots.device, dtype=self.slots.dtype)
+            used = max(self.used)
+            visible = torch.arange(used, device=device) <= self.lengths[:, None]
+            self.mask = torch.zeros(visible.shape, device=device, dtype=slots.dtype)
             self.mask.masked_fill_(~visible, float("-inf"))
+            self.now = torch.tensor(self.positions, device=device, dtype=torch.int32)
+            self.runs = _runs(self.watched)
+            self.remembering = torch.tensor(self.remembered, device=device)
+            self.places = torch.tensor([self.positions[row] % slots.ring for row in self.remembered], device=device)
+        if self.watched:
+            shape = slots.shape
+            self.attention = torch.zeros(
+                len(self.watched), shape.layers, shape.kv_heads, used, device=device, dtype=slots.dtype
+            )
+
+    def masks(self, layer: int, window: int | None) -> Tensor:
+        """What new tokens see, 0 or -inf [rows, 1 or KV heads, 1, slots]: in a window only positions near enough."""
+        mask = self.mask[:, None, None]
+        if window is None:
+            return mask
+        cached = self.slots.positions_of(layer)[: self.rows, :, None, : mask.shape[-1]]
+        near = cached > self.now[:, None, None, None] - window
+        return mask.expand(near.shape).masked_fill(~near, float("-inf"))
+
+
+def _runs(rows: tuple[int, ...]) -> list[range]:
+    """Ascending rows as runs of neighbours that lie in one block."""
+    runs: list[range] = []
+    for row in rows:
+        if runs and row == runs[-1].stop and row % BLOCK:
+            runs[-1] = range(runs[-1].start, row + 1)
+        else:
+            runs.append(range(row, row + 1))
+    return runs
 
 
 def attend(
@@ -60,37 +97,59 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float,
     kvatlas: Pass,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention of new tokens. query [rows, heads, new, size], key and value [rows, KV heads, new, size].
 
-    Returns [rows, new, heads, size] and None, as transformers' attention interface wants it. Raises KvatlasError for
-    layers whose attention is more than a softmax over all earlier tokens: they would be silently wrong.
+    `sliding_window` is the number of positions that a layer sees, itself included; None for all. Returns [rows, new,
+    heads, size] and None, as transformers' attention interface wants it. Raises KvatlasError for layers whose attention
+    is more than a softmax over earlier tokens: they would be silently wrong.
     """
+    refuse_unsupported(others)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    run = _prefill if kvatlas.prefill is not None else _decode
+    return run(kvatlas, layer, query, key, value, scaling, sliding_window), None
+
+
+def refuse_unsupported(others: Mapping[str, Any]) -> None:
+    """KvatlasError if a layer asks for attention that is more than a softmax over earlier tokens."""
     for name in UNSUPPORTED:
         if others.get(name) is not None:
             raise KvatlasError(
-                f"The model has layers with {name} = {others[name]}; valid are models whose layers all attend to all "
-                "earlier tokens."
+                f"The model has layers with {name} = {others[name]}; valid are models whose layers attend to all "
+                "earlier tokens or to a sliding window of them."
             )
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    run = _prefill if kvatlas.prefill is not None else _decode
-    return run(kvatlas, layer, query, key, value, scaling), None
 
 
-def _prefill(step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def _prefill(
+    step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+) -> Tensor:
     assert step.prefill is not None
     slots, row, length = step.slots, step.prefill, key.shape[2]
     slots.keys[layer][row, :, :length] = key[0]
     slots.values[layer][row, :, :length] = value[0]
-    if step.observing:
-        step.attention[layer] = _prompt_attention(query, key, scaling)
+    if step.watched:
+        step.attention[:, layer] = _prompt_attention(query, key, scaling, window)
+    if step.remembered:
+        last = torch.arange(max(0, length - slots.ring), length, device=slots.device)
+        slots.queries[layer][row, :, last % slots.ring] = query[0, :, last]
     grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    near = None
+    if window is not None:
+        positions = torch.arange(length, device=key.device)
+        slots.positions_of(layer)[row, :, :length] = positions.int()
+        slots.windows[layer] = window
+        if length > window:
+            back = positions[:, None] - positions
+            near = (back >= 0) & (back < window)
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=grouped
+    )
     return out.transpose(1, 2)
 
 
-def _prompt_attention(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+def _prompt_attention(query: Tensor, key: Tensor, scaling: float, window: int | None) -> Tensor:
     _, heads, length, size = query.shape
     kv_heads = key.shape[1]
     total = key.new_zeros(1, kv_heads, length)
@@ -98,29 +157,39 @@ def _prompt_attention(query: Tensor, key: Tensor, scaling: float) -> Tensor:
     for start in range(0, length, CHUNK):
         part = query[:, :, start : start + CHUNK].reshape(1, kv_heads, heads // kv_heads, -1, size)
         weights = part @ key.unsqueeze(2).transpose(-1, -2) * scaling
-        hidden = positions > positions[start : start + CHUNK, None]
+        back = positions[start : start + CHUNK, None] - positions
+        hidden = (back < 0) | (back >= (window or length))
         total += weights.masked_fill(hidden, float("-inf")).softmax(-1).mean(2).sum(2)
     return total
 
 
-def _decode(step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def _decode(
+    step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+) -> Tensor:
     rows, heads, _, size = query.shape
     keys, values = step.slots.keys[layer], step.slots.values[layer]
     keys[step.index, :, step.lengths] = key[:, :, 0]
     values[step.index, :, step.lengths] = value[:, :, 0]
+    if step.remembered:
+        step.slots.queries[layer][step.remembering, :, step.places] = query[step.remembering, :, 0]
+    if window is not None:
+        step.slots.positions_of(layer)[step.index, :, step.lengths] = step.now[:, None]
+    masks = step.masks(layer, window)
     # The query heads that share a KV head stand where queries of one head would: no copy of keys for each of them.
     query = query.view(rows, keys.shape[1], heads // keys.shape[1], size)
     parts = []
     for block, used in enumerate(step.used):
         part = slice(block * BLOCK, min((block + 1) * BLOCK, rows))
-        mask = step.mask[part, None, None, :used]
+        mask = masks[part, ..., :used]
         parts.append(
             F.scaled_dot_product_attention(
                 query[part], keys[part, :, :used], values[part, :, :used], attn_mask=mask, scale=scaling
             )
         )
-    if step.observing:
-        used = max(step.used)
-        weights = query @ keys[:rows, :, :used].transpose(-1, -2) * scaling + step.mask[:, None, None, :used]
-        step.attention[layer] = weights.softmax(-1).mean(2)
+    done = 0
+    for run in step.runs:
+        part, used = slice(run.start, run.stop), step.used[run.start // BLOCK]
+        weights = query[part] @ keys[part, :, :used].transpose(-1, -2) * scaling + masks[part, ..., :used]
+        step.attention[done : done + len(run), layer, :, :used] = weights.softmax(-1).mean(2)
+        done += len(run)
     return torch.cat(parts).view(rows, 1, heads, size)

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from kvatlas.core import Sampling, Usage
+from kvatlas.core import Fate, Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
 from kvatlas.engine.cache import Slots, Snapshot
+from kvatlas.engine.fates import Record
+from kvatlas.engine.observation import Asked, Observers, column_name
 from kvatlas.engine.sampling import draw
-from kvatlas.policies import Cached, Policy, Selection, Signal, Step, select
+from kvatlas.policies import Cached, Policy, Selection, Signal, select
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,17 +63,21 @@ class Generation(Generic[K]):
     thinking_end: int | None
     decoded: int
     usage: Usage
+    fate: Fate
 
 
 @dataclass
 class _Row(Generic[K]):
     request: Request[K]
     policies: tuple[Policy, ...]
+    #: What these policies want to see.
+    asked: Asked
     tokens: list[int] = field(default_factory=list)
     thinking_end: int | None = None
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
     kept: Tensor | None = None
     since: int = 0
+    record: Record = field(default_factory=Record)
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
@@ -103,16 +109,12 @@ class Engine:
         AttentionInterface.register("kvatlas", attend)
         network.set_attn_implementation("kvatlas")
         self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
-        self.observers = {policy.observer: policy for policy in policies if policy.observes}
-        self.signals = frozenset(signal for policy in self.observers.values() for signal in policy.observes)
-        columns = {
-            _column(policy, name): policy.scope.width(model.shape)
-            for policy in self.observers.values()
-            for name in policy.columns
-        }
+        self.observers = Observers(policies)
         rows = max(batch_size, SMALLEST_BATCH)
         weight = next(network.parameters())
-        self.slots = Slots(model.shape, rows, columns, weight.device, weight.dtype)
+        self.slots = Slots(
+            model.shape, rows, self.observers.columns(model.shape), self.observers.ring, weight.device, weight.dtype
+        )
         self.decoded_tokens = 0
         self._rows: list[_Row[Any]] = []
         self._waiting: list[tuple[Snapshot, _Row[Any]]] = []
@@ -123,7 +125,7 @@ class Engine:
         source = iter(requests)
         self._rows, self._waiting = [], []
         decoder = self.network.get_decoder()
-        hook = decoder.register_forward_hook(self._keep_hidden) if Signal.HIDDEN in self.signals else None
+        hook = decoder.register_forward_hook(self._keep_hidden) if self.observers.hidden else None
         try:
             while True:
                 yield from self._fill(source)
@@ -160,13 +162,14 @@ class Engine:
         """Start a request in the next free row. One by one, so that its numbers do not depend on its neighbours."""
         began = time.perf_counter()
         index, length = len(self._rows), len(request.prompt)
-        row = _Row(request, request.policies)
+        row = _Row(request, request.policies, self.observers.asked(request.policies))
         self._rows.append(row)
         self.slots.reserve(length + 1)
         self.slots.clear(index)
-        step = Pass(self.slots, 1, prefill=index, observing=Signal.ATTENTION in self.signals)
+        step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
         logits = self._forward([list(request.prompt)], [list(range(length))], step)
-        self._observe(step, slice(index, index + 1), torch.arange(length, device=self.slots.device)[None])
+        entered = torch.arange(length, device=self.slots.device)[None]
+        self.observers.show(self.model, step, [row.asked], entered, entered, self._hidden)
         self.slots.lengths[index] = length
         self._append(row, self._draw(logits, [row], [length])[0])
         self.decoded_tokens += 1
@@ -184,11 +187,13 @@ class Engine:
         for index in range(count, count + padding):
             self.slots.lengths[index] = 0
         self.slots.reserve(max(self.slots.lengths[:count]) + 1)
-        step = Pass(self.slots, count + padding, observing=Signal.ATTENTION in self.signals)
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
-        positions = [[row.position] for row in self._rows] + [[0]] * padding
-        logits = self._forward(tokens, positions, step)
-        self._observe(step, slice(0, count + padding), step.lengths[:, None])
+        positions = [row.position for row in self._rows] + [0] * padding
+        asked = [row.asked for row in self._rows]
+        step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
+        logits = self._forward(tokens, [[position] for position in positions], step)
+        at = torch.tensor(positions, device=self.slots.device)[:, None]
+        self.observers.show(self.model, step, asked, step.lengths[:, None], at, self._hidden)
         drawn = self._draw(logits[:count], self._rows, [row.position + 1 for row in self._rows])
         share = (time.perf_counter() - began) / count
         self.decoded_tokens += count
@@ -220,18 +225,13 @@ class Engine:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _observe(self, step: Pass, rows: slice, entered: Tensor) -> None:
-        """Show every observer what it asked for; `entered` [rows, new] are the slots of the new tokens."""
-        for policy in self.observers.values():
-            attention = None
-            if Signal.ATTENTION in policy.observes:
-                attention = torch.stack([step.attention[layer] for layer in sorted(step.attention)], dim=1)
-                layers, heads = policy.scope.width(self.model.shape)
-                attention = attention.mean(1, keepdim=True) if layers == 1 else attention
-                attention = attention.mean(2, keepdim=True) if heads == 1 else attention
-            writer = _ColumnWriter(self.slots, policy, rows, entered)
-            hidden = self._hidden if Signal.HIDDEN in policy.observes else None
-            policy.observe(Step(self.model, hidden, attention, writer.enter, writer.add))
+    def _watched(self, asked: list[Asked], first: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Rows that have to show their attention, and rows that have to remember their queries."""
+        attention, queries = (
+            tuple(first + row for row in self.observers.rows(signal, asked))
+            for signal in (Signal.ATTENTION, Signal.QUERIES)
+        )
+        return attention, queries
 
     def _draw(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[int]:
         device = self.slots.device
@@ -240,9 +240,9 @@ class Engine:
         return drawn
 
     def _append(self, row: _Row[Any], token: int) -> None:
-        if token == self.model.think_close and row.thinking_end is None:
-            row.thinking_end = len(row.tokens)
         row.tokens.append(token)
+        if row.thinking_end is None:
+            row.thinking_end = self.model.thinking_end(row.tokens)
 
     def _ended(self, row: _Row[Any]) -> bool:
         return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
@@ -267,8 +267,9 @@ class Engine:
         finished = row.tokens[-1] in self.model.stops
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(row.tokens) - row.forked_at] + [0] * (len(row.policies) - 1)
+        fate = row.record.fate(row.position)
         return [
-            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage)
+            Generation(row.request.key, policy, tuple(row.tokens), finished, row.thinking_end, own, usage, fate)
             for policy, own in zip(row.policies, decoded, strict=True)
         ]
 
@@ -280,11 +281,16 @@ class Engine:
         if heirs:
             snapshot = self.slots.snapshot(index)
             for policy in reversed(heirs):
-                branch = replace(row, policies=(policy,), tokens=list(row.tokens), forked_at=len(row.tokens))
-                self._waiting.append((snapshot, branch))
-        row.policies = rest or due[:1]
+                branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens))
+                self._waiting.append((snapshot, self._bound(branch, (policy,))))
+        self._bound(row, rest or due[:1])
         if not rest:
             self._compress(index)
+
+    def _bound(self, row: _Row[Any], policies: tuple[Policy, ...]) -> _Row[Any]:
+        """The row, now under these policies alone."""
+        row.policies, row.asked = policies, self.observers.asked(policies)
+        return row
 
     def _compress(self, index: int) -> None:
         """Keep what the row's policy selects; positions stay true, so nothing is rotated again."""
@@ -296,7 +302,8 @@ class Engine:
         layers, heads = policy.scope.width(self.model.shape)
         fresh = torch.arange(row.since, row.position, device=self.slots.device).expand(layers, heads, -1)
         positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
-        columns = {name: self.slots.columns[_column(policy, name)][index, ..., :length] for name in policy.columns}
+        names = {name: column_name(policy, name) for name in policy.columns}
+        recent = torch.arange(max(0, row.position - policy.queries), row.position, device=self.slots.device)
         kept = select(
             policy,
             Cached(
@@ -306,35 +313,16 @@ class Engine:
                 thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
                 length=row.position,
                 stream=row.request.stream,
-                columns=columns,
+                columns={name: self.slots.columns[column][index, ..., :length] for name, column in names.items()},
                 key=lambda layer: self.slots.keys[layer][index, :, :length],
                 value=lambda layer: self.slots.values[layer][index, :, :length],
+                query=lambda layer: self.slots.queries[layer][index][:, recent % self.slots.ring],
+                window=self.slots.windows.get,
+                tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
             ),
         )
-        self.slots.compact(index, kept, tuple(_column(policy, name) for name in policy.columns))
+        self.slots.compact(index, kept, tuple(names.values()))
         row.kept = positions.gather(-1, kept)
         row.since = row.position
+        row.record = row.record.after(row.kept, row.position, len(row.tokens))
         row.compressions += 1
-
-
-@dataclass(frozen=True)
-class _ColumnWriter:
-    """Writes what a policy notes into its columns of the rows at hand."""
-
-    slots: Slots
-    policy: Policy
-    rows: slice
-    entered: Tensor
-
-    def enter(self, name: str, values: Tensor) -> None:
-        column = self.slots.columns[_column(self.policy, name)][self.rows]
-        index = torch.arange(column.shape[0], device=column.device)[:, None]
-        column[index, :, :, self.entered] = values[:, :, None, None].to(column.dtype)
-
-    def add(self, name: str, values: Tensor) -> None:
-        column = self.slots.columns[_column(self.policy, name)][self.rows]
-        column[..., : values.shape[-1]] += values
-
-
-def _column(policy: Policy, name: str) -> str:
-    return "/".join(map(str, (*policy.observer, name)))

@@ -8,6 +8,11 @@ from kvatlas.core import Cell, Estimate, Map
 
 #: Yellow-green-blue of ColorBrewer (Brewer 2003), nine steps: perceptually ordered, safe for the colour-blind.
 YLGNBU = ("#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#253494", "#081d58")
+#: Yellow-orange-brown for costs, red-blue (low is red) for differences: ColorBrewer too, safe for the colour-blind.
+YLORBR = ("#ffffe5", "#fff7bc", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02", "#993404", "#662506")
+RDBU = ("#b2182b", "#d6604d", "#f4a582", "#fddbc7", "#f7f7f7", "#d1e5f0", "#92c5de", "#4393c3", "#2166ac")
+#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines.
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 DARK_TEXT = "#111111"
 LIGHT_TEXT = "#ffffff"
 
@@ -17,6 +22,7 @@ LABELS: Mapping[str, str] = {
     "kv_budget": "KV Budget",
     "pass@1": "Pass@1",
     "progress": "Progress Ratio",
+    "policy": "Policy",
 }
 
 
@@ -37,6 +43,12 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{round(100 * value, 4):.{digits}f}"
 
 
+def signed(value: float, digits: int = 1) -> str:
+    """A number with its sign, a true minus among them: -3.2 is `−3.2`, 0 is `0.0`."""
+    text = f"{round(value, 4):+.{digits}f}".replace("-", "−")
+    return text[1:] if not float(f"{abs(value):.{digits}f}") else text
+
+
 def interval(estimate: Estimate) -> str:
     """The interval as `32.6–65.4` in percent, empty where it is unknown."""
     if estimate.low is None or estimate.high is None:
@@ -54,18 +66,25 @@ def beside(cells: Mapping[str, Cell]) -> list[str]:
 
 def scale(maps: Sequence[Map]) -> tuple[float, float]:
     """The smallest and largest value of the maps' cells in percent, a point apart at least."""
-    values = [100 * cell.estimate.value for one in maps for cell in one.cells.values()]
+    return span([100 * cell.estimate.value for one in maps for cell in one.cells.values()])
+
+
+def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
+    """From the smallest to the largest value, `least` apart at least; as far below 0 as above it if `centred`."""
     low, high = min(values, default=0.0), max(values, default=100.0)
-    return (low, high) if high - low >= 1 else ((low + high - 1) / 2, (low + high + 1) / 2)
+    if centred:
+        reach = max(abs(low), abs(high), least)
+        return -reach, reach
+    return (low, high) if high - low >= least else ((low + high - least) / 2, (low + high + least) / 2)
 
 
-def colour(value: float, low: float, high: float) -> str:
-    """The colour of a value on the scale from low to high, as `#rrggbb`, between the nine steps of `YLGNBU`."""
-    place = min(max((value - low) / (high - low), 0.0), 1.0) * (len(YLGNBU) - 1)
-    step = min(int(place), len(YLGNBU) - 2)
+def colour(value: float, low: float, high: float, steps: Sequence[str] = YLGNBU) -> str:
+    """The colour of a value on the scale from low to high, as `#rrggbb`, mixed between `steps`."""
+    place = min(max((value - low) / (high - low), 0.0), 1.0) * (len(steps) - 1)
+    step = min(int(place), len(steps) - 2)
     mixed = (
         round(start + (end - start) * (place - step))
-        for start, end in zip(_rgb(YLGNBU[step]), _rgb(YLGNBU[step + 1]), strict=True)
+        for start, end in zip(_rgb(steps[step]), _rgb(steps[step + 1]), strict=True)
     )
     return "#" + "".join(f"{part:02x}" for part in mixed)
 

@@ -1,21 +1,29 @@
-"""A Hugging Face model folder: what can be known before the weights are loaded, and loading them."""
+"""A Hugging Face model: what can be known before the weights are loaded, and loading them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
+from kvatlas.hub import Repository, matching, sha256_of_cached
+from kvatlas.models.options import Options
+from kvatlas.models.thinking import Thinking, thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+#: What is fetched to plan, and what is fetched to decode.
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "dynts.safetensors")
+WEIGHTS = ("model*.safetensors",)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class Shape:
     """The sizes that decide what a cached token costs."""
 
     layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     hidden: int
@@ -34,70 +43,221 @@ class Shape:
 
 @dataclass(frozen=True)
 class Model:
-    """A causal language model in a local folder, with its tokenizer, chat template and think tags.
+    """A causal language model with its tokenizer, chat template and think tags.
 
-    `name` is what the user wrote: `embedded:tiny-llama`, `hf:/models/r1`.
+    `name` is what the user calls it; `folder` holds its small files, and its weights unless `repository` says from
+    where they are fetched when they are loaded.
     """
 
     name: str
     folder: Path
+    options: Options = field(default_factory=Options)
+    repository: Repository | None = None
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        # Workers read what they need again; tokenizers and digests need not travel.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json as it is."""
+        """config.json as it is; of a multimodal model the part about text."""
         try:
-            config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
+            config = dict(json.loads((self.folder / "config.json").read_text()).items())
+        except (OSError, ValueError, AttributeError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable config.json ({error}).") from error
-        return config
+        text = config.get("text_config")
+        return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """config.json with the defaults of its model type, which files leave out."""
+        from transformers import AutoConfig
+
+        try:
+            known = AutoConfig.from_pretrained(self.folder, local_files_only=True).get_text_config().to_dict()
+        except (OSError, ValueError, KeyError, AttributeError):
+            known = {}
+        return {**known, **self.config}
 
     @cached_property
     def shape(self) -> Shape:
-        """Layers, KV heads, head size and hidden size, from config.json."""
+        """Layers, KV heads, head size and hidden size."""
+        needed = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
+        config = self.config if all(self.config.get(name) for name in needed) else self._settings
         try:
-            heads, hidden = self.config["num_attention_heads"], self.config["hidden_size"]
+            heads, hidden = config["num_attention_heads"], config["hidden_size"]
             return Shape(
-                layers=self.config["num_hidden_layers"],
-                kv_heads=self.config.get("num_key_value_heads") or heads,
-                head_dim=self.config.get("head_dim") or hidden // heads,
+                layers=config["num_hidden_layers"],
+                heads=heads,
+                kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or hidden // heads,
                 hidden=hidden,
             )
         except KeyError as error:
             raise KvatlasError(f"The config.json of the model {self.name!r} lacks {error}.") from error
 
+    @property
+    def positions(self) -> int | None:
+        """Positions that the model knows; None where it does not say."""
+        found = self.config.get("max_position_embeddings")
+        return found if isinstance(found, int) else None
+
+    @cached_property
+    def device(self) -> str:
+        """Where the model is decoded: cpu, cuda or cuda:N."""
+        return self.options.resolved_device()
+
+    @cached_property
+    def dtype(self) -> str:
+        """Name of the type of its weights and its cache: part of the run key."""
+        if self.options.dtype != "auto":
+            return self.options.dtype
+        if self.device == "cpu":
+            return "float32"
+        own = str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16")
+        return own if own in ("float32", "float16", "bfloat16") else "bfloat16"
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, in the type in which the model runs."""
+        return self.shape.kv_bytes_per_token(4 if self.dtype == "float32" else 2)
+
+    @cached_property
+    def weight_bytes(self) -> int | None:
+        """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
+        index = self.folder / "model.safetensors.index.json"
+        local = self._weight_files()
+        if local:
+            size = sum(path.stat().st_size for path in local)
+        elif index.is_file():
+            size = int(json.loads(index.read_text()).get("metadata", {}).get("total_size", 0))
+        else:
+            return None
+        stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
+
+    def check(self) -> None:
+        """Raise KvatlasError for all that can be known to fail before weights are loaded."""
+        # What needs no imports comes first: a wrong folder is told at once.
+        self._check_weights()
+        self._check_template()
+        self._check_type()
+        _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
+
+    def _check_template(self) -> None:
+        try:
+            config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        except (OSError, ValueError):
+            config = {}
+        there = any((self.folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+        if not (there or config.get("chat_template")):
+            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
+
+    def _check_type(self) -> None:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+        config = self.config
+        kind = config.get("model_type")
+        if kind not in KNOWN:
+            raise KvatlasError(
+                f"The model {self.name!r} has the unknown model type {kind!r}; valid are causal language models of the "
+                "installed transformers (code that comes with a model is never run)."
+            )
+        others = set(config.get("layer_types") or ()) - set(_LAYERS)
+        if config.get("attn_logit_softcapping") or others:
+            what = f"{min(others)} layers" if others else "soft-capped attention"
+            raise KvatlasError(f"The model {self.name!r} has {what}; valid are full and sliding-window attention.")
+
+    def _check_weights(self) -> None:
+        if self.repository is None and not self._weight_files():
+            self._no_weights([path.name for path in self.folder.glob("*")])
+
+    def _no_weights(self, names: Sequence[str]) -> None:
+        pickled = matching(list(names), _PICKLES)
+        if pickled:
+            raise KvatlasError(
+                f"The model {self.name!r} has its weights in pickle format ({pickled[0]}), which can run code and is "
+                "never read; convert it to safetensors: model*.safetensors is missing."
+            )
+        raise KvatlasError(f"The model {self.name!r} has no weights: model*.safetensors is missing (no other format).")
+
+    def _weight_files(self) -> list[Path]:
+        """The local safetensors; KvatlasError if the index names one that is not there."""
+        there = [self.folder / name for name in matching([path.name for path in self.folder.glob("*")], WEIGHTS)]
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            try:
+                named = set(json.loads(index.read_text())["weight_map"].values())
+            except (ValueError, KeyError, AttributeError) as error:
+                raise KvatlasError(f"The weight index of the model {self.name!r} cannot be read ({error}).") from error
+            missing = sorted(named - {path.name for path in there})
+            if missing and self.repository is None:
+                raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
+            there = [path for path in there if path.name in named] if not missing else []
+        return there
+
     @cached_property
     def weights_digest(self) -> str:
-        """SHA-256 over config and weights: part of the run key."""
-        weights = sorted(self.folder.glob("*.safetensors"), key=lambda path: path.name)
-        weights = [path for path in weights if path.name.startswith("model")]
-        if not weights:
-            raise KvatlasError(
-                f"The model {self.name!r} has no weights: model*.safetensors is missing (no other format)."
-            )
-        return _digest([self.folder / "config.json", *weights])
+        """SHA-256 over config and weights: part of the run key. Weights on the hub are not fetched for it."""
+        local = self._weight_files()
+        sums = {path.name: sha256_of_cached(path) or _sha256(path) for path in local}
+        if not sums and self.repository is not None:
+            files = self.repository.files()
+            sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
+            if not sums:
+                self._no_weights(list(files))
+        if not sums:
+            self._no_weights([path.name for path in self.folder.glob("*")])
+        return _digest({"config.json": _sha256(self.folder / "config.json"), **sums})
 
     @cached_property
     def tokenizer_digest(self) -> str:
         """SHA-256 over the tokenizer files and the chat template: part of the run key."""
-        return _digest([self.folder / name for name in _TOKENIZER_FILES if (self.folder / name).is_file()])
+        there = [self.folder / name for name in _TOKENIZER_FILES if (self.folder / name).is_file()]
+        return _digest({path.name: _sha256(path) for path in there})
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; loaded from the folder alone, never from the network."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).splitlines()[0]
+            raise KvatlasError(f"The tokenizer of the model {self.name!r} cannot be loaded ({reason}).") from error
         if not tokenizer.chat_template:
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
         return tokenizer
 
     @cached_property
-    def think_close(self) -> int:
-        """Id of the token that ends thinking."""
-        ids = self.tokenizer.convert_tokens_to_ids([THINK_CLOSE])
-        if ids[0] is None or ids[0] == self.tokenizer.unk_token_id:
-            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no {THINK_CLOSE} token.")
-        return int(ids[0])
+    def thinking(self) -> Thinking:
+        """How thinking begins and ends."""
+        return thinking(self.tokenizer, self.name, self.options.think_close)
+
+    @cached_property
+    def think_close(self) -> int | None:
+        """Id of the token that ends thinking; None where several tokens do, -1 where nothing does."""
+        return self.thinking.token if self.thinking.close else -1
+
+    def thinking_end(self, tokens: Sequence[int]) -> int | None:
+        """The number of tokens before the end of thinking if the newest of `tokens` completes it, else None."""
+        if self.think_close is None:
+            return self.thinking.end(tokens)
+        return len(tokens) - 1 if tokens[-1] == self.think_close else None
+
+    def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Where thinking ends and where the answer begins in `tokens`; None if thinking does not end there."""
+        ends = ((self.thinking_end(tokens[:count]), count) for count in range(1, len(tokens) + 1))
+        if self.think_close is not None:
+            ends = ((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close)
+        return next(((end, count) for end, count in ends if end is not None), None)
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """Whether the prompt itself opens thinking, so that the model does not."""
+        opening = self.thinking.open
+        return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
     @cached_property
     def stops(self) -> frozenset[int]:
@@ -109,39 +269,65 @@ class Model:
             raise KvatlasError(f"The model {self.name!r} names no end-of-text token (eos_token_id).")
         return frozenset(found if isinstance(found, list) else [found])
 
-    def encode(self, message: str) -> tuple[int, ...]:
-        """Token ids of one user message through the chat template, up to where the model begins to write."""
-        ids = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=True, return_dict=False
+    def prompt(self, message: str) -> str:
+        """The exact text of one user message through the chat template, up to where the model begins to write."""
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=False
         )
+        opening = self.options.think_open
+        return str(text) if not opening or str(text).endswith(opening) else f"{text}{opening}"
+
+    def encode(self, message: str) -> tuple[int, ...]:
+        """Token ids of the same."""
+        ids = self.tokenizer(self.prompt(message), add_special_tokens=False)["input_ids"]
         return tuple(int(i) for i in ids)
 
-    def text(self, tokens: tuple[int, ...]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
         """The text of new tokens without the end token."""
         visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
         return str(self.tokenizer.decode(list(visible), skip_special_tokens=False))
 
+    def answer(self, tokens: Sequence[int]) -> str | None:
+        """The text after the end of thinking; None if thinking never ended.
+
+        A trace in which thinking was opened neither by the prompt nor by the model is an answer as a whole.
+        """
+        split = self.split(tokens)
+        if split is not None:
+            return self.text(tokens[split[1] :])
+        text = self.text(tokens)
+        opened = self.opens_thinking or (self.thinking.open and self.thinking.open in text)
+        return None if self.thinking.close and opened else text
+
     def network(self) -> PreTrainedModel:
-        """Load the weights (fp32 on CPU, frozen, evaluation mode)."""
+        """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
+        folder = self.folder
+        if self.repository is not None and not self._weight_files():
+            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         logging.disable_progress_bar()
         try:
             network = AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+                folder, dtype=getattr(torch, self.dtype), local_files_only=True, use_safetensors=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise KvatlasError(f"The weights of the model {self.name!r} cannot be loaded ({reason}).") from error
-        return network.eval().requires_grad_(False)
+        return network.to(self.device).eval().requires_grad_(False)
 
 
-def _digest(paths: list[Path]) -> str:
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(sums: Mapping[str, str]) -> str:
+    """One digest of files from theirs, the config first."""
     total = hashlib.sha256()
-    for path in paths:
-        total.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+    for name in sorted(sums, key=lambda each: (each != "config.json", each)):
+        total.update(name.encode() + b"\0")
+        total.update(bytes.fromhex(sums[name]))
     return total.hexdigest()

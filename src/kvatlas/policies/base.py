@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
 
@@ -36,34 +37,59 @@ class Scope(StrEnum):
 
 
 class Signal(StrEnum):
-    """What the decode loop can gather for a policy; it gathers nothing that no policy asked for."""
+    """What the decode loop can gather for a policy; it gathers nothing that no policy asked for.
+
+    HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: what each new token pays to every
+    cached one; its weights have to be computed at every step, for the sequences of the policy alone. QUERIES: the last
+    `queries` queries when a compression fires; they are copied as they pass, no attention is computed for them.
+    """
 
     HIDDEN = "hidden"
     ATTENTION = "attention"
+    QUERIES = "queries"
+
+
+class Columns(Protocol):
+    """What policies note beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
+
+    def enter(self, name: str, values: Tensor) -> None: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+    def write(self, name: str, values: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
 class Step:
     """What the loop shows to `observe` after tokens entered the caches of `rows` sequences that share a policy.
 
-    `hidden` [rows, entered, hidden size] is the last hidden state of the tokens that entered (HIDDEN). `attention`
-    [rows, layers, KV heads, cached], reduced by the mean to the policy's scope, is the attention that they pay to each
-    cached token, themselves included, summed over them (ATTENTION); slots past a sequence's length hold 0.
+    `positions` [rows, entered] are true positions of the tokens that entered: the whole prompt at first, then one at a
+    time. `hidden` [rows, entered, hidden size] is their last hidden state (HIDDEN). `attention` [rows, layers,
+    KV heads, cached], reduced by the mean over query heads and to the policy's scope, is the attention that they pay to
+    each cached token, themselves included, summed over them (ATTENTION); 0 in slots past a sequence's length.
     """
 
     model: Model
+    positions: Tensor
     hidden: Tensor | None
     attention: Tensor | None
-    _enter: Callable[[str, Tensor], None]
-    _add: Callable[[str, Tensor], None]
+    columns: Columns
 
     def enter(self, column: str, values: Tensor) -> None:
         """Write `values` [rows, entered] beside the tokens that entered."""
-        self._enter(column, values)
+        self.columns.enter(column, values)
+
+    def read(self, column: str) -> Tensor:
+        """What all cached tokens hold [rows, layers, KV heads, cached]; 0 where nothing was written yet."""
+        return self.columns.read(column)
+
+    def write(self, column: str, values: Tensor) -> None:
+        """Replace what all cached tokens hold by `values` [rows, layers, KV heads, cached]; 0 past each length."""
+        self.columns.write(column, values)
 
     def add(self, column: str, values: Tensor) -> None:
         """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to what all cached tokens hold."""
-        self._add(column, values)
+        self.columns.write(column, self.columns.read(column) + values)
 
 
 @dataclass(frozen=True)
@@ -71,8 +97,11 @@ class Cached:
     """One sequence's cache at the moment when a compression fires; `[...]` is the scope's (layers, KV heads).
 
     `positions` [..., cached] are true positions, ascending; `columns` hold [..., cached] what `observe` wrote;
-    `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation. `stream` is the key of
-    the sequence's random numbers, `length` the number of its tokens so far, evicted ones included.
+    `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
+    the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
+    where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
+    positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
+    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included.
     """
 
     model: Model
@@ -84,6 +113,18 @@ class Cached:
     columns: Mapping[str, Tensor]
     key: Callable[[int], Tensor]
     value: Callable[[int], Tensor]
+    query: Callable[[int], Tensor]
+    window: Callable[[int], int | None]
+    tokens: Callable[[], Tensor]
+
+    def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
+        """Scores [KV heads, cached] of every layer as [..., cached], averaged over what shares one choice."""
+        import torch
+
+        layers, heads, _ = self.positions.shape
+        scores = torch.stack([score(layer) for layer in range(self.model.shape.layers)])
+        scores = scores.mean(0, keepdim=True) if layers == 1 else scores
+        return scores.mean(1, keepdim=True) if heads == 1 else scores
 
 
 @dataclass(frozen=True)
@@ -95,9 +136,15 @@ class Policy:
     version: ClassVar[int] = 1
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
-    scope: ClassVar[Scope] = Scope.GLOBAL
+    #: The values of the parameters in the paper's experiments.
+    published: ClassVar[Mapping[str, str]] = {}
     observes: ClassVar[frozenset[Signal]] = frozenset()
     columns: ClassVar[tuple[str, ...]] = ()
+    # Without an annotation these two are no parameters; a policy that lets its user choose annotates them.
+    #: For what one choice is made: what the method's paper does.
+    scope = Scope.GLOBAL
+    #: Recent queries that it must see when a compression fires (QUERIES).
+    queries = 0
 
     @property
     def budget(self) -> int | None:
@@ -107,7 +154,7 @@ class Policy:
     @classmethod
     def of(cls, setting: Setting) -> Self:
         """The policy with a setting's parameters; KvatlasError for unknown, missing or invalid ones."""
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         for name in setting.values:
             if name not in known:
                 valid = ", ".join(known) or "none"
@@ -121,15 +168,17 @@ class Policy:
 
     @property
     def setting(self) -> Setting:
-        """The setting that this policy is, with every parameter, defaults included."""
-        parameters = {field.name: getattr(self, field.name) for field in fields(self)}
+        """The setting that this policy is, defaults included; the scope is named where it is not the method's own."""
+        parameters = {each.name: getattr(self, each.name) for each in fields(self)}
+        if parameters.get("scope") == type(self).scope:
+            del parameters["scope"]
         return Setting.of(self.name, **parameters)
 
-    @property
+    @cached_property
     def observer(self) -> tuple[Any, ...]:
         """Settings with equal observers see and note the same: the loop calls `observe` once for all of them."""
-        shared = {field.name for field in fields(Selection)}
-        own = [getattr(self, field.name) for field in fields(self) if field.name not in shared]
+        shared = {each.name for each in fields(Selection)}
+        own = [getattr(self, each.name) for each in fields(self) if each.name not in shared]
         return (self.name, *own)
 
     def check(self, model: Model) -> None:
@@ -170,6 +219,9 @@ class Selection(Policy):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise KvatlasError(f"{name} is {value!r}; valid are whole numbers of tokens from {smallest} up.")
+        for parameter in fields(self):
+            for valid in parameter.metadata.values():
+                valid.check(parameter.name, getattr(self, parameter.name))
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
             raise KvatlasError(f"ratio is {self.ratio!r}; valid are shares from 0 to 1.")
         if self.ratio_over not in ("older", "thinking"):
@@ -182,6 +234,7 @@ class Selection(Policy):
                 f"valid are windows from 1 to {self.kv_budget - 1}."
             )
         object.__setattr__(self, "ratio", float(self.ratio))
+        object.__setattr__(self, "scope", Scope(self.scope))
 
     @property
     def budget(self) -> int:
@@ -197,22 +250,67 @@ class Selection(Policy):
             )
 
 
+def whole(default: int, least: int) -> int:
+    """A parameter that is a whole number from `least` up."""
+    found: int = field(default=default, metadata={"valid": _Numbers(int, least)})
+    return found
+
+
+def number(default: float, least: float, most: float = math.inf) -> float:
+    """A parameter that is a number from `least` to `most`."""
+    found: float = field(default=default, metadata={"valid": _Numbers(float, least, most)})
+    return found
+
+
+def one_of(default: str, *options: str) -> str:
+    """A parameter that is one of several words."""
+    found: str = field(default=default, metadata={"valid": _Words((default, *options))})
+    return found
+
+
+def scope(default: Scope) -> Scope:
+    """The parameter `scope`, for policies whose scores differ between layers and heads."""
+    found: Scope = field(default=default, metadata={"valid": _Words(tuple(Scope))})
+    return found
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    kind: type[int] | type[float]
+    least: float
+    most: float = math.inf
+
+    def check(self, name: str, value: object) -> None:
+        fits = isinstance(value, int | self.kind) and not isinstance(value, bool)
+        if not fits or not self.least <= value <= self.most:  # type: ignore[operator]
+            words = "whole numbers" if self.kind is int else "numbers"
+            limits = f"from {self.least} up" if self.most == math.inf else f"from {self.least} to {self.most}"
+            raise KvatlasError(f"{name} is {value!r}; valid are {words} {limits}.")
+
+
+@dataclass(frozen=True)
+class _Words:
+    options: tuple[str, ...]
+
+    def check(self, name: str, value: object) -> None:
+        if value not in self.options:
+            raise KvatlasError(f"{name} is {value!r}; valid are {', '.join(repr(str(word)) for word in self.options)}.")
+
+
 def share(ratio: float, tokens: int) -> int:
     """floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
-def select(policy: Selection, cached: Cached) -> Tensor:
-    """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest.
+def places(policy: Selection, cached: Cached) -> tuple[Tensor, int]:
+    """Which of the tokens older than the local window stay in any case [..., older], and how many of the others do.
 
-    The number kept is the same in every layer and head, because prompt and answer tokens are the same in all.
+    Both are the same in every layer and head, because prompt and answer tokens are the same in all.
     """
     import torch
 
-    positions = cached.positions
-    length = positions.shape[-1]
-    older = length - policy.local_window
-    old = positions[..., :older]
+    older = cached.positions.shape[-1] - policy.local_window
+    old = cached.positions[..., :older]
     protected = torch.zeros_like(old, dtype=torch.bool)
     if policy.keep_prompt:
         protected |= old < cached.prompt_length
@@ -220,10 +318,22 @@ def select(policy: Selection, cached: Cached) -> Tensor:
         protected |= old >= cached.thinking_end
     certain = int(protected.reshape(-1, older)[0].sum())
     if policy.ratio_over == "older":
-        chosen = max(0, share(policy.ratio, older) - certain)
-    else:
-        chosen = share(policy.ratio, older - certain)
-    scores = policy.score(cached)[..., :older].double().expand(old.shape).masked_fill(protected, math.inf)
-    order = scores.argsort(dim=-1, descending=True, stable=True)[..., : certain + chosen]
-    window = torch.arange(older, length, device=positions.device).expand(*old.shape[:-1], policy.local_window)
+        return protected, max(0, share(policy.ratio, older) - certain)
+    return protected, share(policy.ratio, older - certain)
+
+
+def select(policy: Selection, cached: Cached) -> Tensor:
+    """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest."""
+    import torch
+
+    length = cached.positions.shape[-1]
+    protected, chosen = places(policy, cached)
+    older = protected.shape[-1]
+    certain = int(protected.reshape(-1, older)[0].sum())
+    scores = policy.score(cached)[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    # Tokens that stay in any case come before those whose score is infinite, too.
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
+    order = order[..., : certain + chosen]
+    window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies.base import Cached, Selection, Signal, Step
@@ -25,8 +26,8 @@ class DynTS(Selection):
     """Learned importance: score(t) = head(last hidden state of t), arXiv 2601.18383, section 4.
 
     The head is an MLP (hidden -> 2 * hidden -> hidden / 2 -> 1, softplus) trained to predict the attention that the
-    answer will pay to the token; `kvatlas.predictor` trains it. Published parameters: kv_budget 5000 (3000 for MATH500
-    and GAOKAO2023EN), local_window 500 to 3000, ratio 0.1 to 0.5.
+    answer will pay to the token; `kvatlas.predictor` trains it. Without a local window, as one ablation has it, is
+    `local_window: 1`: the newest token always stays.
 
     predictor: safetensors file of the head; empty for the one in the model's folder.
     """
@@ -36,8 +37,18 @@ class DynTS(Selection):
     name = "dynts"
     summary = "keeps the tokens that a learned head finds important for the answer"
     paper = "Dynamic Thinking-Token Selection, arXiv 2601.18383"
+    published: ClassVar[Mapping[str, str]] = {
+        "kv_budget": "5000 (3000 for MATH500 and GAOKAO2023EN)",
+        "local_window": "500 to 3000",
+        "ratio": "0.1 to 0.5",
+    }
     observes = frozenset({Signal.HIDDEN})
     columns = ("importance",)
+
+    @cached_property
+    def observer(self) -> tuple[Any, ...]:
+        # The ablations see the same as DynTS itself.
+        return (DynTS.name, self.predictor)
 
     def file(self, model: Model) -> Path:
         """Where the head is."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.noise import uniform
-from kvatlas.policies.base import Cached, Scope, Selection
+from kvatlas.policies.base import Cached, Scope, Selection, scope
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 class Random(Selection):
     """Random Attention: score(t) is uniform on (0, 1), independent over layers, KV heads, tokens and compressions.
 
-    The paper keeps the prompt, a short recency window and a uniformly random subset per KV head. Whether the numbers
-    are drawn anew at each eviction it leaves open; here they are, which favours younger tokens slightly, since an old
-    one has to survive every draw. The numbers depend on the sequence's random stream and length alone.
+    The paper keeps the prompt, a short recency window and a uniformly random subset per KV head. As in the authors'
+    code (mode `random_pp`) the numbers are drawn anew at each eviction, which favours younger tokens, since an old one
+    has to survive every draw. The numbers depend on the sequence's random stream and length alone.
+
+    scope: for what one draw is made: head (published), layer or global.
     """
+
+    scope: Scope = scope(Scope.HEAD)
 
     name = "random"
     summary = "keeps a uniformly random subset, per KV head"
     paper = "Random Attention, arXiv 2609.03430"
-    scope = Scope.HEAD
 
     def score(self, cached: Cached) -> Tensor:
         import torch

@@ -94,7 +94,10 @@ def _quoted(value: Any) -> str:
 
 
 def record(run_key: str, trace: Trace) -> dict[str, Any]:
-    """One trace as flat plain data; a parameter of the setting whose name is taken gets the prefix `setting_`."""
+    """One trace as flat plain data.
+
+    A parameter of the setting whose name is taken gets the prefix `setting_`, a further metric the prefix `metric_`.
+    """
     identity = {
         "model": trace.model,
         "benchmark": trace.benchmark,
@@ -105,7 +108,9 @@ def record(run_key: str, trace: Trace) -> dict[str, Any]:
     measured = _measured(run_key, trace)
     taken = identity.keys() | measured.keys()
     parameters = {f"setting_{n}" if n in taken else n: value for n, value in trace.setting.parameters}
-    return {**identity, **parameters, **measured}
+    taken |= parameters.keys()
+    metrics = {f"metric_{n}" if n in taken else n: value for n, value in sorted(trace.grade.metrics.items())}
+    return {**identity, **parameters, **metrics, **measured}
 
 
 def _measured(run_key: str, trace: Trace) -> dict[str, Any]:

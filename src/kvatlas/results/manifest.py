@@ -26,6 +26,7 @@ class Expected:
 class Manifest:
     """The promise of one sweep. `axes` are the grid's parameters with their values, the first one vertical.
 
+    `about[benchmark][problem]` is what the benchmark says about a problem's difficulty (a maze's L, B, N, S).
     `allocation` is empty where all cells are to have all problems; an adaptive sweep tells its `blocks`, the number of
     `problems` of each benchmark, and by model whether and why it `stopped`. Its cells have the first so many problems
     of one order each, and what they are promised grows while it runs.
@@ -35,6 +36,7 @@ class Manifest:
     expected: tuple[Expected, ...]
     spec: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     allocation: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ class Manifest:
             "problems": problems,
             "spec": dict(self.spec),
             "provenance": dict(self.provenance),
+            "about": {name: {id_: dict(about) for id_, about in each.items()} for name, each in self.about.items()},
             "allocation": dict(self.allocation),
         }
 
@@ -71,4 +74,4 @@ class Manifest:
             for model, benchmark, policy, values, key, samples, baseline, *rest in data["expected"]
         )
         axes = tuple((name, tuple(values)) for name, values in data["axes"])
-        return cls(axes, expected, data["spec"], data["provenance"], data.get("allocation", {}))
+        return cls(axes, expected, data["spec"], data["provenance"], data.get("about", {}), data.get("allocation", {}))

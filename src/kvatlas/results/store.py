@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.core import Fate, Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.results.manifest import Manifest
 
 #: Rises whenever the tables change; a store of another version is refused, never migrated silently.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 FILE = "run.sqlite"
 
 _TABLES = """
@@ -24,8 +24,8 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE traces (
     run_key TEXT NOT NULL, setting TEXT NOT NULL, model TEXT NOT NULL, benchmark TEXT NOT NULL,
     problem TEXT NOT NULL, sample INTEGER NOT NULL,
-    correct INTEGER NOT NULL, progress REAL NOT NULL, answer TEXT, status TEXT NOT NULL,
-    usage TEXT NOT NULL, tokens BLOB NOT NULL, text BLOB NOT NULL,
+    correct INTEGER NOT NULL, progress REAL NOT NULL, answer TEXT, status TEXT NOT NULL, metrics TEXT NOT NULL,
+    usage TEXT NOT NULL, tokens BLOB NOT NULL, text BLOB NOT NULL, fate BLOB NOT NULL,
     PRIMARY KEY (run_key, setting, benchmark, problem, sample)
 );
 """
@@ -107,12 +107,24 @@ class Store:
             grade.progress,
             grade.answer,
             grade.status.value,
+            json.dumps(dict(grade.metrics)),
             json.dumps(asdict(trace.usage)),
             array("i", trace.tokens).tobytes(),
             zlib.compress(trace.text.encode(), 1),
+            _packed(trace.fate),
         )
         with _disk_sentences(self.path):
             self._connection.execute(f"INSERT OR REPLACE INTO traces VALUES ({','.join('?' * len(row))})", row)
+
+    def tokens_per_second(self) -> float:
+        """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
+        tokens = seconds = 0.0
+        for (usage,) in self._connection.execute("SELECT usage FROM traces"):
+            found = json.loads(usage)
+            tokens, seconds = tokens + found["output_tokens"], seconds + found["seconds"]
+        if not seconds:
+            raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
+        return float(tokens / seconds)
 
     def keys(self) -> set[Key]:
         """The keys (run key, setting id, benchmark, problem, sample) of all traces in the store."""
@@ -120,16 +132,15 @@ class Store:
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false."""
-        columns = "run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, usage"
-        columns += ", tokens, text" if texts else ", x'', x''"
+        columns = _COLUMNS + (", tokens, text, fate" if texts else ", x'', x'', x''")
         for row in self._connection.execute(f"SELECT {columns} FROM traces ORDER BY {_ORDER}"):
             yield row[0], _trace(row)
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""
         row = self._connection.execute(
-            "SELECT run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, usage,"
-            " tokens, text FROM traces WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
+            f"SELECT {_COLUMNS}, tokens, text, fate FROM traces"
+            " WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
             key,
         ).fetchone()
         if row is None:
@@ -138,10 +149,12 @@ class Store:
 
 
 _ORDER = "run_key, setting, benchmark, problem, sample"
+_COLUMNS = "run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, metrics, usage"
 
 
 def _trace(row: tuple[Any, ...]) -> Trace:
-    _, setting_id, model, benchmark, problem, sample, correct, progress, answer, status, usage, tokens, text = row
+    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate = row
+    correct, progress, answer, status, metrics = grade
     parameters = json.loads(setting_id)
     policy = parameters.pop("policy")
     ids = array("i")
@@ -154,9 +167,31 @@ def _trace(row: tuple[Any, ...]) -> Trace:
         setting=Setting.of(policy, **parameters),
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
-        grade=Grade(bool(correct), progress, answer, Status(status)),
+        grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
         usage=Usage(**json.loads(usage)),
+        fate=_unpacked(fate),
     )
+
+
+def _packed(fate: Fate | None) -> bytes:
+    """Holders, then `left`; then `held`, unless one holder makes it plain."""
+    if fate is None:
+        return b""
+    numbers = array("i", (fate.holders, *fate.left))
+    if fate.holders > 1:
+        numbers.extend(fate.held)
+    return zlib.compress(numbers.tobytes(), 1)
+
+
+def _unpacked(packed: bytes) -> Fate | None:
+    if not packed:
+        return None
+    numbers = array("i")
+    numbers.frombytes(zlib.decompress(packed))
+    holders = numbers[0]
+    length = len(numbers) - 1 if holders == 1 else (len(numbers) - 1) // 2
+    left = tuple(numbers[1 : 1 + length])
+    return Fate(holders, left, tuple(int(not step) for step in left) if holders == 1 else tuple(numbers[1 + length :]))
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:

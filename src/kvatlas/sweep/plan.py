@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from kvatlas import __version__, benchmarks, models, policies
+from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import Model
@@ -17,7 +18,7 @@ from kvatlas.results import Expected, Key, Manifest
 from kvatlas.sweep.spec import Spec
 
 #: Part of every run key: rises whenever the meaning of a key changes.
-RUN_KEY_VERSION = 1
+RUN_KEY_VERSION = 2
 #: How a problem becomes tokens: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
 
@@ -36,8 +37,7 @@ class Unit:
 class Plan:
     """A checked spec.
 
-    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark); `keys` are run
-    keys by (model, benchmark, setting).
+    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark).
     """
 
     spec: Spec
@@ -46,7 +46,16 @@ class Plan:
     policies: tuple[tuple[Policy, bool], ...]
     problems: Mapping[str, Sequence[Problem]]
     prompts: Mapping[tuple[str, str], Sequence[int]]
-    keys: Mapping[tuple[str, str, Setting], str]
+
+    @cached_property
+    def keys(self) -> Mapping[tuple[str, str, Setting], str]:
+        """Run keys by (model, benchmark, setting). Made when first asked for: digests read all weights."""
+        return {
+            (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
+            for model in self.models
+            for benchmark in self.benchmarks
+            for policy, _ in self.policies
+        }
 
     @property
     def traces(self) -> int:
@@ -71,7 +80,18 @@ class Plan:
             for policy, baseline in self.policies
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        return Manifest(axes, expected, self.spec.model_dump(mode="json"), provenance())
+        asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        return Manifest(axes, expected, self.spec.model_dump(mode="json"), {**provenance(), **asked}, self._about())
+
+    def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, problems in self.problems.items():
+            for problem in problems:
+                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
+                if plain:
+                    found.setdefault(name, {})[problem.id] = plain
+        return found
 
     def units(self, model: Model, done: set[Key]) -> list[Unit]:
         """The trees of one model that still lack traces, each with the settings that it lacks.
@@ -101,8 +121,9 @@ class Plan:
     def estimate(self, tokens_per_second: float | None = None, memory: int | None = None) -> dict[str, Any]:
         """What the sweep will cost, as `plan --json` prints it.
 
-        `memory` is in bytes; the batch size is what fits into half of it at the largest budget. Trace lengths are
-        expectations (`expected_output_tokens`, else the benchmark's typical length), cut at `max_new_tokens`.
+        `memory` is in bytes, the batch size what fits into it beside the weights (0 if not one sequence does). Trace
+        lengths are expectations (`expected_output_tokens`, else the benchmark's typical length), cut at
+        `max_new_tokens`.
         """
         separate = shared = 0
         for model in self.models:
@@ -117,24 +138,46 @@ class Plan:
                     ]
                     separate += output * len(forks) * self.spec.samples
                     shared += (max(forks) + sum(output - fork for fork in forks)) * self.spec.samples
-        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
-        bytes_per_token = max(model.shape.kv_bytes_per_token() for model in self.models)
-        longest = max(max(lengths) for lengths in self.prompts.values()) + self.spec.sampling.max_new_tokens
-        at_budget = max(budgets, default=longest) * bytes_per_token
         return {
             "settings": len(self.policies),
             "traces": self.traces,
             "decoded_tokens": {"separate": separate, "shared": shared},
-            "kv_bytes_per_sequence": at_budget,
-            "batch_size": max(1, int(memory / 2 / at_budget)) if memory else None,
+            "kv_bytes_per_sequence": max(self._kv_bytes(model)[0] for model in self.models),
+            "batch_size": min(self._batch_size(model, memory) for model in self.models) if memory else None,
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
         }
+
+    def _kv_bytes(self, model: Model) -> tuple[int, int]:
+        """Bytes of keys and values of one sequence at the largest budget, and of the longest one that may be cached."""
+        longest = max(max(self.prompts[model.name, b.name]) for b in self.benchmarks)
+        longest += self.spec.sampling.max_new_tokens
+        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
+        unlimited = len(budgets) < len(self.policies)
+        at_budget = max(budgets, default=longest)
+        return (
+            at_budget * model.kv_bytes_per_token,
+            (max(at_budget, longest) if unlimited else at_budget) * model.kv_bytes_per_token,
+        )
+
+    def _batch_size(self, model: Model, memory: int) -> int:
+        """Sequences that fit beside the weights, with a tenth of the memory left for all else.
+
+        All rows of the cache are as long as the longest, and grow in steps of a quarter. Where several settings fork
+        from one trunk, a copy of it waits for them.
+        """
+        at_budget, largest = self._kv_bytes(model)
+        compressing = sum(policy.budget is not None for policy, _ in self.policies)
+        row = 1.25 * largest + (at_budget if compressing > 1 else 0)
+        return max(0, int((0.9 * memory - (model.weight_bytes or 0)) / row))
 
 
 def make_plan(spec: Spec) -> Plan:
     """Check everything that can be checked before a weight is loaded; KvatlasError for the first thing wrong."""
-    found_models = tuple(models.find(name) for name in spec.models)
-    found_benchmarks = tuple(benchmarks.find(name) for name in spec.benchmarks)
+    found_models = tuple(entry.find() for entry in spec.models)
+    found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
+    for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
+        if len(set(names)) < len(names):
+            raise KvatlasError(f"Two entries of the spec are the {what} {max(names, key=names.count)!r}; name it once.")
     cells = [(policies.of(setting), baseline) for setting, baseline in spec.cells()]
     seen: set[Setting] = set()
     for policy, _ in cells:
@@ -144,8 +187,9 @@ def make_plan(spec: Spec) -> Plan:
             )
         seen.add(policy.setting)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    prompts, keys = {}, {}
+    prompts = {}
     for model in found_models:
+        model.check()
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
@@ -155,12 +199,11 @@ def make_plan(spec: Spec) -> Plan:
             for policy, _ in cells:
                 if isinstance(policy, Selection):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
-                keys[model.name, benchmark.name, policy.setting] = run_key(spec, model, benchmark, policy)
-    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, keys)
+    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts)
 
 
 def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> None:
-    room = model.config.get("max_position_embeddings")
+    room = model.positions
     wanted = spec.sampling.max_new_tokens
     if room is not None and prompt + wanted > room:
         raise KvatlasError(
@@ -176,9 +219,10 @@ def run_key(spec: Spec, model: Model, benchmark: Benchmark, policy: Policy) -> s
             "version": RUN_KEY_VERSION,
             "weights": model.weights_digest,
             "tokenizer": model.tokenizer_digest,
-            "dtype": "float32",
-            "prompt_format": PROMPT_FORMAT,
-            "benchmark": [benchmark.name, benchmark.version],
+            "dtype": model.dtype,
+            "prompt_format": [PROMPT_FORMAT, model.options.think_open],
+            "thinking": [model.thinking.open, model.thinking.close],
+            "benchmark": benchmarks.identity(benchmark),
             "sampling": spec.sampling.model_dump(),
             "seed": spec.seed,
             "policy": policy.identity(model),

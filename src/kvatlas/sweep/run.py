@@ -48,12 +48,13 @@ def sweep(
 ) -> None:
     """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
-    An adaptive plan asks block by block, and `note` is told of each and of the reason to stop. Only this process writes
-    the store. KvatlasError if the folder cannot be used, or if workers die again and again.
+    `workers` is all cores on CPUs where it is None, and one on a GPU, which several would have to share. An adaptive
+    plan asks block by block, and `note` is told of each and of the reason to stop. Only this process writes the store.
+    KvatlasError if the folder cannot be used, or if workers die again and again.
     """
     run = executors.get(executor)
     with Store.create(folder) as store:
-        decode = _Decode(plan, store, lambda job: run(job, workers or cores()), batch_size, tell)
+        decode = _Decode(plan, store, run, workers, batch_size, tell)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
             for model in plan.models:
@@ -77,11 +78,13 @@ class _Decode:
         self,
         plan: Plan,
         store: Store,
-        run: Callable[[Job], Iterator[tuple[Trace, int]]],
+        run: Callable[[Job, int], Iterator[tuple[Trace, int]]],
+        workers: int | None,
         batch_size: int,
         tell: Callable[[Progress], None],
     ) -> None:
-        self.plan, self.store, self.run, self.batch_size, self.tell = plan, store, run, batch_size, tell
+        self.plan, self.store, self.batch_size, self.tell = plan, store, batch_size, tell
+        self.run, self.workers = run, workers
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
         done = store.keys()
@@ -94,15 +97,16 @@ class _Decode:
         units = asked(self.plan.units(model, self.store.keys()))
         while units:
             job = Job(
-                model=model.name,
+                model=model,
                 weights=model.weights_digest,
+                benchmarks=self.plan.benchmarks,
                 units=tuple(units),
                 sampling=self.plan.spec.sampling.sampling(),
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
             )
             before = self.finished
-            for trace, own in self.run(job):
+            for trace, own in self.run(job, self.workers or (cores() if model.device == "cpu" else 1)):
                 self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
                 self.seen(trace)
                 self.finished += 1

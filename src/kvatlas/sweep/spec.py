@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas import benchmarks, models
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import KvatlasError, Sampling, Setting, canonical
+from kvatlas.models import Model
 
 Value = int | float | str | bool
 
@@ -41,6 +44,35 @@ class SettingSpec(BaseModel):
         return Setting.of(self.policy, **{**(self.model_extra or {}), **axes})
 
 
+class ModelSpec(BaseModel):
+    """A model with options: `model` is its address, `name` what figures call it; the rest is `models.Options`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    model: str
+    name: str = ""
+
+    def find(self) -> Model:
+        """The model, its weights not loaded."""
+        return models.find(self.model, self.name, **(self.model_extra or {}))
+
+
+class BenchmarkSpec(BaseModel):
+    """A benchmark with options: a file of problems, a prompt format, names of columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    file: str = ""
+    prompt: str = ""
+    columns: dict[str, str] = {}
+
+    def find(self) -> Benchmark:
+        """The benchmark, its problems not read."""
+        options = {"file": self.file, "prompt": self.prompt, "columns": self.columns}
+        return benchmarks.find(self.name, **{name: value for name, value in options.items() if value})
+
+
 class Allocation(BaseModel):
     """Which settings get which problems: all of them (`full`), or what the `question` still needs (`adaptive`).
 
@@ -67,6 +99,8 @@ class Allocation(BaseModel):
 class Spec(BaseModel):
     """What a sweep runs: every model on every benchmark under every setting.
 
+    Models and benchmarks are texts (their address or name) or mappings with options.
+
     `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
     `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`).
@@ -74,8 +108,8 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    models: list[str] = Field(min_length=1)
-    benchmarks: list[str] = Field(min_length=1)
+    models: list[ModelSpec] = Field(min_length=1)
+    benchmarks: list[BenchmarkSpec] = Field(min_length=1)
     problems: int | None = Field(default=None, ge=1)
     samples: int = Field(default=5, ge=1)
     seed: int = Field(default=0, ge=0)
@@ -96,14 +130,21 @@ class Spec(BaseModel):
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, dict) else value
 
+    @field_validator("models", "benchmarks", mode="before")
+    @classmethod
+    def _texts_are_names(cls, value: Any, info: ValidationInfo) -> Any:
+        key = "model" if info.field_name == "models" else "name"
+        return [{key: each} if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
+
     @field_validator("models", "benchmarks", "axes")
     @classmethod
     def _no_repeats(cls, value: Any) -> Any:
         for name, values in value.items() if isinstance(value, dict) else [("", value)]:
             if not values:
                 raise ValueError(f"{name} has no values")
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} {values} names a value twice".strip())
+            plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in values]
+            if len({canonical(each) for each in plain}) < len(plain):
+                raise ValueError(f"{name} {plain} names a value twice".strip())
         return value
 
     @model_validator(mode="after")
@@ -154,7 +195,11 @@ def _sentence(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        inner: dict[str, type[BaseModel]] = {"sampling": SamplingSpec, "allocate": Allocation}
+        inner: dict[str, type[BaseModel]] = {
+            "sampling": SamplingSpec,
+            "benchmarks": BenchmarkSpec,
+            "allocate": Allocation,
+        }
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
     if first["type"] == "missing":

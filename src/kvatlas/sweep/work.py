@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvatlas import benchmarks, models, policies
+from kvatlas import policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import Grade, Problem, Sampling, Status, Trace
 from kvatlas.models import Model
@@ -20,8 +20,9 @@ class Job:
     `weights` is the digest of the model's weights, computed once by the driver: it names the random streams.
     """
 
-    model: str
+    model: Model
     weights: str
+    benchmarks: tuple[Benchmark, ...]
     units: tuple[Unit, ...]
     sampling: Sampling
     seed: int
@@ -39,8 +40,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
 
     # One thread per worker: two busy workers with two threads each are far slower than with one.
     torch.set_num_threads(1)
-    model = models.find(job.model)
-    found = {unit.benchmark: benchmarks.find(unit.benchmark) for unit in job.units}
+    model = job.model
+    found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
     engine = Engine(model, model.network(), settings.values(), job.sampling, job.batch_size)
 
@@ -66,6 +67,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             text=model.text(generation.tokens),
             grade=grade(model, found[unit.benchmark], unit.problem, generation.tokens, generation.finished),
             usage=generation.usage,
+            fate=generation.fate,
         )
         yield trace, generation.decoded
 
@@ -74,7 +76,5 @@ def grade(model: Model, benchmark: Benchmark, problem: Problem, tokens: tuple[in
     """The verdict on new tokens: what comes after the end of thinking is the answer, an unfinished trace is wrong."""
     if not finished:
         return Grade(False, 0.0, None, Status.TRUNCATED)
-    if model.think_close not in tokens:
-        return Grade(False, 0.0, None, Status.NO_ANSWER)
-    answer = tokens[tokens.index(model.think_close) + 1 :]
-    return benchmark.grade(problem, model.text(answer))
+    answer = model.answer(tokens)
+    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else benchmark.grade(problem, answer)

@@ -1,0 +1,155 @@
+r"""Finding the answer in what a model wrote: the last `\boxed{}`, else a stated final answer; letters for choices.
+
+Everything here is linear in the length of the text, which is a model's and may be anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+#: Longer answers than this are cut: no reference answer comes near it.
+LONGEST = 1000
+#: How far back an unboxed final answer is looked for.
+TAIL = 20_000
+#: Boxes within boxes that are followed outwards.
+DEPTH = 8
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_STATED = re.compile(
+    r"(?:final\s{1,3}answer|answer|result)[*_]{0,3}\s{0,3}"
+    r"(?:(?:to|of|for)\s[^\n.:=]{1,80}?\s)?"
+    r"(?:is(?![A-Za-z])|=|:|are(?![A-Za-z])|should\s+be|must\s+be)[\s:=*]{0,8}",
+    re.IGNORECASE,
+)
+#: Where a stated answer ends: at the line, or at a full stop that ends a sentence (not the point of 3.5).
+_END = re.compile(
+    r"\n|(?<!\\)[.!;](?=\s|$|\*|\$\s*$)|,\s+(?:so|since|because|which|as|where|and\s+(?:we|this|that))(?![A-Za-z])"
+)
+_BECAUSE = re.compile(r"\s+(?:because|since|as|by|when|if|which|obtained|after)(?![A-Za-z])")
+
+
+def boxed(text: str) -> str | None:
+    r"""What the last `\boxed{}` that is not empty holds, boxes inside it unwrapped; None without any.
+
+    An unclosed box holds what follows on its line; `\boxed 7` holds the next word.
+    """
+    starts = [match.start() for match in _BOX.finditer(text)]
+    found: tuple[int, int, str] | None = None
+    for start in reversed(starts[-4 * DEPTH :]):
+        content, end = _content(text, start)
+        if found is None:
+            if content.strip():
+                found = (start, end, content)
+        elif end >= found[1]:
+            # It holds the box that was found: the outer one is the answer.
+            found = (start, end, content)
+        else:
+            break
+    return None if found is None else _unwrapped(found[2]).strip()[:LONGEST]
+
+
+def stated(text: str) -> str | None:
+    """The last "the answer is ..." of a text without boxes; None without any."""
+    tail = text[-TAIL:]
+    for match in reversed(list(_STATED.finditer(tail))):
+        rest = tail[match.end() : match.end() + LONGEST]
+        end = _END.search(rest)
+        part = rest[: end.start()] if end else rest
+        because = _BECAUSE.search(part)
+        part = part[: because.start()] if because else part
+        part = part.strip().strip("*").strip().rstrip(".,;:").strip()
+        if re.search(r"[^\W_]", part):
+            return part
+    return None
+
+
+def final(text: str) -> str | None:
+    """The answer of a text: what it boxes, else what it states."""
+    return boxed(text) or stated(text)
+
+
+def letter(text: str, choices: Sequence[str]) -> str | None:
+    r"""The letter that a text chooses: `\boxed{C}`, `(C)`, `The answer is C.`; never the A of "Consider A."
+
+    `choices` are the texts behind the letters A, B, ...; a box may hold such a text instead of its letter. May be empty
+    where only letters are known (then A to Z are valid).
+    """
+    last = chr(ord("A") + len(choices) - 1) if choices else "Z"
+    box = boxed(text)
+    if box is not None:
+        return _leading_letter(box, last) or _choice_of(box, choices)
+    tail = text[-TAIL:]
+    found = list(_statement(last).finditer(tail))
+    if found:
+        return found[-1]["letter"]
+    lines = [line for line in tail.splitlines() if line.strip()]
+    return _alone(lines[-1], last) if lines else None
+
+
+def _statement(last: str) -> re.Pattern[str]:
+    wrapped = rf"(?:[*$({{\[]|\\\(|\\text|\\mathrm|\\textbf|\\mathbf){{0,6}}(?P<letter>[A-{last}])"
+    # A lone A may be an article and a lone I a pronoun: they count only where a sentence could end.
+    after = r"(?=[*$)}\].:,;!]|\\\)|\s*$|\s*\n|\s+(?:because|since|as|is|and|with|which)\b|(?<![AI])\s)"
+    return re.compile(
+        r"(?i:answer|option|choice|choose|select|pick)(?i:\s{1,3}(?:option|choice|letter|is|are|would\s+be|must\s+be|should"
+        rf"\s+be)|\s{{0,3}}[:=]){{0,4}}[\s*:]{{0,6}}{wrapped}(?![A-Za-z'’]){after}"
+    )
+
+
+def _leading_letter(box: str, last: str) -> str | None:
+    inner = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mathsf|operatorname|textit)(?![A-Za-z])\s*", "", box)
+    match = re.match(rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)\s*:?\s*)?[({{\[]*([A-{last}])(?![A-Za-z0-9])", inner)
+    if match is None:
+        return None
+    rest = inner[match.end() :].strip(" })]$*.")
+    # "C" or "C) 3 eV" or "C: ...", but not the C of "C = 3" or "C + 1".
+    opened = re.match(r"[\s})\]$*]*[).:,\-]", inner[match.end() :])
+    return match[1] if not rest or opened else None
+
+
+def _choice_of(box: str, choices: Sequence[str]) -> str | None:
+    def plain(text: str) -> str:
+        return re.sub(r"[\s$]|\\(?:text|mathrm|left|right|[,;!])", "", text).strip("{}.").casefold()
+
+    found = [i for i, choice in enumerate(choices) if plain(choice) == plain(box)]
+    return chr(ord("A") + found[0]) if len(found) == 1 else None
+
+
+def _alone(line: str, last: str) -> str | None:
+    match = re.fullmatch(rf"[\s*$(\[{{]*(?:(?i:answer)\s*:?\s*)?[*$(\[{{]*([A-{last}])[\s*$)\]}}.]*", line)
+    return match[1] if match else None
+
+
+def _content(text: str, start: int) -> tuple[str, int]:
+    """What the box at `start` holds and where it ends."""
+    match = _BOX.match(text, start)
+    assert match is not None
+    at = match.end()
+    while at < len(text) and text[at] in " \t":
+        at += 1
+    if at >= len(text) or text[at] != "{":
+        word = re.compile(r"-?\\?\w[\w.,/]*").match(text, at)
+        return (word[0].rstrip(".,"), word.end()) if word else ("", at)
+    depth, i = 0, at
+    while i < len(text):
+        if text[i] == "\\":
+            i += 2
+            continue
+        depth += (text[i] == "{") - (text[i] == "}")
+        if depth == 0:
+            return text[at + 1 : i], i
+        i += 1
+    line = text[at + 1 :].split("\n", 1)[0][: 4 * LONGEST]
+    line = re.split(r"\$|\\\)|\\\]|[.!](?=\s|$)", line, maxsplit=1)[0].strip()
+    # Of the braces of an unclosed box only those that close something belong to the answer.
+    return (line[:-1] if line.count("}") > line.count("{") else line), len(text)
+
+
+def _unwrapped(content: str) -> str:
+    for _ in range(DEPTH):
+        match = _BOX.match(content.strip())
+        if match is None:
+            break
+        content = _content(content.strip(), 0)[0]
+    return content

@@ -1,0 +1,250 @@
+"""AIME24, AIME25, AMC23, GPQA_D, MATH500, GAOKAO2023EN, and any problem file of one's own.
+
+Problems come from the hub (its cache first) or from a local file in any usual layout. They are never part of this
+package: GPQA's authors ask that it is not published in plain text, and the others have licences of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvatlas.benchmarks import answers, equality, prompts, tables
+from kvatlas.benchmarks.judges import Verdict
+from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
+from kvatlas.hub import Repository, matching
+
+#: The seed behind the seeds of all permutations of choices: part of the benchmark, so that everybody asks the same.
+CHOICE_SEED = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a benchmark is on the hub: the data set's id, patterns of its files, and how many problems it has."""
+
+    repository: str
+    patterns: tuple[str, ...]
+    size: int
+    output_tokens: int
+    about: str
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A set of questions with short answers, or with choices, asked through a named prompt format.
+
+    `file` replaces the hub; `columns` names columns (question, answer, id, options) that have unusual names.
+    """
+
+    name: str
+    file: str = ""
+    prompt_format: str = prompts.DEFAULT
+    columns: tuple[tuple[str, str], ...] = ()
+    output_tokens: int = 8000
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        prompts.check(self.prompt_format)
+        unknown = [name for name, _ in self.columns if name not in ("question", "answer", "id", "options")]
+        if unknown:
+            raise KvatlasError(
+                f"Unknown column {unknown[0]!r} of {self.name}; valid are question, answer, id, options."
+            )
+
+    @property
+    def typical_output_tokens(self) -> int:
+        return SOURCES[self.name].output_tokens if self.name in SOURCES else self.output_tokens
+
+    @property
+    def identity(self) -> list[Any]:
+        """The prompt format and a digest of all problems: the same problems are the same from any file."""
+        content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
+        return [*prompts.identity(self.prompt_format), digest(content)]
+
+    def problems(self, limit: int | None = None) -> Sequence[Problem]:
+        return self._problems[:limit]
+
+    def prompt(self, problem: Problem) -> str:
+        return prompts.message(self.prompt_format, problem.question, tuple(problem.about.get("choices", ())))
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Correct where the last boxed answer, else the stated one, means the same as the reference."""
+        choices = tuple(problem.about.get("choices", ()))
+        by_letter = bool(choices) or _is_letter(problem.answer)
+        found = answers.letter(answer, choices) if by_letter else None
+        if found is None and not choices:
+            found = answers.final(answer)
+        if found is None:
+            return Grade(False, 0.0, None, Status.NO_ANSWER)
+        if by_letter:
+            correct = found == (_is_letter(problem.answer) or problem.answer)
+            return Grade(correct, float(correct), found, Status.OK)
+        verdict = equality.same(problem.answer, found)
+        status = Status.GRADER_TIMEOUT if verdict is Verdict.TIMEOUT else Status.OK
+        correct = verdict is Verdict.EQUAL
+        return Grade(correct, float(correct), found, status)
+
+    @cached_property
+    def _problems(self) -> tuple[Problem, ...]:
+        path = Path(self.file).expanduser() if self.file else _from_hub(self.name)
+        rows = tables.read_rows(path)
+        where = f"The problem file {str(path)!r}"
+        named = dict(self.columns)
+        found = []
+        for number, row in enumerate(rows, 1):
+            problem = _problem(f"{self.name}-{number:03d}", row, named, where)
+            # A question without a reference answer could only be counted wrong.
+            if problem.answer:
+                found.append(problem)
+        if not found:
+            raise KvatlasError(f"{where} holds no problem with an answer.")
+        return tuple(found)
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        # Workers are given their problems; a thousand others need not travel with them.
+        return {name: value for name, value in vars(self).items() if name != "_problems"}
+
+
+def _is_letter(answer: str) -> str:
+    """The letter that a reference answer of a choice question is, in any dress; "" for other answers."""
+    match = re.fullmatch(r"\$?\s*(?:\\text\s*\{)?\s*\(?\s*([A-K])\s*\)?\s*\}?\s*\$?", answer)
+    return match[1] if match else ""
+
+
+def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) -> Problem:
+    question_at = tables.column(row, tables.QUESTION, named.get("question"), where, "question")
+    about: dict[str, Any] = {}
+    identity_at = named.get("id") or tables.find(row, tables.IDENTITY)
+    if identity_at:
+        about["source_id"] = str(row.get(identity_at))
+    question = str(row[question_at] or "").strip()
+    if not question:
+        raise KvatlasError(f"{where} has an empty question ({id_}).")
+    correct_at = tables.find(row, (tables.CORRECT,))
+    wrong = [str(row[at]).strip() for name in tables.INCORRECT if (at := tables.find(row, (name,))) and row[at]]
+    if correct_at and wrong:
+        return _permuted(id_, question, str(row[correct_at]).strip(), wrong, about)
+    answer = tables.as_text(row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer")])
+    options_at = named.get("options") or tables.find(row, tables.OPTIONS)
+    if options_at and row.get(options_at):
+        about["choices"], answer = _options(row[options_at], answer, where)
+    return Problem(id_, question, answer, about)
+
+
+def _permuted(id_: str, question: str, correct: str, wrong: list[str], about: dict[str, Any]) -> Problem:
+    """A question whose choices are put in an order drawn from its own seed, which is kept with it."""
+    seed = int(digest(["choices", CHOICE_SEED, id_])[:8], 16)
+    choices = [correct, *wrong]
+    random.Random(seed).shuffle(choices)
+    about |= {"choices": choices, "choice_seed": seed}
+    return Problem(id_, question, chr(ord("A") + choices.index(correct)), about)
+
+
+def _options(value: Any, answer: str, where: str) -> tuple[list[str], str]:
+    """Choices as texts without their letters, and the answer as a letter."""
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value)] if "text" not in value else value["text"]
+    if not isinstance(value, list | tuple):
+        raise KvatlasError(f"{where} has options that are no list.")
+    choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
+    letter = _is_letter(answer)
+    if not letter and answer.isdecimal() and int(answer) < len(choices) and answer not in choices:
+        letter = chr(ord("A") + int(answer))
+    if not letter and answer in choices:
+        letter = chr(ord("A") + choices.index(answer))
+    if not letter:
+        raise KvatlasError(f"{where} has the answer {answer!r}, which is none of its options.")
+    return choices, letter
+
+
+SOURCES: dict[str, Source] = {
+    "AIME24": Source(
+        "HuggingFaceH4/aime_2024", ("data/train*.parquet",), 30, 11_000, "American Invitational Mathematics Exam 2024"
+    ),
+    "AIME25": Source(
+        "math-ai/aime25",
+        ("test*.jsonl", "*.parquet", "*.jsonl"),
+        30,
+        12_000,
+        "American Invitational Mathematics Exam 2025",
+    ),
+    "AMC23": Source(
+        "math-ai/amc23",
+        ("data/test*.parquet", "*.parquet", "*.jsonl"),
+        40,
+        6000,
+        "American Mathematics Competitions 2023",
+    ),
+    "GPQA_D": Source(
+        "Idavidrein/gpqa",
+        ("gpqa_diamond.csv",),
+        198,
+        7000,
+        "graduate-level science questions with four choices, the diamond set (gated on the hub)",
+    ),
+    "MATH500": Source(
+        "HuggingFaceH4/MATH-500", ("test.jsonl",), 500, 4000, "500 competition problems with LaTeX answers"
+    ),
+    "GAOKAO2023EN": Source(
+        "MARIO-Math-Reasoning/Gaokao2023-Math-En",
+        ("*.jsonl",),
+        385,
+        4000,
+        "Chinese college entrance and other exams of 2023 in English, LaTeX answers",
+    ),
+}
+
+
+def _from_hub(name: str) -> Path:
+    source = SOURCES.get(name)
+    if source is None:
+        raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
+    repository = Repository(source.repository, "dataset")
+    for folder in (repository.cached, lambda: repository.folder(source.patterns)):
+        where = folder()
+        there = [] if where is None else [str(path.relative_to(where)) for path in where.rglob("*") if path.is_file()]
+        for pattern in source.patterns:
+            if where is not None and (names := matching(there, (pattern,))):
+                return where / names[0]
+    raise KvatlasError(
+        f"The data set {source.repository!r} holds no file {' or '.join(source.patterns)}; name a local file: "
+        f"{name}@FILE."
+    )
+
+
+@dataclass(frozen=True)
+class Named:
+    """The family of one name: `AIME24`."""
+
+    name: str
+    about: str
+    examples: str = field(default="")
+
+    def named(self, rest: str, **options: Any) -> Questions:
+        """The benchmark; nothing may follow its name. Options: file, prompt, columns."""
+        if rest:
+            raise KvatlasError(f"Unknown benchmark {self.name + rest!r}; {self.name} stands alone.")
+        return questions(self.name, **options)
+
+
+def questions(name: str, *, file: str = "", prompt: str = prompts.DEFAULT, columns: Any = ()) -> Questions:
+    """Questions by that name, with options as they stand in a spec."""
+    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())))
+
+
+def _family(name: str) -> Named:
+    source = SOURCES[name]
+    return Named(name, f"{source.about} ({source.size} problems; hub: {source.repository})", name)
+
+
+AIME24 = _family("AIME24")
+AIME25 = _family("AIME25")
+AMC23 = _family("AMC23")
+GPQA_D = _family("GPQA_D")
+MATH500 = _family("MATH500")
+GAOKAO2023EN = _family("GAOKAO2023EN")

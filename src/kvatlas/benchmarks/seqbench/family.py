@@ -1,0 +1,158 @@
+"""SEQBENCH-...: the mazes as benchmarks, by names that say their difficulty.
+
+A name is `SEQBENCH-WxH` and then any of `-L<actions>`, `-B<locked doors>`, `-N<noise ratio>`, `-S<shuffle ratio>` and
+a prompt format, `-facts` or `-full`: `SEQBENCH-40x40-L100-B2-N0.5-S1`. What is left out has the grid's default:
+
+| grid | L | B | N | S | prompt |
+|---|---|---|---|---|---|
+| up to 6x6 | any | 0 | 1 | 1 | `facts/v1`: the facts alone, one a line |
+| larger | any | 0 | 0 | 0 | `seqbench/v1`: task, guidance, three worked examples, facts |
+
+`SEQBENCH@FILE` stands for the mazes of a copy of the published data set, asked with `seqbench/v1`.
+
+Names that mean the same problems and prompt are one benchmark under its shortest name.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from typing import ClassVar
+
+from kvatlas.benchmarks.base import Benchmark
+from kvatlas.benchmarks.seqbench.facts import read_maze
+from kvatlas.benchmarks.seqbench.mazes import Shape, draw, facts
+from kvatlas.benchmarks.seqbench.plans import format_plan, judge, parse_plan
+from kvatlas.core import Grade, KvatlasError, Problem, Status
+
+STANDARD_PROBLEMS = 300
+SMALL = 6
+FORMATS = {"facts": "facts/v1", "full": "seqbench/v1"}
+_EXAMPLES = "SEQBENCH-5x5, SEQBENCH-6x6-B1, SEQBENCH-40x40-L100-B2-N0.5-S1"
+
+
+@dataclass(frozen=True)
+class SeqBench:
+    """The benchmark of one shape of maze, asked in one prompt format (`facts/v1` or `seqbench/v1`)."""
+
+    shape: Shape
+    prompt_format: str
+    version: ClassVar[int] = 1
+    about: ClassVar[str] = "mazes with locked doors, to be solved by a plan of chosen depth (generated)"
+    examples: ClassVar[str] = _EXAMPLES
+
+    @classmethod
+    def named(cls, rest: str, file: str = "") -> Benchmark:
+        """The benchmark from what follows SEQBENCH, or of a `file` of the published data set.
+
+        KvatlasError says which names are valid.
+        """
+        if file and rest:
+            raise KvatlasError(f"A file of mazes says itself how hard they are; name it as 'SEQBENCH@{file}'.")
+        if file:
+            from kvatlas.benchmarks.seqbench.published import Published
+
+            return Published(file)
+        match = re.fullmatch(
+            r"-(?P<W>\d{1,3})x(?P<H>\d{1,3})"
+            r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)|-(?P<F>facts|full))*",
+            rest,
+        )
+        parts = re.findall(r"-([A-Za-z])[^-]*", rest)
+        if match is None or len(parts) != len(set(parts)):
+            raise KvatlasError(
+                f"Unknown benchmark 'SEQBENCH{rest}'; valid are names like {_EXAMPLES}: the grid, then, each once, any "
+                "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), and facts or full."
+            )
+        columns, rows = int(match["W"]), int(match["H"])
+        common = _default(columns, rows)
+        shape = Shape(
+            columns,
+            rows,
+            int(match["L"]) if match["L"] else None,
+            int(match["B"] or 0),
+            float(match["N"]) if match["N"] else common.noise,
+            float(match["S"]) if match["S"] else common.shuffle,
+        )
+        return cls(shape, FORMATS[match["F"]] if match["F"] else _default_format(columns, rows))
+
+    @property
+    def name(self) -> str:
+        if self.prompt_format == _default_format(self.shape.columns, self.shape.rows):
+            return _shape_name(self.shape)
+        return _shape_name(self.shape) + "-" + next(k for k, v in FORMATS.items() if v == self.prompt_format)
+
+    @property
+    def typical_output_tokens(self) -> int:
+        """A plan of L actions is about 12 L tokens, and models think at least as much again."""
+        shape = self.shape
+        return 24 * (shape.length or 2 + 5 * shape.doors + (shape.columns + shape.rows) * (shape.doors + 1))
+
+    def problems(self, limit: int | None = None) -> Sequence[Problem]:
+        """Drawn from (shape, index) alone: the same on every machine and in every prompt format."""
+        return [self.problem(i) for i in range(STANDARD_PROBLEMS if limit is None else limit)]
+
+    def problem(self, index: int) -> Problem:
+        """The problem of that index; `question` holds the facts, `about` the depth that it came out with."""
+        instance = draw(self.shape, random.Random(f"kvatlas seqbench {_shape_name(self.shape)} test {index}"))
+        about = {
+            "L": len(instance.plan),
+            "B": instance.doors,
+            "N": self.shape.noise,
+            "S": self.shape.shuffle,
+            "moves": instance.moves,
+            "grid": f"{self.shape.columns}x{self.shape.rows}",
+        }
+        return Problem(f"{self.name}-{index:04d}", facts(instance), format_plan(instance.plan), about)
+
+    def prompt(self, problem: Problem) -> str:
+        return prompt(self.prompt_format, problem)
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """The last plan in the answer against the reference and against the maze."""
+        return grade(problem, answer)
+
+
+def prompt(prompt_format: str, problem: Problem) -> str:
+    """The user message in a named format."""
+    return problem.question if prompt_format == "facts/v1" else f"{_template()}{problem.question}\n\nPlan:"
+
+
+@cache
+def _template() -> str:
+    return (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
+
+
+def grade(problem: Problem, answer: str) -> Grade:
+    """All metrics of the last plan in the answer; without one, 0 throughout and status `no_answer`."""
+    plan = parse_plan(answer)
+    if plan is None:
+        shares: dict[str, float | str] = dict.fromkeys(("valid", "progress_valid", "precision", "recall"), 0.0)
+        return Grade(False, 0.0, None, Status.NO_ANSWER, {**shares, "first_error": "no_answer", "first_error_index": 0})
+    reference = parse_plan(problem.answer)
+    assert reference is not None, "a reference answer is a plan"
+    verdict = asdict(judge(read_maze(problem.question.splitlines()), reference, plan))
+    verdict["valid"] = float(verdict["valid"])
+    return Grade(verdict.pop("solved"), verdict.pop("progress"), format_plan(plan), Status.OK, verdict)
+
+
+def _default(columns: int, rows: int) -> Shape:
+    small = max(columns, rows) <= SMALL
+    return Shape(columns, rows, noise=float(small), shuffle=float(small))
+
+
+def _default_format(columns: int, rows: int) -> str:
+    return "facts/v1" if max(columns, rows) <= SMALL else "seqbench/v1"
+
+
+def _shape_name(shape: Shape) -> str:
+    common = _default(shape.columns, shape.rows)
+    name = f"SEQBENCH-{shape.columns}x{shape.rows}"
+    name += f"-L{shape.length}" if shape.length is not None else ""
+    name += f"-B{shape.doors}" if shape.doors else ""
+    name += f"-N{shape.noise:g}" if shape.noise != common.noise else ""
+    return name + (f"-S{shape.shuffle:g}" if shape.shuffle != common.shuffle else "")

@@ -1,0 +1,58 @@
+"""Benchmarks: which there are, and the exact text of a problem."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvatlas.cli.lists import Json, print_rows
+
+Name = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
+
+
+def benchmarks(context: typer.Context, as_json: Json = False) -> None:
+    """List the benchmarks; `show` prints a problem."""
+    if context.invoked_subcommand:
+        return
+    from kvatlas.benchmarks import families
+
+    rows = []
+    for name in families.names():
+        family = families.get(name)
+        rows.append({"name": name, "benchmarks": family.examples, "summary": family.about})
+    print_rows(rows, as_json)
+
+
+def show(
+    name: Name,
+    problem: Annotated[int, typer.Option(min=1, help="Its number, from 1 up.")] = 1,
+    model: Annotated[str | None, typer.Option(help="Through this model's chat template.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Another prompt format: r1, plain, line, or a template.")] = None,
+    answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
+) -> None:
+    """Print the exact text that is sent for one problem, and nothing else on standard output."""
+    from kvatlas.benchmarks import find
+    from kvatlas.core import KvatlasError
+
+    benchmark = find(name, **({"prompt": prompt} if prompt else {}))
+    problems = benchmark.problems(problem)
+    if len(problems) < problem:
+        raise KvatlasError(f"--problem is {problem}; valid are numbers from 1 to {len(problems)} for {benchmark.name}.")
+    asked = problems[problem - 1]
+    text = benchmark.prompt(asked)
+    if model is not None:
+        from kvatlas.models import find as find_model
+
+        text = find_model(model).prompt(text)
+    typer.echo(text)
+    if answer:
+        typer.echo(f"{asked.id}: {asked.answer}", err=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(benchmarks)
+    group.command()(show)
+    app.add_typer(group, name="benchmarks", help=benchmarks.__doc__)

@@ -1,0 +1,218 @@
+"""What a heatmap shows: maps as panels of numbers and texts, for a metric, a cost, or a difference to a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvatlas.core import Cell, KvatlasError, Map
+from kvatlas.figures import style
+from kvatlas.stats.differences import Contrast, Differences
+
+Place = tuple[Any, Any]
+#: A map's name: model, benchmark, policy.
+Name = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell as it is printed: `value` places it on the colour scale, `small` is its second line."""
+
+    value: float
+    text: str
+    small: str = ""
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the numbers of a panel are: the label of its colour bar, sentences for the foot, its colours."""
+
+    label: str
+    about: tuple[str, ...]
+    colours: tuple[str, ...] = style.YLGNBU
+    #: Whether 0 has the middle colour.
+    centred: bool = False
+    #: How far apart the ends of the scale are at least.
+    least: float = 1.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One heatmap to draw; `outlined` cells are framed together, `beside` stands over the cells."""
+
+    model: str
+    benchmark: str
+    policy: str
+    axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
+    cells: Mapping[Place, Shown]
+    measure: Measure
+    beside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    outlined: frozenset[Place] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost that a map's cells carry: how to read it and how to print it."""
+
+    label: str
+    about: str
+    value: Callable[[Cell], float | None]
+    text: Callable[[float], str]
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _brief(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+#: Costs by the names under which `--metric` knows them.
+COSTS: Mapping[str, Cost] = {
+    "kv_tokens": Cost("KV Tokens", "Mean cached tokens per sequence.", lambda cell: cell.kept_tokens_mean, _whole),
+    "peak_kv_tokens": Cost("Peak KV Tokens", "Most tokens ever cached.", lambda cell: cell.peak_kv_tokens, _whole),
+    "seconds": Cost("Seconds", "Mean decoding seconds per answer.", lambda cell: cell.seconds_mean, _brief),
+    "output_tokens": Cost(
+        "Output Tokens", "Mean tokens written per answer.", lambda cell: cell.output_tokens_mean, _whole
+    ),
+    "truncated": Cost("Truncated", "Traces cut at the token limit.", lambda cell: cell.truncated, _whole),
+}
+#: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
+KV_MEMORY = "kv_memory"
+SMALL = "Small type: 95 % interval."
+ALL_ALIKE = "no cell is shown worse than the best"
+
+
+def metric_panels(maps: Sequence[Map], outlined: Mapping[Name, Collection[Place]] | None = None) -> list[Panel]:
+    """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus (`outlined`) framed."""
+    plateaus = outlined or {}
+    return [_metric_panel(one, plateaus.get((one.model, one.benchmark, one.policy), ())) for one in maps]
+
+
+def _metric_panel(one: Map, plateau: Collection[Place]) -> Panel:
+    best = max((cell.estimate.value for cell in one.cells.values()), default=0.0)
+    cells = {
+        place: Shown(
+            100 * cell.estimate.value,
+            style.percent(cell.estimate.value),
+            style.interval(cell.estimate),
+            cell.estimate.value > best - 1e-9,
+        )
+        for place, cell in one.cells.items()
+    }
+    label = style.label(one.metric)
+    sentences = [f"{label} in percent, highest in bold."]
+    if any(cell.small for cell in cells.values()):
+        sentences.append(SMALL)
+    # A frame around everything would say nothing: a sentence does.
+    everything = bool(plateau) and set(plateau) >= set(cells)
+    notes = (*one.notes, ALL_ALIKE) if everything else one.notes
+    outlined = frozenset(() if everything else plateau)
+    if outlined:
+        sentences.append("Outlined: plateau, the cells not shown worse than the best.")
+    measure = Measure(label, tuple(sentences))
+    beside = tuple(style.beside(one.baselines))
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, notes, outlined)
+
+
+def cost_panels(maps: Sequence[Map], name: str, against: str | None = None) -> list[Panel]:
+    """Maps of a cost of `COSTS` or of `KV_MEMORY` (MiB); `against` a baseline: the change in percent of its cost.
+
+    Raises KvatlasError where the maps do not carry that cost, or lack the baseline.
+    """
+    return [_cost_panel(one, cost_of(name, one.model), name, against) for one in maps]
+
+
+def cost_of(name: str, model: str) -> Cost:
+    """The cost of that name; KV memory reckons with the model's shape. Raises KvatlasError for an unknown name."""
+    if name in COSTS:
+        return COSTS[name]
+    if name != KV_MEMORY:
+        raise KvatlasError(f"Unknown cost {name!r}; valid are: {', '.join((*COSTS, KV_MEMORY))}.")
+    from kvatlas import models
+
+    mebibytes = models.find(model).kv_bytes_per_token / 2**20
+
+    def value(cell: Cell) -> float | None:
+        return None if cell.kept_tokens_mean is None else cell.kept_tokens_mean * mebibytes
+
+    return Cost("KV Memory (MiB)", "Mean memory of keys and values per sequence, in MiB.", value, _brief)
+
+
+def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
+    known = {place: value for place, cell in one.cells.items() if (value := cost.value(cell)) is not None}
+    if not known:
+        raise KvatlasError(f"The map of {one.model} on {one.benchmark} does not tell {name} of its cells.")
+    if against is None:
+        cells = {place: Shown(value, cost.text(value)) for place, value in known.items()}
+        beside = tuple(
+            f"{text} {cost.text(value)}"
+            for text, cell in one.baselines.items()
+            if (value := cost.value(cell)) is not None
+        )
+        measure = Measure(cost.label, (cost.about,), style.YLORBR, least=1e-6)
+        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
+    base = cost.value(_baseline(one, against))
+    if not base:
+        raise KvatlasError(f"The baseline {against!r} of {one.model} on {one.benchmark} has no {name} to compare with.")
+    changes = {place: 100 * (value / base - 1) for place, value in known.items()}
+    cells = {place: Shown(change, style.signed(change, 0)) for place, change in changes.items()}
+    about = f"Change of {cost.label} against {against}, in percent."
+    measure = Measure(f"{cost.label} against {against} (%)", (about,), style.RDBU[::-1], centred=True)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), one.notes)
+
+
+def difference_panels(maps: Sequence[Map], differences: Differences, against: str) -> list[Panel]:
+    """Maps of cell minus baseline in points: paired where `differences` are known, else plain, without intervals.
+
+    Raises KvatlasError where a map has no such baseline.
+    """
+    return [
+        _difference_panel(one, differences.get((one.model, one.benchmark, one.policy), {}), against) for one in maps
+    ]
+
+
+def _difference_panel(one: Map, paired: Mapping[Place, Contrast], against: str) -> Panel:
+    base = _baseline(one, against)
+    cells: dict[Place, Shown] = {}
+    for place, cell in one.cells.items():
+        found = paired.get(place)
+        value = 100 * (found.value if found else cell.estimate.value - base.estimate.value)
+        small = f"{style.signed(100 * found.low, 0)} to {style.signed(100 * found.high, 0)}" if found else ""
+        cells[place] = Shown(value, style.signed(value), small, found is not None and not found.low <= 0 <= found.high)
+    about = [f"{style.label(one.metric)} minus that of {against}, in points{', paired' if paired else ', not paired'}."]
+    if paired:
+        about += [SMALL, "Bold: the interval excludes 0."]
+    measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.RDBU, centred=True)
+    beside = tuple(style.beside({against: base}))
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
+
+
+def _baseline(one: Map, against: str) -> Cell:
+    if against not in one.baselines:
+        known = ", ".join(one.baselines) or "none"
+        raise KvatlasError(
+            f"The map of {one.model} on {one.benchmark} has no baseline {against!r}; its baselines are: {known}."
+        )
+    return one.baselines[against]
+
+
+def data_csv(panels: Sequence[Panel]) -> str:
+    """The numbers of the panels, one row per cell: what is printed, and whether the cell is outlined."""
+    import csv
+    import io
+
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    axes = [name for name, _ in panels[0].axes]
+    writer.writerow(["model", "benchmark", "policy", *axes, "shows", "value", "text", "small", "outlined"])
+    for one in panels:
+        for (row, column), shown in one.cells.items():
+            outlined = int((row, column) in one.outlined)
+            known = [one.model, one.benchmark, one.policy, row, column, one.measure.label]
+            writer.writerow([*known, round(shown.value, 4), shown.text, shown.small, outlined])
+    return file.getvalue()

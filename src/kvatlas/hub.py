@@ -1,0 +1,152 @@
+"""Files of the Hugging Face hub: from the cache where they are there, else downloaded; in words where neither works.
+
+The cache comes first and the network is tried only when something is missing, so that nothing ever waits for a hub that
+cannot be reached: `HF_HUB_OFFLINE` is obeyed, and a host that does not answer is noticed within `REACH` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvatlas.core import KvatlasError
+
+#: Seconds in which the hub's host must accept a connection.
+REACH = 1.2
+#: Seconds for one answer of the hub once it was reached.
+ANSWER = 20.0
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One repository on the hub: `kind` is "model" or "dataset"; `cache` is the cache folder ("" for the usual one)."""
+
+    id: str
+    kind: str = "model"
+    revision: str = ""
+    cache: str = ""
+
+    def __str__(self) -> str:
+        named = "model" if self.kind == "model" else "data set"
+        return f"{named} {self.id!r}" + (f" at revision {self.revision!r}" if self.revision else "")
+
+    def files(self) -> dict[str, str]:
+        """All files of the revision with their SHA-256 ("" where the hub knows none), asked from the hub."""
+        info = _asked(self, lambda: _api().repo_info(**self._where(), files_metadata=True, timeout=ANSWER))
+        return {file.rfilename: (file.lfs.sha256 if file.lfs else "") for file in info.siblings or []}
+
+    def cached(self) -> Path | None:
+        """The folder with what is cached of the revision, whole or not."""
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(snapshot_download(**self._where(), **self._cache(), local_files_only=True))
+        except Exception:
+            return None
+
+    def folder(self, patterns: Sequence[str], *, show: bool = False) -> Path:
+        """The folder that holds the files of these patterns, downloaded where they are missing; `show` for progress."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, logging
+
+        logging.set_verbosity_error()
+        (enable_progress_bars if show else disable_progress_bars)()
+
+        wanted: dict[str, Any] = {**self._where(), **self._cache(), "allow_patterns": list(patterns)}
+        return Path(_asked(self, lambda: snapshot_download(**wanted, etag_timeout=ANSWER, max_workers=4)))
+
+    def _where(self) -> dict[str, Any]:
+        return {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision or None}
+
+    def _cache(self) -> dict[str, Any]:
+        return {"cache_dir": Path(self.cache).expanduser()} if self.cache else {}
+
+
+def is_id(text: str) -> bool:
+    """Whether a text can be the id of a repository: OWNER/NAME."""
+    return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None
+
+
+def sha256_of_cached(path: Path) -> str:
+    """SHA-256 of a cached large file, which the cache keeps as its name; "" for any other file."""
+    name = path.resolve().name if path.is_symlink() else ""
+    return name if re.fullmatch(r"[0-9a-f]{64}", name) else ""
+
+
+def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that one of the patterns matches, sorted."""
+    return sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
+def _asked(repository: Repository, ask: Any) -> Any:
+    """What the hub answers; KvatlasError in one sentence where it cannot be asked or refuses."""
+    from huggingface_hub import constants, errors
+
+    if constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE:
+        raise KvatlasError(f"The {repository} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it.")
+    if not _reachable(constants.ENDPOINT):
+        raise KvatlasError(
+            f"The {repository} is not in the cache, and {constants.ENDPOINT} cannot be reached; name a local "
+            f"{'folder' if repository.kind == 'model' else 'file'} instead, or fill the cache where there is a network."
+        )
+    try:
+        return ask()
+    except errors.GatedRepoError as error:
+        raise KvatlasError(
+            f"The {repository} is gated: accept its terms on {constants.ENDPOINT} and log in (hf auth login), or name "
+            "a local copy."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise KvatlasError(f"The {repository} is not on {constants.ENDPOINT}: there is no such revision.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise KvatlasError(
+            f"The {repository} is not on {constants.ENDPOINT}, or is private and you are not logged in."
+        ) from error
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KvatlasError(f"The {repository} could not be fetched ({reason}).") from error
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether the hub's host, or the proxy before it, accepts a connection soon; the look-up of its name counts."""
+    url = urlsplit(_proxy(endpoint) or endpoint)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    found = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((url.hostname or "", port), timeout=REACH).close()
+            found.set()
+        except OSError:
+            pass
+        finally:
+            tried.set()
+
+    tried = threading.Event()
+    threading.Thread(target=connect, daemon=True).start()
+    tried.wait(REACH)
+    return found.is_set()
+
+
+def _proxy(endpoint: str) -> str | None:
+    from urllib.request import getproxies, proxy_bypass
+
+    host = urlsplit(endpoint).hostname or ""
+    if proxy_bypass(host):
+        return None
+    proxy = getproxies().get(urlsplit(endpoint).scheme) or os.environ.get("ALL_PROXY")
+    return proxy if proxy is None or "//" in proxy else f"http://{proxy}"

@@ -1,0 +1,66 @@
+"""How a model is to be loaded and prompted, as users say it: in a spec's entry, or with `--model-option`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvatlas.core import KvatlasError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be said about a model beside where it is.
+
+    dtype: auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.
+    device: auto (a GPU where there is one), cpu, cuda or cuda:N.
+    revision, cache: of a hub id: branch, tag or commit, and the cache folder.
+    think_close: the text that ends thinking, where it is not found; '' for a model without thinking.
+    think_open: text put behind the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    revision: str = ""
+    cache: str = ""
+    think_close: str | None = None
+    think_open: str = ""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not isinstance(value, str) and not (value is None and each.name == "think_close"):
+                raise KvatlasError(f"The model option {each.name} is {value!r}; valid are texts.")
+        if self.dtype not in DTYPES:
+            raise KvatlasError(f"The model option dtype is {self.dtype!r}; valid are {', '.join(DTYPES)}.")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise KvatlasError(f"The model option device is {self.device!r}; valid are auto, cpu, cuda and cuda:N.")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Options:
+        """The options with these values; KvatlasError for one that does not exist."""
+        valid = [each.name for each in fields(cls)]
+        for name in values:
+            if name not in valid:
+                raise KvatlasError(f"Unknown model option {name!r}; valid are {', '.join(valid)}.")
+        return cls(**values)
+
+    def resolved_device(self) -> str:
+        """The device: cpu, cuda or cuda:N; KvatlasError where a GPU is asked for and there is none."""
+        if self.device == "cpu":
+            return "cpu"
+        import torch
+
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.device == "auto":
+            return "cuda" if there else "cpu"
+        number = int(self.device.partition(":")[2] or 0)
+        if number >= there:
+            raise KvatlasError(
+                f"The model option device is {self.device!r}, but this machine has "
+                f"{'no GPU' if not there else f'{there} GPUs'} that PyTorch can use."
+            )
+        return self.device

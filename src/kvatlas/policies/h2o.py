@@ -1,0 +1,43 @@
+"""`h2o`: tokens that were attended to most so far stay (Heavy-Hitter Oracle)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvatlas.policies.base import Cached, Scope, Selection, Signal, Step, scope
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class H2O(Selection):
+    """Accumulated attention: score(t) = sum over all queries q so far, the prompt's included, of A(q, t).
+
+    Source: arXiv 2306.14048, section 4.2, Algorithm 1: A is the softmax over the tokens that are cached when q comes,
+    and an evicted token's sum is forgotten. The paper scores each attention head; where query heads share a KV head
+    their mean is taken. Its budget, half heavy hitters and half recent tokens, is replaced by ratio and local_window;
+    it evicts one token at every step, here the contract says when. The DynTS paper ran it with scope `global`.
+
+    scope: for what one choice is made: head (published), layer or global, then with the mean of the sums.
+    """
+
+    scope: Scope = scope(Scope.HEAD)
+
+    name = "h2o"
+    summary = "keeps the tokens that were attended to most so far"
+    paper = "H2O: Heavy-Hitter Oracle, arXiv 2306.14048"
+    published: ClassVar[Mapping[str, str]] = {
+        "ratio": "heavy hitters and recent tokens 1:1, together 20 % of the sequence"
+    }
+    observes = frozenset({Signal.ATTENTION})
+    columns = ("mass",)
+
+    def observe(self, step: Step) -> None:
+        assert step.attention is not None
+        step.add("mass", step.attention)
+
+    def score(self, cached: Cached) -> Tensor:
+        return cached.columns["mass"]

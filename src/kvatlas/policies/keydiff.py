@@ -1,0 +1,40 @@
+"""`keydiff`: tokens whose keys point away from the mean key stay (KeyDiff); no attention is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvatlas.policies.base import Cached, Scope, Selection, scope
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KeyDiff(Selection):
+    """Distinctive keys: score(t) = - cosine similarity of k(t) and the mean of all normalised keys of its head.
+
+    Source: arXiv 2504.15364, section 3 (its efficient form with an anchor vector). Keys are as they are cached, with
+    their rotation; the anchor is the mean over all cached tokens. The paper compresses blocks of a prompt; here the
+    contract says when. Its budget is replaced by ratio and local_window.
+
+    scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
+    """
+
+    scope: Scope = scope(Scope.HEAD)
+
+    name = "keydiff"
+    summary = "keeps the tokens whose keys differ most from the mean key"
+    paper = "KeyDiff, arXiv 2504.15364"
+
+    def score(self, cached: Cached) -> Tensor:
+        return cached.each_layer(lambda layer: _difference(cached.key(layer)))
+
+
+def _difference(key: Tensor) -> Tensor:
+    from torch.nn import functional as F
+
+    unit = F.normalize(key, dim=-1)
+    anchor = F.normalize(unit.mean(1, keepdim=True), dim=-1)
+    return -(unit * anchor).sum(-1)

@@ -1,0 +1,58 @@
+"""`lazyeviction`: tokens stay that are due to be attended to again, by their longest pause so far (LazyEviction)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvatlas.policies.base import Cached, Scope, Selection, Signal, Step, number, scope
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LazyEviction(Selection):
+    """Recurrence: score(t) = 2 / (1 + exp(1 + (now - T) / M)) + [M > 0] 2 / (1 + exp(M - 1)).
+
+    Source: arXiv 2506.15969, section 4, in the form of the authors' code. T is the last step at which t was attended to
+    with a weight of at least `alpha`, M its longest pause between two such steps (maximum recurrence interval); M gets
+    1e-5 added in the first term. Prompt tokens start with T at the end of the prompt, a new token with T one step
+    before its own, both with M = 0. Weights are means over the query heads of a KV head. The paper evicts every W steps
+    and keeps the last W tokens: here kv_budget and local_window say so, and the ratio replaces its budget.
+
+    alpha: attention weight from which on a token counts as attended to.
+    scope: for what one choice is made: head (published), layer or global, then with the mean of the weights.
+    """
+
+    alpha: float = number(0.0005, 1e-12, 1)
+    scope: Scope = scope(Scope.HEAD)
+
+    name = "lazyeviction"
+    summary = "keeps the tokens that are due to be attended to again, by their longest pause so far"
+    paper = "LazyEviction, arXiv 2506.15969"
+    published: ClassVar[Mapping[str, str]] = {
+        "alpha": "0.0005 for R1-Llama on MATH (authors' script)",
+        "local_window": "27 to 95",
+    }
+    observes = frozenset({Signal.ATTENTION})
+    columns = ("last", "interval")
+
+    def observe(self, step: Step) -> None:
+        assert step.attention is not None
+        now = step.positions[:, -1:]
+        if step.positions.shape[1] > 1:
+            step.enter("last", now.expand_as(step.positions))
+            return
+        step.enter("last", now - 1)
+        attended = step.attention >= self.alpha
+        last = step.read("last")
+        now = now[:, :, None, None].to(last.dtype)
+        step.write("interval", step.read("interval").maximum((now - last) * attended))
+        step.write("last", last.where(~attended, now))
+
+    def score(self, cached: Cached) -> Tensor:
+        last, interval = cached.columns["last"].double(), cached.columns["interval"].double()
+        waited = (cached.length - 1 - last) / (interval + 1e-5)
+        return 2 * (-1 - waited).sigmoid() + (interval > 0) * 2 * (1 - interval).sigmoid()

@@ -1,0 +1,53 @@
+"""`snapkv`: tokens that the last few queries attend to stay, together with their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvatlas.policies.base import Cached, Scope, Selection, Signal, one_of, scope, whole
+from kvatlas.policies.recent import logits, observing, pooled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SnapKV(Selection):
+    """Pooled votes of an observation window: score(t) = pool over t's neighbours of sum over q of A(q, t).
+
+    Source: arXiv 2404.14469, sections 4.1 and 4.2, Listing 1: q runs over the last `queries` tokens, A is the softmax
+    over all tokens that q sees, pooling is along the tokens before the observation window, which itself stays. The
+    paper compresses the prompt once; here, as in the decoding baselines of R-KV and DynTS, the window is the newest
+    tokens at each compression. Where query heads share a KV head the mean of their pooled votes is taken. Its fixed
+    capacity is replaced by ratio and local_window.
+
+    queries: length of the observation window.
+    kernel: tokens that are pooled together.
+    pooling: max or avg.
+    scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
+    """
+
+    queries: int = whole(32, 1)
+    kernel: int = whole(7, 1)
+    pooling: str = one_of("max", "avg")
+    scope: Scope = scope(Scope.HEAD)
+
+    name = "snapkv"
+    summary = "keeps the tokens that the last few queries attend to, and their neighbours"
+    paper = "SnapKV, arXiv 2404.14469"
+    published: ClassVar[Mapping[str, str]] = {
+        "queries": "32 on LongBench, 16 on others",
+        "kernel": "7 on LongBench, 5 on others",
+        "pooling": "max",
+    }
+    observes = frozenset({Signal.QUERIES})
+
+    def score(self, cached: Cached) -> Tensor:
+        return cached.each_layer(lambda layer: self._votes(cached, layer))
+
+    def _votes(self, cached: Cached, layer: int) -> Tensor:
+        inside = observing(cached, layer, self.queries)
+        votes = logits(cached, layer).softmax(-1).sum(2).masked_fill(inside[:, None], 0.0)
+        return pooled(votes, self.kernel, self.pooling).mean(1).masked_fill(inside, float("inf"))

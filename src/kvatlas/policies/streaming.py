@@ -1,0 +1,36 @@
+"""`streaming`: the first tokens, on which attention sinks, and the most recent ones stay (StreamingLLM)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvatlas.policies.base import Cached, Selection, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Streaming(Selection):
+    """Attention sinks and recency: score(t) is infinite for the first `sinks` tokens, else the position of t.
+
+    Source: arXiv 2309.17453, section 3.2. The sinks are the first tokens of the sequence, so of the prompt: as
+    published, with `keep_prompt: false`, they are all that is left of it. With the prompt kept they are part of it, and
+    the policy keeps what `window` keeps. The paper counts positions within the cache; here tokens keep their true ones,
+    as under every policy. Its rolling cache of fixed size is replaced by kv_budget, ratio and local_window; ratio 0
+    leaves the window alone, so a ratio must leave room for the sinks.
+
+    sinks: initial tokens that stay.
+    """
+
+    sinks: int = whole(4, 0)
+
+    name = "streaming"
+    summary = "keeps the first tokens (attention sinks) and the most recent ones"
+    paper = "StreamingLLM, arXiv 2309.17453"
+    published: ClassVar[Mapping[str, str]] = {"sinks": "4", "keep_prompt": "false"}
+
+    def score(self, cached: Cached) -> Tensor:
+        return cached.positions.double().masked_fill(cached.positions < self.sinks, float("inf"))

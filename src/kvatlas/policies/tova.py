@@ -1,0 +1,35 @@
+"""`tova`: tokens that the newest token attends to stay (Token Omission Via Attention)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvatlas.policies.base import Cached, Scope, Selection, Signal, scope
+from kvatlas.policies.recent import logits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TOVA(Selection):
+    """Attention of the newest query q: score(t) = mean over the heads of a layer of A(q, t).
+
+    Source: arXiv 2401.06104, section 3.2: A is the softmax over all cached tokens, one choice is made for each layer.
+    The paper drops one token at every step once its cache is full; here the contract says when, and the local window
+    stays, which the paper needs no rule for.
+
+    scope: for what one choice is made: layer (published), head or global.
+    """
+
+    scope: Scope = scope(Scope.LAYER)
+
+    name = "tova"
+    summary = "keeps the tokens that the newest token attends to"
+    paper = "TOVA, arXiv 2401.06104"
+    observes = frozenset({Signal.QUERIES})
+    queries = 1
+
+    def score(self, cached: Cached) -> Tensor:
+        return cached.each_layer(lambda layer: logits(cached, layer).softmax(-1).mean(1)[:, 0])

@@ -1,0 +1,76 @@
+"""`vase`: tokens with the largest values stay, the rest is drawn at random by attention (VaSE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvatlas.noise import uniform
+from kvatlas.policies.base import Cached, Scope, Selection, Signal, number, places, scope, share, whole
+from kvatlas.policies.recent import logits, observing, pooled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class VaSE(Selection):
+    """Value-aware stochastic eviction: a share `large` of the places goes to the tokens whose values have the largest
+    range (greatest less smallest channel), the first `sinks` tokens before all; the others are drawn without
+    replacement with probabilities proportional to attention.
+
+    Source: arXiv 2606.03928, and the authors' code (mode `range_sink_sample_attn`). Attention: of the last `queries`
+    queries over the tokens before them, softmax, mean over the queries, mean of `kernel` neighbours, mean over the
+    query heads of a KV head; the queries' own tokens stay. Drawing without replacement is taking the highest of
+    log(attention) + Gumbel noise (Kool et al. 2019, arXiv 1903.06059), so that the draw depends on the sequence's
+    stream and length alone. The published numbers of large tokens and of all tokens become shares. The paper does not
+    protect the prompt.
+
+    large: share of the chosen tokens that is kept for their values.
+    sinks: initial tokens that count as the largest; with the prompt kept they are part of it.
+    queries: length of the observation window.
+    kernel: neighbours that attention is averaged over.
+    scope: for what one choice is made: head (published), layer or global, then with mean ranges and attention.
+    """
+
+    large: float = number(0.25, 0, 1)
+    sinks: int = whole(4, 0)
+    queries: int = whole(64, 1)
+    kernel: int = whole(5, 1)
+    scope: Scope = scope(Scope.HEAD)
+
+    name = "vase"
+    summary = "keeps the tokens with the largest values and draws the rest at random by attention"
+    paper = "VaSE, arXiv 2606.03928"
+    published: ClassVar[Mapping[str, str]] = {
+        "large": "1024 of a budget of 4096",
+        "sinks": "4",
+        "queries": "64",
+        "kernel": "5",
+        "keep_prompt": "false",
+    }
+    observes = frozenset({Signal.QUERIES})
+
+    def score(self, cached: Cached) -> Tensor:
+        import torch
+
+        attention = cached.each_layer(lambda layer: self._attention(cached, layer))
+        layers, heads, _ = cached.positions.shape
+        choice = torch.arange(layers * heads, device=attention.device).view(layers, heads, 1) + 1
+        streams = torch.full_like(cached.positions, cached.stream)
+        noise = -(-uniform(streams, cached.length, cached.positions, choice).log()).log()
+        drawn = attention.double().log() + noise
+        protected, chosen = places(self, cached)
+        ranges = cached.each_layer(lambda layer: cached.value(layer).amax(-1) - cached.value(layer).amin(-1))
+        ranges = ranges.masked_fill(cached.positions < self.sinks, float("inf"))
+        largest = (
+            ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf")).topk(share(self.large, chosen))
+        )
+        return drawn.scatter(-1, largest.indices, float("inf"))
+
+    def _attention(self, cached: Cached, layer: int) -> Tensor:
+        inside = observing(cached, layer, self.queries)
+        before = logits(cached, layer).masked_fill(inside[:, None, None], float("-inf"))
+        found = pooled(before.softmax(-1).nan_to_num(0.0).mean(2), self.kernel, "avg").mean(1)
+        return found.masked_fill(inside, float("inf"))

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvatlas.benchmarks import judges
+from kvatlas.benchmarks.answers import boxed, letter, stated
+from kvatlas.benchmarks.equality import pools, same
+from kvatlas.benchmarks.judges import Judges, Verdict
+from kvatlas.benchmarks.public import Questions
+from kvatlas.core import Grade, Problem, Status
+from tests.benchmarks.verdicts import ALL
+
+CHOICES = ("3 eV", "10^{-4} eV", "a photon", "none of these")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _impatient() -> Iterator[None]:
+    """Hostile answers are given up sooner than in a sweep."""
+    judges._judges = Judges(seconds=3)
+    yield
+    judges._judges.close()
+    judges._judges = None
+
+
+def grade(reference: str, answer: str, choices: tuple[str, ...] = ()) -> Grade:
+    about = {"choices": list(choices)} if choices else {}
+    return Questions("T", file="unused").grade(Problem("p", "q", reference, about), answer)
+
+
+def test_there_are_enough_verdicts_of_both_kinds() -> None:
+    assert len(set(ALL)) == len(ALL) >= 200
+    assert sum(correct for _, _, correct in ALL) > 80
+    assert sum(not correct for _, _, correct in ALL) > 70
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "correct"), ALL, ids=[f"{i}-{ref[:12]}" for i, (ref, _, _) in enumerate(ALL)]
+)
+def test_verdicts(reference: str, answer: str, correct: bool) -> None:
+    assert grade(reference, answer).correct is correct
+
+
+def test_no_answer_is_told_from_a_wrong_one() -> None:
+    assert grade("7", "I do not know.").status is Status.NO_ANSWER
+    assert grade("7", r"\boxed{8}") == Grade(False, 0.0, "8", Status.OK)
+    assert grade("7", r"\boxed{7}") == Grade(True, 1.0, "7", Status.OK)
+    assert grade("3", r"\boxed{9^{9^{9^9}}}").status is Status.GRADER_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("answer", "chosen"),
+    [
+        (r"\boxed{C}", "C"),
+        (r"\boxed{(C)}", "C"),
+        (r"\boxed{\text{C}}", "C"),
+        (r"\boxed{\textbf{(C)}}", "C"),
+        (r"\boxed{C) a photon}", "C"),
+        (r"\boxed{C. a photon}", "C"),
+        (r"\boxed{\text{Option C}}", "C"),
+        (r"\boxed{a photon}", "C"),
+        (r"\boxed{10^{-4}\,\text{eV}}", None),
+        (r"\boxed{10^{-4} eV}", "B"),
+        (r"\boxed{E}", None),
+        (r"\boxed{D = 4}", None),
+        ("The answer is C.", "C"),
+        ("The answer is (C).", "C"),
+        ("The answer is **C**", "C"),
+        ("Answer: C", "C"),
+        ("answer: $C$", "C"),
+        ("**Answer:** (C) a photon", "C"),
+        ("The correct option is C, a photon.", "C"),
+        ("So I choose option B.", "B"),
+        ("The answer is A because it is.", "A"),
+        ("The answer is A.", "A"),
+        ("The answer is B. Wait: the answer is D.", "D"),
+        ("All is said.\n\nC", "C"),
+        ("All is said.\n(C).", "C"),
+        ("Consider A.", None),
+        ("Consider A. The answer is B.", "B"),
+        ("The answer is a function.", None),
+        ("The answer is A function.", None),
+        ("The answer is Broad.", None),
+        ("Is it A or B? I cannot tell", None),
+        ("", None),
+    ],
+)
+def test_letters(answer: str, chosen: str | None) -> None:
+    assert letter(answer, CHOICES) == chosen
+    graded = grade("C", answer, CHOICES)
+    assert graded.correct is (chosen == "C")
+    assert graded.status is (Status.NO_ANSWER if chosen is None else Status.OK)
+
+
+def test_extraction_alone() -> None:
+    assert boxed(r"\boxed{\frac{1}{2}} \boxed{}") == r"\frac{1}{2}"
+    assert boxed("no box, no boxed either") is None
+    assert stated("The answer is 5, so we are done.") == "5"
+    assert stated("answers vary") is None
+    began = time.perf_counter()
+    boxed(r"\boxed{" * 20_000 + "}" * 10_000)
+    stated("the answer is " * 50_000)
+    letter("answer is (" * 50_000, CHOICES)
+    assert time.perf_counter() - began < 3
+
+
+def test_equal_answers_are_pooled_for_the_majority() -> None:
+    answers = ["1/2", "3", r"\frac{1}{2}", None, "0.5", "3.0", "x+1", "1+x"]
+    assert pools(answers) == [[0, 2, 4], [1, 5], [6, 7]]
+    assert pools([None, None]) == []
+
+
+def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
+    pool = Judges(size=2, seconds=20)
+    found: list[Verdict] = []
+    threads = [threading.Thread(target=lambda: found.append(pool.compare("(x+1)^2", "x^2+2x+1"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Verdict.EQUAL] * 6
+    assert len(pool._idle) == 2
+    for judge in pool._idle:
+        judge.process.kill()
+        judge.process.wait()
+    assert pool.compare("(x+1)^2", "x^2+2x") is Verdict.UNEQUAL
+    pool.close()
+    assert pool.compare("2x", "x+x") is Verdict.EQUAL
+    pool.close()
+
+
+def test_time_and_memory_are_limited() -> None:
+    slow = Judges(size=1, seconds=1)
+    began = time.perf_counter()
+    assert slow.compare("9^{9^{9^9}}", "3") is Verdict.TIMEOUT
+    assert time.perf_counter() - began < 10
+    assert not slow._idle
+    assert slow.compare("2x", "x+x") is Verdict.EQUAL
+    (judge,) = slow._idle
+    limits = Path(f"/proc/{judge.process.pid}/limits").read_text()
+    assert f"Max address space         {judges.MEMORY}" in limits
+    slow.close()
+    assert judge.process.poll() is not None
+
+
+def _graded_in_a_worker(found: multiprocessing.Queue[bool]) -> None:
+    found.put(grade("(a+5)(b+2)", r"\boxed{ab+2a+5b+10}").correct)
+
+
+def test_algebra_runs_in_daemonic_workers() -> None:
+    context = multiprocessing.get_context("spawn")
+    found: multiprocessing.Queue[bool] = context.Queue()
+    worker = context.Process(target=_graded_in_a_worker, args=(found,), daemon=True)
+    worker.start()
+    assert found.get(timeout=60) is True
+    worker.join(timeout=30)
+    assert worker.exitcode == 0
+
+
+def test_no_process_outlives_its_parent() -> None:
+    code = (
+        "import os, signal\nfrom kvatlas.benchmarks import judges\njudges.compare('x+x', '2x')\n"
+        "print(judges._judges._idle[0].process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if not _alive(pid):
+            break
+        time.sleep(0.1)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_equality_holds_in_both_directions() -> None:
+    for one, other in [("[1,\\infty)", "x \\ge 1"), ("(3,4]", "3 < x \\le 4"), ("1/3", "0.3333333"), ("50\\%", "0.5")]:
+        assert same(one, other) is same(other, one) is Verdict.EQUAL

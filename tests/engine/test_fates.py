@@ -1,0 +1,123 @@
+"""The recorded fate of tokens equals what the cache really holds, compression by compression."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvatlas import policies
+from kvatlas.core import Fate, Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.fates import Record
+from kvatlas.models import Model
+from kvatlas.policies import Policy
+from tests.engine.test_loop import BUDGET, endless, grid, requests, run
+
+
+def test_a_record_counts_holders_and_the_step_at_which_the_last_one_dropped_a_token() -> None:
+    first = Record().after(torch.tensor([[[0, 1, 3]], [[0, 2, 3]]]), 4, 2)
+    assert first.fate(5).held == (2, 1, 1, 2, 2)
+    assert first.fate(5).left == (0, 0, 0, 0, 0)
+    second = first.after(torch.tensor([[[0, 3, 5]], [[0, 3, 4]]]), 6, 4)
+    assert second.fate(6) == Fate(2, (0, 4, 4, 0, 0, 0), (2, 0, 0, 2, 1, 1))
+    third = second.after(torch.tensor([[[0, 5, 6]], [[0, 5, 6]]]), 7, 5)
+    assert third.fate(7).left == (0, 4, 4, 5, 5, 0, 0)
+    assert first.fate(4).held == (2, 1, 1, 2)
+
+
+def selections() -> list[Policy]:
+    """Every policy that this model can run without files, in each scope that it has."""
+    found = []
+    for name in policies.policies.names():
+        try:
+            policy = policies.of(Setting.of(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking"))
+        except policies.KvatlasError:
+            continue
+        found.append(policy)
+    return found
+
+
+class _Watched(Engine):
+    """An engine that compares its record with the positions it holds, right after each compression."""
+
+    def _compress(self, index: int) -> None:
+        row = self._rows[index]
+        before = row.position
+        super()._compress(index)
+        held = [set(head.tolist()) for layer in row.kept for head in layer]
+        assert self.slots.lengths[index] == len(held[0])
+        fate = row.record.fate(row.position)
+        assert before == row.position == len(fate.left)
+        for position in range(row.position):
+            holding = sum(position in positions for positions in held)
+            assert fate.held[position] == holding
+            assert (fate.left[position] == 0) == (holding > 0)
+            assert fate.left[position] <= len(row.tokens)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_record_equals_what_the_cache_holds_at_every_compression(
+    random_models: dict[str, Model], kind: str
+) -> None:
+    model = endless(random_models[kind])
+    chosen = [policy for policy in selections() if not _needs_files(policy, model)]
+    assert {"window", "random"} <= {policy.name for policy in chosen}
+    engine = _Watched(model, model.network(), chosen, Sampling(0.9, 20, 0.95, 160), 16)
+    found = list(engine.run(requests(model, chosen, 3)))
+    assert len(found) == 3 * len(chosen)
+    for generation in found:
+        fate = generation.fate
+        cached = generation.usage.prompt_tokens + len(generation.tokens) - 1
+        assert len(fate.left) == len(fate.held) == cached
+        assert set(fate.left) > {0}
+        # Steps at which tokens left are compressions: no more of them than were counted.
+        assert len(set(fate.left) - {0}) <= generation.usage.compressions
+        if generation.policy.keep_prompt:  # type: ignore[attr-defined]
+            assert set(fate.held[: generation.usage.prompt_tokens]) == {fate.holders}
+        layers, heads = generation.policy.scope.width(model.shape)
+        assert fate.holders == layers * heads
+
+
+def _needs_files(policy: Policy, model: Model) -> bool:
+    try:
+        policy.check(model)
+    except policies.KvatlasError:
+        return True
+    return False
+
+
+def test_keys_in_the_slots_are_those_of_the_tokens_that_the_record_calls_held(
+    random_models: dict[str, Model],
+) -> None:
+    """First-layer keys depend on token and position alone: those in the slots are the held tokens', and no others'."""
+    model = endless(random_models["llama"])
+    policy = policies.of(Setting.of("random", kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking"))
+    prompt = requests(model, [policy], 1)
+    engine, (generation,) = run(model, prompt, 1, max_new_tokens=110)
+    tokens = (*prompt[0].prompt, *generation.tokens)[:-1]
+    full = policies.of(Setting.of("full"))
+    whole, _ = run(model, [Request(0, tokens, 1, (full,))], 1, max_new_tokens=2)
+    held = [sum(_holds(engine, whole, head, p) for head in range(model.shape.kv_heads)) for p in range(len(tokens))]
+    assert engine.slots.lengths[0] < len(tokens)
+    fate = generation.fate
+    for position, count in enumerate(held):
+        if fate.held[position] == 0:
+            assert count == 0
+        if fate.held[position] == fate.holders:
+            assert count == model.shape.kv_heads
+
+
+def _holds(engine: Engine, whole: Engine, head: int, position: int) -> bool:
+    key = whole.slots.keys[0][0, head, position]
+    mine = engine.slots.keys[0][0, head, : engine.slots.lengths[0]]
+    return bool(((mine - key).abs().amax(-1) < 1e-4).any())
+
+
+def test_forks_share_and_never_change_each_others_record(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    together = {(g.key, g.policy): g.fate for g in run(model, requests(model, grid()), 16)[1]}
+    for policy in grid():
+        for generation in run(model, requests(model, [policy], 3), 16)[1]:
+            assert together[generation.key, policy] == generation.fate
+            if policy.budget is None:
+                assert set(generation.fate.left) == {0}

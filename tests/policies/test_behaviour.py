@@ -1,0 +1,144 @@
+"""Every policy in the loop: traces do not depend on neighbours, memory falls, state does not leak."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvatlas import policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.cache import aligned
+from kvatlas.models import Model
+from kvatlas.policies import Cached, Policy, Scope, Selection, Signal
+from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.policies.triattention import STATISTICS_FILE
+from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.training import new_head
+from tests.engine.test_loop import endless, outcome, prompts, requests, run
+
+BUDGET = 88
+COMMON = {"kv_budget": BUDGET, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+#: Small observation windows, so that short test sequences compress on them.
+SMALL: dict[str, dict[str, Any]] = {"snapkv": {"queries": 12}, "vase": {"queries": 16}, "lazyeviction": {"alpha": 0.01}}
+NAMES = [name for name in policies.policies.names() if name != "full"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _files(random_models: dict[str, Model]) -> None:
+    """The models have predictors of importance and statistics of their queries in their folders."""
+    for model in (random_models[kind] for kind in ("llama", "qwen3")):
+        torch.manual_seed(0)
+        save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
+        save_file(query_statistics(model, model.network(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+
+
+def make(name: str, **changes: Any) -> Selection:
+    policy = policies.of(Setting.of(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
+    assert isinstance(policy, Selection)
+    return policy
+
+
+def everything() -> list[Policy]:
+    """Every policy, and every scope of those that let their user choose."""
+    found: list[Policy] = [policies.of(Setting.of("full"))]
+    for name in NAMES:
+        found.append(make(name))
+        if "scope" in policies.policies.get(name).__dataclass_fields__:
+            found += [make(name, scope=scope) for scope in Scope if scope != found[-1].scope]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: dict[str, Model], kind: str) -> None:
+    """Four prompts of unequal length: a batch of all equals batches of one, with all settings or with one at a time."""
+    model = random_models[kind]
+    found = everything()
+    work = requests(model, found, 4)
+    assert len({len(request.prompt) for request in work}) > 1
+    expected = outcome(run(model, work, 1)[1])
+    assert len(expected) == len(work) * len(found)
+    apart = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
+    engine, together = run(model, random.Random(3).sample(apart, len(apart)), 64)
+    assert outcome(together) == expected
+    # Some of them again in another order, on slots that other sequences left behind.
+    assert outcome(engine.run(apart[::-3])).items() <= expected.items()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, Model], name: str) -> None:
+    model = endless(random_models["llama"])
+    policy = make(name)
+    work = requests(model, [policy], 6)
+    engine, found = run(model, work, 8, max_new_tokens=300)
+    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in found)
+    assert all(generation.usage.compressions > 3 for generation in found)
+    shape, rows, capacity = model.shape, engine.slots.rows, aligned(BUDGET)
+    layers, heads = policy.scope.width(shape)
+    predicted = rows * capacity * (shape.kv_bytes_per_token() + 4 * len(policy.columns) * layers * heads)
+    predicted += rows * policy.queries * shape.layers * shape.heads * shape.head_dim * 4
+    assert engine.slots.bytes == predicted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_observing_policies_pay(random_models: dict[str, Model], name: str, monkeypatch: Any) -> None:
+    """Attention weights are computed for policies that declare it, at each step; for all others never."""
+    from kvatlas.engine import attention
+
+    model = random_models["llama"]
+    watched: list[tuple[int, ...]] = []
+    remembered: list[tuple[int, ...]] = []
+    whole = attention.Pass.__post_init__
+
+    def noted(self: attention.Pass) -> None:
+        whole(self)
+        watched.append(self.watched)
+        remembered.append(self.remembered)
+
+    monkeypatch.setattr(attention.Pass, "__post_init__", noted)
+    policy = make(name)
+    others = [policies.of(Setting.of("full")), make("window")]
+    run(model, requests(model, [policy, *others], 3), 16, max_new_tokens=60)
+    assert any(watched) == (Signal.ATTENTION in policy.observes)
+    assert any(remembered) == (Signal.QUERIES in policy.observes)
+    if name in ("window", "streaming", "random", "keydiff"):
+        assert not policy.observes
+
+
+def test_recent_queries_are_those_of_the_newest_tokens(random_models: dict[str, Model]) -> None:
+    """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
+    model = endless(random_models["qwen3"])
+    seen: list[tuple[int, torch.Tensor]] = []
+
+    class Spy(policies.policies.get("snapkv")):  # type: ignore[misc]
+        def score(self, cached: Cached) -> torch.Tensor:
+            seen.append((cached.length, torch.stack([cached.query(layer) for layer in range(3)])))
+            return super().score(cached)
+
+    policy = Spy(**COMMON, queries=12)
+    prompt = prompts(model, 1)[0][:25]
+    network = model.network()
+    recorded: dict[int, dict[int, torch.Tensor]] = {layer: {} for layer in range(3)}
+    from kvatlas.engine import attention
+
+    def attend(module: Any, query: torch.Tensor, *rest: Any, kvatlas: Any, **others: Any) -> Any:
+        for at in range(query.shape[2]):
+            position = at if kvatlas.prefill is not None else kvatlas.positions[0]
+            recorded[module.layer_idx][position] = query[0, :, at].clone()
+        return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
+
+    engine = Engine(model, network, [policy], Sampling(temperature=0.8, max_new_tokens=230), 8)
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("kvatlas", attend)
+    list(engine.run([Request(0, prompt, 5, (policy,))]))
+    assert len(seen) > 2
+    for length, queries in seen:
+        for layer in range(3):
+            wanted = torch.stack([recorded[layer][at] for at in range(length - 12, length)], dim=1)
+            assert torch.equal(queries[layer], wanted)

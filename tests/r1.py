@@ -1,0 +1,80 @@
+"""Small models with random weights that speak as DeepSeek-R1's distilled models do: tokenizer, chat format, think tags.
+
+The tokenizer is a real byte-level BPE, trained here; only its vocabulary is small.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvatlas import models
+from kvatlas.models import Model
+
+DATA = Path(__file__).parent / "data"
+AIME = DATA / "aime24.jsonl"
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+#: The published template without its parts on tools: it opens thinking itself.
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '"
+    + USER
+    + "' + message['content'] }}"
+    "{% else %}{{ '" + ASSISTANT + "' + message['content'] + '" + EOS + "' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "<think>\\n' }}{% endif %}"
+)
+#: The template of the first release: the model opens thinking.
+FIRST_TEMPLATE = TEMPLATE.replace("<think>\\n", "")
+
+
+def save_tokenizer(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> None:
+    """A byte-level BPE with R1's special tokens; `tags` are single tokens, as in the published ones."""
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    texts = [json.loads(line)["problem"] for line in AIME.read_text().splitlines()]
+    texts += [(DATA.parents[1] / "README.md").read_text()]
+    trainer = trainers.BpeTrainer(
+        vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[BOS, EOS, USER, ASSISTANT]
+    )
+    core.train_from_iterator(texts, trainer)
+    core.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=BOS, eos_token=EOS, pad_token=EOS, chat_template=template
+    ).save_pretrained(folder)
+
+
+def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -> Model:
+    """A 2-layer model ("llama" or "qwen2") with random weights and a random DynTS head."""
+    import torch
+    import transformers as hf
+    from safetensors.torch import save_file
+
+    from kvatlas.predictor.training import new_head
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(folder, **tokenizer)
+    size = len(hf.AutoTokenizer.from_pretrained(folder))
+    classes = {"llama": (hf.LlamaConfig, hf.LlamaForCausalLM), "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM)}
+    config_class, model_class = classes[kind]
+    config = config_class(
+        vocab_size=size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(5)
+    model_class(config).save_pretrained(folder, max_shard_size=shards)
+    save_file({name: value.detach() for name, value in new_head(64).state_dict().items()}, folder / "dynts.safetensors")
+    return models.find(f"hf:{folder}")

@@ -1,0 +1,86 @@
+"""The recipes of the published grids, whole, on small random-weight models of the same architectures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvatlas import cli
+from kvatlas.core import Status
+from kvatlas.results import Store
+from tests.r1 import AIME, save_model
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+#: The published budget and windows are divided by this.
+SCALE = 10
+
+
+def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
+    """A recipe with a small model, three real problems, one sample, budget and windows divided by SCALE."""
+    spec: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    spec["models"][0] |= {"model": save_model(kind, folder).name, "dtype": "float32"}
+    spec["benchmarks"] = [f"AIME24@{AIME}", {"name": "AIME25", "file": str(AIME), "prompt": "line"}]
+    spec["samples"] = 1
+    spec["sampling"]["max_new_tokens"] = 600
+    spec["settings"][0] |= {"kv_budget": 5000 // SCALE, "predictor": ""}
+    spec["axes"]["local_window"] = [window // SCALE for window in spec["axes"]["local_window"]]
+    return spec
+
+
+def kvatlas(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dynts_r1_llama", "llama"), ("dynts_r1_qwen", "qwen2")])
+def test_a_recipe_runs_through_to_its_figure(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    spec = scaled(name, tmp_path / "model", kind)
+    path.write_text(yaml.safe_dump(spec))
+    kvatlas(monkeypatch, "plan", path, "--json", "--memory", "1", "--tokens-per-second", "1000")
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["settings"], plan["traces"]) == (21, 21 * 3 * 2)
+    assert plan["kv_bytes_per_sequence"] == 500 * 2 * 2 * 2 * 16 * 4
+    assert plan["decoded_tokens"]["shared"] < plan["decoded_tokens"]["separate"]
+
+    kvatlas(monkeypatch, "sweep", path, "--out", tmp_path / "run", "--workers", "1", "--quiet")
+    with Store.open(tmp_path / "run") as store:
+        traces = [trace for _, trace in store.traces()]
+    assert len(traces) == plan["traces"]
+    # What follows the end of thinking always stays, so that only traces that think to the end keep within the budget.
+    cut = [t for t in traces if t.setting.policy == "dynts" and t.usage.output_tokens > 500]
+    long = [t for t in cut if t.usage.thinking_tokens == t.usage.output_tokens]
+    assert long
+    assert all(t.usage.compressions >= 1 and t.usage.peak_kv_tokens == 500 for t in long)
+    assert all(t.model == ("R1-Llama" if kind == "llama" else "R1-Qwen") for t in traces)
+    assert {t.grade.status for t in traces} <= {Status.TRUNCATED, Status.NO_ANSWER, Status.OK}
+
+    kvatlas(monkeypatch, "map", tmp_path / "run", "--out", tmp_path / "map.png")
+    kvatlas(monkeypatch, "map", tmp_path / "run", "--mean", "--out", tmp_path / "mean.svg")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "mean.svg").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["dynts_r1_llama", "dynts_r1_qwen"])
+def test_recipes_are_the_published_grid(name: str) -> None:
+    from kvatlas.core import Sampling
+    from kvatlas.sweep import read_spec
+
+    spec = read_spec(RECIPES / f"{name}.yaml")
+    cells = [setting for setting, baseline in spec.cells() if not baseline]
+    assert {(s.values["local_window"], s.values["ratio"]) for s in cells} == {
+        (window, ratio) for window in (500, 1000, 2000, 3000) for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)
+    }
+    assert all(s.policy == "dynts" and s.values["kv_budget"] == 5000 for s in cells)
+    assert spec.sampling.sampling() == Sampling(0.6, 20, 0.95, 16_384)
+    assert spec.samples == 5
+    assert [entry.name for entry in spec.benchmarks] == ["AIME24", "AIME25", "AMC23", "GPQA_D"]
