@@ -91,6 +91,10 @@ class Setting:
         return f"{self.policy}({inner})" if inner else self.policy
 
 
+#: A model behind an API: what its provider's cache keeps is not known.
+SERVED = Setting("served")
+
+
 @dataclass(frozen=True)
 class Usage:
     """What a trace cost.

@@ -52,9 +52,13 @@ class Repository:
         except Exception:
             return None
 
-    def folder(self, patterns: Sequence[str]) -> Path:
-        """The folder that holds the files of these patterns, downloaded where they are missing."""
+    def folder(self, patterns: Sequence[str], *, show: bool = False) -> Path:
+        """The folder that holds the files of these patterns, downloaded where they are missing; `show` for progress."""
         from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, logging
+
+        logging.set_verbosity_error()
+        (enable_progress_bars if show else disable_progress_bars)()
 
         wanted: dict[str, Any] = {**self._where(), **self._cache(), "allow_patterns": list(patterns)}
         return Path(_asked(self, lambda: snapshot_download(**wanted, etag_timeout=ANSWER, max_workers=4)))

@@ -96,7 +96,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
             find(f"SEQBENCH@{path}").problems()
     with pytest.raises(KvatlasError, match="cannot be read"):
         find("SEQBENCH@nowhere.jsonl").problems()
-    with pytest.raises(KvatlasError, match="name it as 'SEQBENCH@m.jsonl'"):
+    with pytest.raises(KvatlasError, match=r"name it as 'SEQBENCH@m\.jsonl'"):
         find("SEQBENCH-5x5@m.jsonl")
-    with pytest.raises(KvatlasError, match="'CHAIN12' is not read from a file"):
+    with pytest.raises(KvatlasError, match="'CHAIN12' takes no file"):
         find("CHAIN12@m.jsonl")

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvatlas.cli import progress
-from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.core import Trace
+from kvatlas.results import Manifest, Store
 from kvatlas.sweep import Progress
-
-TRACE = Trace(
-    "m", "CHAIN8", "p", 0, Setting.of("full"), (1,), "", Grade(True, 1.0, "", Status.OK), Usage(1, 1, 0, 2, 2.0, 0, 0.1)
-)
+from tests.stats.synthetic import grid, manifest, setting, traces
 
 
 class Terminal(io.StringIO):
@@ -19,33 +20,116 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def plan() -> Manifest:
+    return manifest(grid("dynts", "random"), problems=4, samples=1)
+
+
+def told(plan: Manifest) -> Iterator[tuple[str, Trace, Progress]]:
+    every = list(traces(plan))
+    for done, (key, trace) in enumerate(every, 1):
+        yield key, trace, Progress(trace, done, len(every), 300 * done, 100 * done)
+
+
+def test_a_terminal_gets_a_live_view(plan: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "150")
-    with progress.showing(4, quiet=False) as tell:
-        for done in range(1, 5):
-            tell(Progress(TRACE, done, 4, 300 * done, 100 * done))
+    # rich keeps the codes of a style for the first terminal that shows it; other tests' terminals have all colours.
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "50")
+    with progress.showing(plan, tmp_path, quiet=False) as tell:
+        for _, _, one in told(plan):
+            tell(one)
     shown = screen.getvalue()
-    assert "4/4" in shown
-    assert "CHAIN8" in shown
+    assert "152/152 traces" in shown
     assert "25% of tokens saved" in shown
+    assert "0:00 left" in shown
+    assert "Local Window Size" in shown
+    assert "76/76" in shown
+    assert "19/19" in shown
+
+
+def picture(watch: progress.Watch, width: int = 120, height: int = 50) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=height, force_terminal=False)
+    console.print(progress.picture(watch, console))
+    return file.getvalue()
+
+
+def test_the_map_so_far_has_intervals_and_dashes(plan: Manifest, tmp_path: Path) -> None:
+    watch = progress.Watch(plan, tmp_path)
+    assert "starting" in picture(watch)
+    for _, _, one in list(told(plan))[: 4 * 5]:
+        watch.add(one)
+    text = picture(watch)
+    assert "tiny | CHAIN6 | dynts" in text
+    assert "100.0" in text
+    assert text.count("–") > 5
+    assert "20/76" in text
+    assert "5/19" in text
+
+
+def test_what_earlier_sessions_finished_counts(plan: Manifest, tmp_path: Path) -> None:
+    with Store.create(tmp_path) as store:
+        for key, trace, _ in list(told(plan))[:40]:
+            store.add(key, trace)
+    watch = progress.Watch(plan, tmp_path)
+    assert watch.before == 40
+    assert watch.groups()[0][1:] == (40, 76, 10, 19)
+    *_, (_, _, last) = list(told(plan))[:41]
+    watch.add(last)
+    # One trace since: as long again for each of those that are left.
+    watch.began -= 10.0
+    assert "18:30 left" in watch.text() or "18:31 left" in watch.text()
+
+
+def test_many_benchmarks_and_a_small_terminal_fit(tmp_path: Path) -> None:
+    many = manifest(grid("dynts"), benchmarks=[f"B{n}" for n in range(40)], problems=1, samples=1)
+    watch = progress.Watch(many, tmp_path)
+    for _, _, one in list(told(many))[:10]:
+        watch.add(one)
+    text = picture(watch, 80, 24)
+    assert text.count("\n") <= 24
+    assert "B0" in text
+    assert "more benchmarks" in text
+
+
+def test_a_run_without_a_grid_has_no_map(tmp_path: Path) -> None:
+    single = manifest([], baselines=[setting("window", 8, 0.1)], axes=())
+    watch = progress.Watch(single, tmp_path)
+    for _, _, one in told(single):
+        watch.add(one)
+    assert watch.maps() == []
+    assert "24/24" in picture(watch)
+
+
+def test_several_models_are_told_apart(tmp_path: Path) -> None:
+    both = manifest(grid("dynts"), models=("one", "two"), benchmarks=("CHAIN6",))
+    assert [name for name, *_ in progress.Watch(both, tmp_path).groups()] == ["one | CHAIN6", "two | CHAIN6"]
 
 
 def test_a_log_gets_a_line_now_and_then_and_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plan: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 1.0, 16.0, 17.0, 18.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.showing(4, quiet=False) as tell:
+    trace = next(told(plan))[1]
+    with progress.showing(plan, tmp_path, quiet=False) as tell:
         for done in range(1, 5):
-            tell(Progress(TRACE, done, 4, 300 * done, 0))
+            tell(Progress(trace, done, 4, 300 * done, 0))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in lines] == ["2/4", "4/4"]
+    assert "0:16 left" in lines[0]
 
 
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.showing(1, quiet=True) as tell:
-        tell(Progress(TRACE, 1, 1, 1, 0))
+def test_quiet_says_nothing(plan: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.showing(plan, tmp_path, quiet=True) as tell:
+        tell(next(told(plan))[2])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3725, "1:02:05")])
+def test_time_left_is_a_clock(seconds: float, shown: str) -> None:
+    assert progress._clock(seconds) == shown

@@ -6,10 +6,11 @@ import torch
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.models import Model
 from kvatlas.predictor import Examples, answer_attention, evaluate, examples, train
+from tests.conftest import ARCHITECTURES
 from tests.engine.test_loop import prompts
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict[str, Model], kind: str) -> None:
     model = random_models[kind]
     tokens = list(prompts(model, 1)[0])
@@ -21,6 +22,21 @@ def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict
         whole = network.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str, Model], kind: str) -> None:
+    model = random_models[kind]
+    tokens = [5 + i * 7919 % 40 for i in range(700)]
+    start = 640
+    found, hidden = answer_attention(model.network(), tokens, start)
+    network = model.network()
+    network.set_attn_implementation("eager")
+    with torch.inference_mode():
+        whole = network.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
+    wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
+    assert (found - wanted).abs().max() < 1e-5
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 

@@ -15,7 +15,11 @@ _PUBLIC = ("AIME24", "AIME25", "AMC23", "GPQA_D", "MATH500", "GAOKAO2023EN")
 families: Registry[Family] = Registry(
     "benchmark family",
     "kvatlas.benchmarks",
-    {"CHAIN": "kvatlas.benchmarks.chain:Chain", "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench"}
+    {
+        "CHAIN": "kvatlas.benchmarks.chain:Chain",
+        "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
+        "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
+    }
     | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
 )
 

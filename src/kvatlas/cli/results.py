@@ -67,14 +67,26 @@ def check(
 def report(
     run: Run,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
+    metric: Metric = "pass@1",
+    traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
+    attention: Annotated[
+        int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
+    ] = 4,
+    folder: Annotated[
+        bool, typer.Option("--folder/--no-folder", help="All traces in a folder beside the page, if they do not fit.")
+    ] = True,
     partial: Partial = False,
     fix: Fix = None,
 ) -> None:
-    """Write one self-contained HTML page of a run."""
+    """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
 
-    write_report(run, out, partial=partial, fix=fixed(fix))
-    typer.echo(out)
+    written = write_report(
+        run, out, metric, partial, fixed(fix), per_cell=traces, measure=attention, beside=folder and traces > 0
+    )
+    typer.echo(written[0])
+    if len(written) > 1:
+        typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
 
 
 def export(

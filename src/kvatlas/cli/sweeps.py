@@ -13,18 +13,31 @@ SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep s
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sequences that one worker decodes together.")]
 Executor = Annotated[str, typer.Option(help="Where units are decoded.")]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-option", metavar="NAME=VALUE", help="dtype, device, revision, cache, think_close, think_open."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def plan(
     spec: SpecFile,
     tokens_per_second: Annotated[float | None, typer.Option(help="Decoding rate to foretell the time with.")] = None,
+    rate_of: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Or the rate measured in this run, of one worker.")
+    ] = None,
     memory: Annotated[float | None, typer.Option(help="Memory in GiB to foretell the batch size with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time."""
+    from kvatlas.results import Store
     from kvatlas.sweep import make_plan, read_spec
 
+    if rate_of is not None:
+        with Store.open(rate_of) as store:
+            tokens_per_second = store.tokens_per_second()
     estimate = make_plan(read_spec(spec)).estimate(tokens_per_second, int(memory * 2**30) if memory else None)
     if as_json:
         typer.echo(json.dumps(estimate))
@@ -36,10 +49,10 @@ def plan(
         f"decoded tokens          {tokens['shared']:>14,}  (expected; {tokens['separate']:,} without shared trunks)"
     )
     typer.echo(f"KV bytes per sequence   {estimate['kv_bytes_per_sequence']:>14,}  (at the largest budget)")
-    if estimate["batch_size"]:
-        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits into half of the memory)")
-    if estimate["seconds"]:
-        typer.echo(f"seconds                 {estimate['seconds']:>14,}")
+    if estimate["batch_size"] is not None:
+        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits beside the weights)")
+    if estimate["seconds"] is not None:
+        typer.echo(f"seconds                 {estimate['seconds']:>14,}  ({estimate['seconds'] / 3600:,.1f} hours)")
 
 
 def sweep(
@@ -57,7 +70,7 @@ def sweep(
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="embedded:NAME or hf:FOLDER.")],
+    model: Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")],
     benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...")],
     policy: Annotated[str, typer.Option(help="KV-cache token selection.")] = "full",
     kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
@@ -71,6 +84,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     temperature: Annotated[float, typer.Option(min=0)] = 0.6,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
+    model_option: ModelOption = None,
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
     workers: Workers = None,
@@ -87,10 +101,11 @@ def run(
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
     parameters |= dict(assignment("--set", text) for text in set_ or [])
-    room = find(model).positions or 16_384 + 4096
+    options = dict(assignment("--model-option", text) for text in model_option or [])
+    room = find(model, **options).positions or 16_384 + 4096
     spec = parse_spec(
         {
-            "models": [model],
+            "models": [{"model": model, **options}],
             "benchmarks": benchmarks,
             "problems": problems,
             "samples": samples,
@@ -135,11 +150,19 @@ def drive(plan: Any, folder: Path, *, quiet: bool, **options: Any) -> None:
     from kvatlas.sweep import sweep as decode_all
 
     try:
-        with showing(plan.traces, quiet) as tell:
-            decode_all(plan, folder, tell=tell, **options)
+        with showing(plan.manifest(), folder, quiet) as tell:
+            decode_all(plan, folder, tell=tell, note=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
+
+
+def _note(sentence: str) -> None:
+    typer.echo(sentence, err=True)
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 def assignment(option: str, text: str) -> tuple[str, Any]:

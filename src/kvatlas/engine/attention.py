@@ -6,7 +6,7 @@ function without a registered mask function, and each call gets its `Pass` throu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -106,15 +106,20 @@ def attend(
     heads, size] and None, as transformers' attention interface wants it. Raises KvatlasError for layers whose attention
     is more than a softmax over earlier tokens: they would be silently wrong.
     """
+    refuse_unsupported(others)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    run = _prefill if kvatlas.prefill is not None else _decode
+    return run(kvatlas, layer, query, key, value, scaling, sliding_window), None
+
+
+def refuse_unsupported(others: Mapping[str, Any]) -> None:
+    """KvatlasError if a layer asks for attention that is more than a softmax over earlier tokens."""
     for name in UNSUPPORTED:
         if others.get(name) is not None:
             raise KvatlasError(
                 f"The model has layers with {name} = {others[name]}; valid are models whose layers attend to all "
                 "earlier tokens or to a sliding window of them."
             )
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    run = _prefill if kvatlas.prefill is not None else _decode
-    return run(kvatlas, layer, query, key, value, scaling, sliding_window), None
 
 
 def _prefill(

@@ -39,8 +39,7 @@ def curve_figure(curves: Sequence[Curve], *, look: Look | None = None) -> Figure
         for axes, ((model, benchmark), group) in zip(panels, groups.items(), strict=True):
             _draw(axes, group, names, look)
             axes.set_title(f"{style.model(model)} | {benchmark}", fontsize=9)
-        if len(names) > 1 or curves[0].baselines:
-            panels[0].legend(fontsize=6.5, frameon=False, loc="best", labelcolor=look.ink)
+        _legend(figure, panels[0], len(_foot(curves)), look)
         return figure
 
 
@@ -54,7 +53,9 @@ def _canvas(count: int, curves: Sequence[Curve], look: Look) -> tuple[Figure, li
     down = math.ceil(count / across)
     lines = _foot(curves)
     width = look.width or across * _PANEL[0]
-    height = down * _PANEL[1] + 0.1 + 0.13 * len(lines)
+    keys = len({one.policy for one in curves}) + len(curves[0].baselines)
+    legend = 0.15 * math.ceil(keys / max(1, int(width / 0.85))) + 0.08
+    height = down * _PANEL[1] + 0.1 + 0.13 * len(lines) + legend
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     panels = []
@@ -67,6 +68,18 @@ def _canvas(count: int, curves: Sequence[Curve], look: Look) -> tuple[Figure, li
         colour = look.warning if line.startswith("PARTIAL") else look.soft
         figure.text(0.12 / width, (0.06 + index * 0.13) / height, line, fontsize=6.5, color=colour)
     return figure, panels
+
+
+def _legend(figure: Figure, panel: Axes, lines: int, look: Look) -> None:
+    """Above the foot, beside no line: bands fill the panels."""
+    handles, labels = panel.get_legend_handles_labels()
+    if labels:
+        bottom = (0.1 + 0.13 * lines) / figure.get_figheight()
+        across = max(1, min(len(labels), int(figure.get_figwidth() / 0.85)))
+        figure.legend(
+            handles, labels, loc="lower center", bbox_to_anchor=(0.5, bottom), ncols=across, fontsize=6.5,
+            frameon=False, labelcolor=look.ink, handlelength=1.8, columnspacing=1.2,
+        )  # fmt: skip
 
 
 def _foot(curves: Sequence[Curve]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, save
-from kvatlas.figures.panels import Name, Panel, Place, Shown, metric_panels
+from kvatlas.figures.panels import SMALL, Name, Panel, Place, Shown, metric_panels
 from kvatlas.figures.plateau import frame
 
 if TYPE_CHECKING:
@@ -69,11 +69,8 @@ def draw(panels: Sequence[Panel], *, shared: bool = False, one_bar: bool = False
     _check(panels)
     if one_bar and len({one.measure.label for one in panels}) > 1:
         raise KvatlasError("Maps side by side share one colour scale, so they must show the same metric.")
-    whole = style.span([v.value for one in panels for v in one.cells.values()], panels[0].measure.centred)
-    scales = [
-        whole if shared or one_bar else style.span([v.value for v in one.cells.values()], one.measure.centred)
-        for one in panels
-    ]
+    everything = _scale(panels)
+    scales = [everything if shared or one_bar else _scale([one]) for one in panels]
     notes = [] if len(set(scales)) == 1 else [DIFFER]
     with look.applied():
         layout = _layout(panels, notes, one_bar, look)
@@ -88,6 +85,11 @@ def draw(panels: Sequence[Panel], *, shared: bool = False, one_bar: bool = False
             for one, on, image in zip(panels, axes, images, strict=True):
                 _bar(figure, image, [on], one)
         return figure
+
+
+def _scale(panels: Sequence[Panel]) -> tuple[float, float]:
+    measure = panels[0].measure
+    return style.span([v.value for one in panels for v in one.cells.values()], measure.centred, measure.least)
 
 
 def _check(panels: Sequence[Panel]) -> None:
@@ -208,16 +210,15 @@ def _foot(panels: Sequence[Panel], notes: Sequence[str], inches: float, small: b
     by_note: dict[str, list[str]] = {}
     for one in panels:
         for note in one.notes:
-            by_note.setdefault(note, []).append(f"{style.model(one.model)} | {one.benchmark}")
+            by_note.setdefault(note, []).append(_title(one, panels))
     lines = [
         f"{note[0].upper()}{note[1:]}" + ("." if len(names) == len(panels) else f" ({', '.join(names)}).")
         for note, names in by_note.items()
     ]
     policies = {one.policy for one in panels} - {""}
     about = [f"Policy: {policies.pop()}."] if len(policies) == 1 else []
-    about += dict.fromkeys(one.measure.about for one in panels)
-    text = " ".join(about) if small else " ".join(about).replace(" Small type: 95 % interval.", "")
-    return _wrapped([*lines, text, *notes], inches)
+    about += dict.fromkeys(text for one in panels for text in one.measure.about if small or text != SMALL)
+    return _wrapped([*lines, " ".join(about), *notes], inches)
 
 
 def _wrapped(lines: Sequence[str], inches: float) -> list[str]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from kvatlas.core import Cell, KvatlasError, Map
 from kvatlas.figures import style
-from kvatlas.stats.differences import Differences
-from kvatlas.stats.paired import Difference
+from kvatlas.stats.differences import Contrast, Differences
 
 Place = tuple[Any, Any]
 #: A map's name: model, benchmark, policy.
@@ -28,13 +27,15 @@ class Shown:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the numbers of a panel are: the label of its colour bar, a sentence for the foot, its colours."""
+    """What the numbers of a panel are: the label of its colour bar, sentences for the foot, its colours."""
 
     label: str
-    about: str
+    about: tuple[str, ...]
     colours: tuple[str, ...] = style.YLGNBU
     #: Whether 0 has the middle colour.
     centred: bool = False
+    #: How far apart the ends of the scale are at least.
+    least: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ COSTS: Mapping[str, Cost] = {
 }
 #: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
 KV_MEMORY = "kv_memory"
+SMALL = "Small type: 95 % interval."
 ALL_ALIKE = "no cell is shown worse than the best"
 
 
@@ -105,14 +107,14 @@ def _metric_panel(one: Map, plateau: Collection[Place]) -> Panel:
     label = style.label(one.metric)
     sentences = [f"{label} in percent, highest in bold."]
     if any(cell.small for cell in cells.values()):
-        sentences.append("Small type: 95 % interval.")
+        sentences.append(SMALL)
     # A frame around everything would say nothing: a sentence does.
     everything = bool(plateau) and set(plateau) >= set(cells)
     notes = (*one.notes, ALL_ALIKE) if everything else one.notes
     outlined = frozenset(() if everything else plateau)
     if outlined:
         sentences.append("Outlined: plateau, the cells not shown worse than the best.")
-    measure = Measure(label, " ".join(sentences))
+    measure = Measure(label, tuple(sentences))
     beside = tuple(style.beside(one.baselines))
     return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, notes, outlined)
 
@@ -133,7 +135,7 @@ def cost_of(name: str, model: str) -> Cost:
         raise KvatlasError(f"Unknown cost {name!r}; valid are: {', '.join((*COSTS, KV_MEMORY))}.")
     from kvatlas import models
 
-    mebibytes = models.find(model).shape.kv_bytes_per_token() / 2**20
+    mebibytes = models.find(model).kv_bytes_per_token / 2**20
 
     def value(cell: Cell) -> float | None:
         return None if cell.kept_tokens_mean is None else cell.kept_tokens_mean * mebibytes
@@ -152,7 +154,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
             for text, cell in one.baselines.items()
             if (value := cost.value(cell)) is not None
         )
-        measure = Measure(cost.label, cost.about, style.YLORBR)
+        measure = Measure(cost.label, (cost.about,), style.YLORBR, least=1e-6)
         return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
     base = cost.value(_baseline(one, against))
     if not base:
@@ -160,7 +162,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
     changes = {place: 100 * (value / base - 1) for place, value in known.items()}
     cells = {place: Shown(change, style.signed(change, 0)) for place, change in changes.items()}
     about = f"Change of {cost.label} against {against}, in percent."
-    measure = Measure(f"{cost.label} against {against} (%)", about, style.RDBU[::-1], centred=True)
+    measure = Measure(f"{cost.label} against {against} (%)", (about,), style.RDBU[::-1], centred=True)
     return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), one.notes)
 
 
@@ -174,7 +176,7 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: st
     ]
 
 
-def _difference_panel(one: Map, paired: Mapping[Place, Difference], against: str) -> Panel:
+def _difference_panel(one: Map, paired: Mapping[Place, Contrast], against: str) -> Panel:
     base = _baseline(one, against)
     cells: dict[Place, Shown] = {}
     for place, cell in one.cells.items():
@@ -182,11 +184,10 @@ def _difference_panel(one: Map, paired: Mapping[Place, Difference], against: str
         value = 100 * (found.value if found else cell.estimate.value - base.estimate.value)
         small = f"{style.signed(100 * found.low, 0)} to {style.signed(100 * found.high, 0)}" if found else ""
         cells[place] = Shown(value, style.signed(value), small, found is not None and not found.low <= 0 <= found.high)
-    about = f"{style.label(one.metric)} minus that of {against}, in points"
-    about += ", paired by problem and sample." if paired else ", not paired."
+    about = [f"{style.label(one.metric)} minus that of {against}, in points{', paired' if paired else ', not paired'}."]
     if paired:
-        about += " Small type: 95 % interval. Bold: it excludes 0."
-    measure = Measure(f"{style.label(one.metric)} minus {against}", about, style.RDBU, centred=True)
+        about += [SMALL, "Bold: the interval excludes 0."]
+    measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.RDBU, centred=True)
     beside = tuple(style.beside({against: base}))
     return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
 

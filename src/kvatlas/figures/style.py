@@ -69,13 +69,13 @@ def scale(maps: Sequence[Map]) -> tuple[float, float]:
     return span([100 * cell.estimate.value for one in maps for cell in one.cells.values()])
 
 
-def span(values: Sequence[float], centred: bool = False) -> tuple[float, float]:
-    """From the smallest to the largest value, a unit apart at least; as far below 0 as above it if `centred`."""
+def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
+    """From the smallest to the largest value, `least` apart at least; as far below 0 as above it if `centred`."""
     low, high = min(values, default=0.0), max(values, default=100.0)
     if centred:
-        reach = max(abs(low), abs(high), 1.0)
+        reach = max(abs(low), abs(high), least)
         return -reach, reach
-    return (low, high) if high - low >= 1 else ((low + high - 1) / 2, (low + high + 1) / 2)
+    return (low, high) if high - low >= least else ((low + high - least) / 2, (low + high + least) / 2)
 
 
 def colour(value: float, low: float, high: float, steps: Sequence[str] = YLGNBU) -> str:

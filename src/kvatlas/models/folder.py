@@ -62,11 +62,11 @@ class Model:
     def config(self) -> dict[str, Any]:
         """config.json as it is; of a multimodal model the part about text."""
         try:
-            config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
+            config = dict(json.loads((self.folder / "config.json").read_text()).items())
+        except (OSError, ValueError, AttributeError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable config.json ({error}).") from error
         text = config.get("text_config")
-        return {**config, **text} if isinstance(text, dict) else config
+        return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -122,20 +122,42 @@ class Model:
         """Bytes of keys and values of one token, in the type in which the model runs."""
         return self.shape.kv_bytes_per_token(4 if self.dtype == "float32" else 2)
 
+    @cached_property
+    def weight_bytes(self) -> int | None:
+        """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
+        index = self.folder / "model.safetensors.index.json"
+        local = self._weight_files()
+        if local:
+            size = sum(path.stat().st_size for path in local)
+        elif index.is_file():
+            size = int(json.loads(index.read_text()).get("metadata", {}).get("total_size", 0))
+        else:
+            return None
+        stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
+
     def check(self) -> None:
         """Raise KvatlasError for all that can be known to fail before weights are loaded."""
-        self._check_type()
+        # What needs no imports comes first: a wrong folder is told at once.
         self._check_weights()
+        self._check_template()
+        self._check_type()
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
+
+    def _check_template(self) -> None:
+        try:
+            config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        except (OSError, ValueError):
+            config = {}
+        there = any((self.folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+        if not (there or config.get("chat_template")):
+            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
 
     def _check_type(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
         config = self.config
-        try:
-            kind = json.loads((self.folder / "config.json").read_text()).get("model_type")
-        except (OSError, ValueError):
-            kind = None
+        kind = config.get("model_type")
         if kind not in KNOWN:
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; valid are causal language models of the "
@@ -285,7 +307,7 @@ class Model:
 
         folder = self.folder
         if self.repository is not None and not self._weight_files():
-            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS))
+            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         logging.disable_progress_bar()
         try:
             network = AutoModelForCausalLM.from_pretrained(

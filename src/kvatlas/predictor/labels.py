@@ -1,19 +1,29 @@
-"""What the DynTS head learns from: how much the answer attends to each thinking token of a correct full-cache trace."""
+"""What the DynTS head learns from: how much the answer attends to each thinking token of a correct full-cache trace.
+
+A trace goes through the model once, with an attention function that computes what every layer needs in blocks of
+queries and, for the queries of the answer alone, adds up the weights. The matrix of all tokens by all tokens never
+exists, so that memory grows with the length of a trace and not with its square.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional as F
 
 from kvatlas.core import Trace
+from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import Model
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
+#: Queries whose attention is computed together, and answer tokens whose weights are held at a time.
+BLOCK, ROWS = 256, 32
 
 
 @dataclass(frozen=True)
@@ -25,50 +35,115 @@ class Examples:
     trace: Tensor
 
 
+@dataclass
+class _Watch:
+    """Collects the attention that tokens from `start` on pay to those before, summed over layers [start]."""
+
+    start: int
+    total: Tensor
+    layers: int = 0
+
+
 @torch.inference_mode()
 def answer_attention(network: PreTrainedModel, tokens: list[int], answer_start: int) -> tuple[Tensor, Tensor]:
     """Mean attention [answer_start] that the tokens from `answer_start` on pay to each earlier one, and the last hidden
     states [answer_start, hidden size] of those.
 
-    Mean over layers, heads and answer tokens (arXiv 2601.18383, section 3). Only the answer's rows of the attention
-    matrix are ever computed: the text before it goes through the model with a kernel that keeps none.
+    Mean over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
     """
-    from transformers import DynamicCache
+    from transformers import AttentionInterface
 
+    AttentionInterface.register("kvatlas_labels", _attend)
+    network.set_attn_implementation("kvatlas_labels")
     device = network.device
-    cache = DynamicCache(config=network.config)
-    positions = torch.arange(len(tokens), device=device)[None]
-    ids = torch.tensor([tokens], device=device)
-    network.set_attn_implementation("sdpa")
-    before = network.get_decoder()(
-        input_ids=ids[:, :answer_start], position_ids=positions[:, :answer_start], past_key_values=cache, use_cache=True
+    watch = _Watch(answer_start, torch.zeros(answer_start, device=device))
+    output = network.get_decoder()(
+        input_ids=torch.tensor([tokens], device=device),
+        position_ids=torch.arange(len(tokens), device=device)[None],
+        use_cache=False,
+        kvatlas_watch=watch,
     )
-    network.set_attn_implementation("eager")
-    after = network.get_decoder()(
-        input_ids=ids[:, answer_start:],
-        position_ids=positions[:, answer_start:],
-        past_key_values=cache,
-        use_cache=True,
-        output_attentions=True,
-    )
-    total = torch.stack([layer[0].mean(dim=(0, 1)) for layer in after.attentions]).mean(0)
-    return total[:answer_start], before.last_hidden_state[0]
+    return watch.total / watch.layers, output.last_hidden_state[0, :answer_start]
 
 
-def examples(model: Model, network: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
-    """Labels and hidden states of the thinking tokens of correct full-cache traces, each given with its prompt's ids.
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    kvatlas_watch: _Watch,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    refuse_unsupported(others)
+    _, heads, length, size = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    # The query heads that share a KV head stand one after another: keys are never copied for each of them.
+    grouped = query.view(kv_heads, groups, length, size)
+    positions = torch.arange(length, device=query.device)
+    out = torch.empty_like(grouped)
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        back = positions[start:stop, None] - positions[:stop]
+        near = (back >= 0) & (back < (sliding_window or length))
+        block = F.scaled_dot_product_attention(
+            grouped[:, :, start:stop].reshape(1, kv_heads, -1, size),
+            key[:, :, :stop],
+            value[:, :, :stop],
+            attn_mask=near.repeat(groups, 1),
+            scale=scaling,
+        )
+        out[:, :, start:stop] = block.view(kv_heads, groups, stop - start, size)
+    _watch(kvatlas_watch, grouped, key[0], scaling, sliding_window or length)
+    return out.view(1, heads, length, size).transpose(1, 2), None
+
+
+def _watch(watch: _Watch, query: Tensor, key: Tensor, scaling: float, window: int) -> None:
+    """Add this layer's weights. query [KV heads, groups, tokens, size], key [KV heads, tokens, size]."""
+    kv_heads, groups, length, _ = query.shape
+    keys = key.float().transpose(-1, -2)
+    positions = torch.arange(length, device=query.device)
+    share = 1.0 / (kv_heads * groups * (length - watch.start))
+    for first in range(watch.start, length, ROWS):
+        rows = slice(first, min(first + ROWS, length))
+        part = query[:, :, rows].float().reshape(kv_heads, -1, query.shape[-1])
+        back = positions[rows, None] - positions
+        hidden = ((back < 0) | (back >= window)).repeat(groups, 1)
+        weights = (part @ keys * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
+        watch.total += weights[..., : watch.start].sum((0, 1)) * share
+    watch.layers += 1
+
+
+def label_trace(
+    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> tuple[Tensor, Tensor] | None:
+    """Hidden states and labels of a trace's thinking tokens; None where it has no thinking or no answer.
 
     The label is attention times the number of thinking tokens, so that traces of unlike length share one scale.
     """
-    hidden, labels, numbers = [], [], []
-    for number, (prompt, trace) in enumerate(traces):
-        tokens = list(prompt + trace.tokens)
-        split = model.split(tokens)
-        assert split is not None
-        close, _ = split
-        attention, states = answer_attention(network, tokens, close + 1)
-        thinking = slice(len(prompt), close)
-        labels.append(attention[thinking] * (close - len(prompt)))
-        hidden.append(states[thinking])
-        numbers.append(torch.full((close - len(prompt),), number))
-    return Examples(torch.cat(hidden), torch.cat(labels), torch.cat(numbers))
+    split = model.split(tokens)
+    if split is None or split[0] == 0 or split[1] == len(tokens):
+        return None
+    end, start = split
+    attention, states = answer_attention(network, [*prompt, *tokens], len(prompt) + start)
+    thinking = slice(len(prompt), len(prompt) + end)
+    return states[thinking], attention[thinking] * end
+
+
+def examples(model: Model, network: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
+    """Labels and hidden states of all thinking tokens of correct full-cache traces, each with its prompt's ids."""
+    found = [label_trace(model, network, prompt, trace.tokens) for prompt, trace in traces]
+    return join([part for part in found if part is not None])
+
+
+def join(parts: list[tuple[Tensor, Tensor]]) -> Examples:
+    """The tokens of traces, one after another, as (hidden states, labels) of each."""
+    if not parts:
+        return Examples(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    numbers = [torch.full((len(label),), number) for number, (_, label) in enumerate(parts)]
+    return Examples(
+        torch.cat([hidden for hidden, _ in parts]), torch.cat([label for _, label in parts]), torch.cat(numbers)
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -42,17 +45,18 @@ def new_head(hidden: int) -> nn.Sequential:
 
 
 def train(
-    data: Examples, *, steps: int = 3000, batch: int = 4096, rate: float = 1e-3, seed: int = 0
+    data: Examples, *, steps: int = 3000, batch: int = 4096, rate: float = 1e-3, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Tensor]:
     """Weights of a head fitted to log(1 + label) by mean squared error plus pairwise ranking (weights 1 and 1).
 
-    The ranking loss is logistic over random pairs of tokens of the same trace. AdamW, cosine schedule.
+    The ranking loss is logistic over random pairs of tokens of the same trace. AdamW, cosine schedule. Hidden states
+    may be float16 and stay where they are; batches of them go to `device`. The weights come back on the CPU.
     """
     if data.label.numel() == 0:
         raise KvatlasError("The predictor has nothing to learn from: no correct trace with thinking tokens was given.")
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    head = new_head(data.hidden.shape[1])
+    head = new_head(data.hidden.shape[1]).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     target = torch.log1p(data.label)
@@ -61,8 +65,9 @@ def train(
         first = torch.randint(len(target), (batch,), generator=generator)
         trace = data.trace[first]
         second = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
-        scores = F.softplus(head(data.hidden[torch.cat([first, second])])).squeeze(-1)
-        wanted = target[torch.cat([first, second])]
+        both = torch.cat([first, second])
+        scores = F.softplus(head(data.hidden[both].to(device, torch.float32))).squeeze(-1)
+        wanted = target[both].to(device)
         sign = torch.sign(wanted[:batch] - wanted[batch:])
         ranking = F.softplus(-sign * (scores[:batch] - scores[batch:])).mean()
         loss = F.mse_loss(scores, wanted) + ranking
@@ -70,15 +75,21 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-    return {name: value.detach().clone() for name, value in head.state_dict().items()}
+    return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
 
 
 @torch.inference_mode()
 def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
-    """How the head ranks the tokens of traces that it was not trained on."""
+    """How the head ranks the tokens of traces that it was not trained on; KvatlasError if there are none."""
     from scipy.stats import spearmanr
 
-    predicted = importance(head, data.hidden)
+    if data.label.numel() == 0:
+        raise KvatlasError("The predictor has nothing to be judged on: no correct held-out trace with thinking tokens.")
+    if head["0.weight"].shape[1] != data.hidden.shape[1]:
+        raise KvatlasError(
+            f"The predictor is for a hidden size of {head['0.weight'].shape[1]}, the model has {data.hidden.shape[1]}."
+        )
+    predicted = torch.cat([importance(head, part) for part in torch.split(data.hidden, 65_536)])
     correlations, overlaps = [], []
     starts, lengths = _spans(data.trace)
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
@@ -93,3 +104,26 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
 def _spans(trace: Tensor) -> tuple[Tensor, Tensor]:
     lengths = torch.bincount(trace)
     return lengths.cumsum(0) - lengths, lengths
+
+
+def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:
+    """One safetensors file with the weights and, as metadata, what they were made from; `dynts` loads it."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
+    save_file(head, path, metadata=texts)
+
+
+def provenance_of(path: Path) -> dict[str, Any]:
+    """What a head's file says that it was made from."""
+    from safetensors import safe_open
+
+    def plain(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    with safe_open(path, "pt") as file:
+        return {name: plain(text) for name, text in (file.metadata() or {}).items()}

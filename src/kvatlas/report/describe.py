@@ -10,6 +10,7 @@ from kvatlas.core import KvatlasError, Map
 from kvatlas.report.words import describe
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.adaptive import NO_PAIRS, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.comparisons import Comparison, comparisons
@@ -36,6 +37,10 @@ def describe_sources(
     """
     maps: list[Map] = []
     runs: dict[Axes, list[Gathered]] = {}
+    compared: list[Comparison] = []
+    found: dict[Name, Verdict] = {}
+    chosen: list[Choice] = []
+    notes: list[str] = []
     for source in sources:
         if not Path(source).is_dir():
             maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
@@ -44,16 +49,20 @@ def describe_sources(
             manifest = store.manifest()
             cells = gather(manifest, store.traces(texts=False), metric)
         axes = map_axes(manifest, fix)
-        maps += maps_of_cells(cells, axes, metric, partial, fix)
-        runs.setdefault(axes, []).extend(cells)
+        drawn = maps_of_cells(cells, axes, metric, partial, fix)
+        maps += drawn
+        if manifest.allocation:
+            held = standings(manifest, cells)
+            found |= adaptive_verdicts(held, cells, drawn, axes, fix)
+            chosen += adaptive_choices(held, cells)
+            notes.append(NO_PAIRS)
+        else:
+            runs.setdefault(axes, []).extend(cells)
     kept = [one for one in maps if policy is None or one.policy == policy]
     if not kept:
         there = ", ".join(dict.fromkeys(one.policy or "none named" for one in maps))
         raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {there}.")
     _check_distinct(kept)
-    compared: list[Comparison] = []
-    found: dict[Name, Verdict] = {}
-    chosen: list[Choice] = []
     for axes, cells in runs.items():
         shown = [cell for cell in cells if policy is None or _belongs(cell, policy)]
         compared += comparisons(cells, axes, metric, fix)
@@ -61,7 +70,7 @@ def describe_sources(
         chosen += choices(shown, axes, fix)
     if policy is not None:
         compared = [one for one in compared if policy in one.first or policy in one.second]
-    return describe(kept, compared, verdicts=found, choices=chosen)
+    return describe(kept, compared, notes=list(dict.fromkeys(notes)), verdicts=found, choices=chosen)
 
 
 def _belongs(cell: Gathered, policy: str) -> bool:

@@ -44,7 +44,8 @@ def _overview_words(description: Document) -> list[str]:
         f"{_count(len(maps), 'map')} of {label(maps[0]['metric'])} in percent: {_count(len(models), 'model')} "
         f"({', '.join(models)}), {_count(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})"
         + (f", {_count(len(policies), 'policy')} ({', '.join(policies)})" if policies else "")
-        + f". Values run from {min(lows):.1f} to {max(highs):.1f}. Intervals are 95 % and speak of problems like these."
+        + f". Values run from {min(lows):.1f} to {max(highs):.1f}. Intervals are 95 % and speak of "
+        + ("these very problems." if maps[0]["metric"] == "bayes" else "problems like these.")
     ]
 
 
@@ -105,17 +106,19 @@ def _analysis(one: Document) -> list[str]:
     lines.append(f"- Highest: {_cells(one['peaks'], _peak)}. Lowest: {_cells(one['lowest'], _peak)}.")
     if one["evidence_of_difference"] is None:
         why = "the number of problems is not known, give it with --problems"
+        if one["problems"] is None and any("adaptive" in note for note in one["notes"]):
+            why = "an adaptive sweep decides on the mean over benchmarks"
         if one["benchmark"].startswith(MEAN_OF):
             why = "a mean tells only together with the maps of its benchmarks"
         return [*lines, f"- Whether the {one['cells']} cells differ by more than noise cannot be said: {why}.", ""]
-    return [*lines, _evidence(one), _plateau(one), *_trends(one), _stability(one), *_decide(one), ""]
+    return [*lines, _evidence(one), _plateau(one), *_trends(one), *_stability(one), *_decide(one), ""]
 
 
 def _evidence(one: Document) -> str:
     held = one["stability"]
-    spread = (
-        f"the standard deviation over cells is {held['spread']:.2f} points and chance alone gives {held['noise']:.2f}"
-    )
+    spread = f"the standard deviation over cells is {held['spread']:.2f} points"
+    if held["noise"] is not None:
+        spread += f" and chance alone gives {held['noise']:.2f}"
     if one["evidence_of_difference"]:
         return f"- The cells differ by more than noise: {spread} (p {p_text(one['omnibus']['p'])})."
     return f"- The peak is no more than noise: {spread} (p {p_text(one['omnibus']['p'])})."
@@ -123,10 +126,11 @@ def _evidence(one: Document) -> str:
 
 def _plateau(one: Document) -> str:
     plateau, cells = one["plateau"], one["cells"]
-    lost = f"each may still be up to {one['may_lose']:.1f} points below the best"
+    lost = f"; each may still be up to {one['may_lose']:.1f} points below the best" if one["may_lose"] else ""
     if len(plateau) == cells:
-        return f"- All {cells} cells are on the plateau of the best; {lost}."
-    return f"- {len(plateau)} of {cells} cells are not shown worse than the best: {_cells(plateau, _where)}; {lost}."
+        return f"- All {cells} cells are on the plateau of the best{lost}."
+    named = f": {_cells(plateau, _where)}" if plateau else ""
+    return f"- {len(plateau)} of {cells} cells are not shown worse than the best{named}{lost}."
 
 
 def _trends(one: Document) -> list[str]:
@@ -146,11 +150,13 @@ def _trends(one: Document) -> list[str]:
     return lines
 
 
-def _stability(one: Document) -> str:
+def _stability(one: Document) -> list[str]:
+    if one["stability"]["peak_share"] is None:
+        return []
     share = 100 * one["stability"]["peak_share"]
     other = "samples of the same problems" if "bound" in one["method"] else "problems of the same kind"
     peaks = "this cell" if len(one["peaks"]) == 1 else f"one of these {len(one['peaks'])} cells"
-    return f"- Were these values the true ones, with other {other} {peaks} would be the peak in {share:.0f} % of cases."
+    return [f"- Were these values true, with other {other} {peaks} would be the peak in {share:.0f} % of cases."]
 
 
 def _decide(one: Document) -> list[str]:
@@ -240,8 +246,6 @@ def _interpretation(description: Document) -> list[str]:
 def _choice_words(choice: Document) -> list[str]:
     whose = f"{choice['model']} on {choice['benchmark']}"
     counted = f"{choice['plateau']} of {choice['candidates']} settings"
-    if choice["plateau"] == 0:
-        return [f"- {whose}: {counted} of the grid are not shown worse than the best, which is a baseline."]
     if choice["setting"] is None:
         return [
             f"- {whose}: {counted} are not shown worse than the best; which is cheapest is not known without costs."
@@ -250,16 +254,28 @@ def _choice_words(choice: Document) -> list[str]:
     kept += "on average" if choice["kept_tokens_measured"] else "after a compression"
     lines = [
         f"- {whose}: the cheapest by KV memory of the {counted} that are not shown worse than the best is "
-        f"{choice['setting']}: {_with_interval(choice)}, {kept}, at most {choice['may_lose']:.1f} points below the best."
+        f"{choice['setting']}: {_with_interval(choice)}, {kept}{_lost(choice)}."
     ]
+    lines += [f"- {whose}: beside {base['setting']} it is {_ahead(base)}." for base in choice["beside"]]
     fastest = choice["by_time"]
     if fastest is not None:
         same = " (the same)" if fastest["setting"] == choice["setting"] else ""
         lines.append(
             f"- {whose}: the cheapest by measured time is {fastest['setting']}{same}: {_with_interval(fastest)}, "
-            f"{fastest['seconds_mean']:.2g} s a trace, at most {fastest['may_lose']:.1f} points below the best."
+            f"{fastest['seconds_mean']:.2g} s a trace{_lost(fastest)}."
         )
     return lines
+
+
+def _ahead(base: Document) -> str:
+    way = "ahead" if base["value"] >= 0 else "behind"
+    shown = "shown" if base["p"] < 0.05 else "not shown"
+    between = f"{base['low']:+.1f} to {base['high']:+.1f}"
+    return f"{abs(base['value']):.1f} points {way} ({between}, p {p_text(base['p'])}), a difference that is {shown}"
+
+
+def _lost(chosen: Document) -> str:
+    return "" if chosen["may_lose"] is None else f", at most {chosen['may_lose']:.1f} points below the best"
 
 
 def _title(one: Document) -> str:

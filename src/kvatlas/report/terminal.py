@@ -9,6 +9,7 @@ from kvatlas.figures import style
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 #: Characters of an interval such as `25.7–100.0`.
@@ -20,6 +21,17 @@ def print_map(one: Map, console: Console) -> None:
 
     Cells are coloured like the figures where the console has colours; an empty cell is a dash.
     """
+    from rich.text import Text
+
+    console.print(map_table(one, console.width))
+    for text in style.beside(one.baselines):
+        console.print(Text(f"  beside the grid: {text}"), soft_wrap=True)
+    for note in one.notes:
+        console.print(Text(f"  {note}", style="bold red" if note.startswith("PARTIAL") else ""), soft_wrap=True)
+
+
+def map_table(one: Map, width: int) -> Table:
+    """A map as a table for a console of so many columns; intervals are left out where they do not fit."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -27,7 +39,7 @@ def print_map(one: Map, console: Console) -> None:
     (vertical, rows), (horizontal, columns) = one.axes
     low, high = style.scale([one])
     known = any(style.interval(cell.estimate) for cell in one.cells.values())
-    intervals = known and console.width >= len(style.label(vertical)) + 5 + (_WIDE + 3) * len(columns)
+    intervals = known and width >= len(style.label(vertical)) + 5 + (_WIDE + 3) * len(columns)
     title = " | ".join(part for part in (style.model(one.model), one.benchmark, one.policy) if part)
     metric = style.label(one.metric)
     table = Table(
@@ -42,11 +54,7 @@ def print_map(one: Map, console: Console) -> None:
         table.add_column(Text(str(column)), justify="center", no_wrap=True)
     for row in reversed(rows):
         table.add_row(Text(f"{row} "), *(_cell(one, row, column, low, high, intervals) for column in columns))
-    console.print(table)
-    for text in style.beside(one.baselines):
-        console.print(Text(f"  beside the grid: {text}"), soft_wrap=True)
-    for note in one.notes:
-        console.print(Text(f"  {note}", style="bold red" if note.startswith("PARTIAL") else ""), soft_wrap=True)
+    return table
 
 
 def _cell(one: Map, row: object, column: object, low: float, high: float, intervals: bool) -> Text:
@@ -54,7 +62,7 @@ def _cell(one: Map, row: object, column: object, low: float, high: float, interv
 
     cell = one.cells.get((row, column))
     if cell is None:
-        return Text(" – ", style="dim")
+        return Text(f" {'–':^{_WIDE if intervals else 5}} ", style="dim")
     background = style.colour(100 * cell.estimate.value, low, high)
     text = f" {style.percent(cell.estimate.value):^{_WIDE if intervals else 5}} "
     if intervals:

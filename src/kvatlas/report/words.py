@@ -135,12 +135,12 @@ def _verdict(names: Sequence[str], verdict: Verdict | None) -> dict[str, Any]:
         "omnibus": {"statistic": round(test.statistic, 4), "p": _p(test.p), "method": test.method},
         "evidence_of_difference": verdict.evidence,
         "plateau": [_place(names, place) for place in verdict.plateau],
-        "may_lose": _percent(max((verdict.may_lose[place] for place in verdict.plateau), default=0.0)),
+        "may_lose": _percent(max((verdict.may_lose.get(place, 0.0) for place in verdict.plateau), default=None)),
         "effects": [_effect(effect) for effect in verdict.effects],
         "stability": {
             "spread": _percent(verdict.spread),
             "noise": _percent(verdict.noise),
-            "peak_share": round(verdict.peak_share, 4),
+            "peak_share": None if verdict.peak_share is None else round(verdict.peak_share, 4),
         },
         "samples_to_decide": verdict.need.samples,
         "problems_to_decide": verdict.need.problems,
@@ -290,6 +290,9 @@ def _chosen(cell: Cell | None, choice: Choice) -> dict[str, Any]:
         "kept_tokens_mean": None if kept is None else round(kept, 3),
         "kept_tokens_measured": cell.kept_tokens_mean is not None,
         "seconds_mean": None if cell.seconds_mean is None else round(cell.seconds_mean, 4),
+        "beside": [
+            {"setting": name, **_contrast(found)} for name, found in choice.beside.get(cell.setting.id, {}).items()
+        ],
     }
 
 
@@ -298,8 +301,7 @@ def _scales(maps: Sequence[Map]) -> list[str]:
     scales = {(one.model, one.benchmark, one.policy): scale([one]) for one in maps}
     if len({tuple(round(end, 1) for end in each) for each in scales.values()}) < 2:
         return []
-    low = min(scales.items(), key=lambda item: item[1][0])
-    high = max(scales.items(), key=lambda item: item[1][1])
+    low, *_, high = sorted(scales.items(), key=lambda item: sum(item[1]))
     return [
         f"Panels have unlike colour scales, from {low[1][0]:.1f} to {low[1][1]:.1f} ({low[0][1]}) up to "
         f"{high[1][0]:.1f} to {high[1][1]:.1f} ({high[0][1]}): equal colours are unequal values; "

@@ -116,6 +116,16 @@ class Store:
         with _disk_sentences(self.path):
             self._connection.execute(f"INSERT OR REPLACE INTO traces VALUES ({','.join('?' * len(row))})", row)
 
+    def tokens_per_second(self) -> float:
+        """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
+        tokens = seconds = 0.0
+        for (usage,) in self._connection.execute("SELECT usage FROM traces"):
+            found = json.loads(usage)
+            tokens, seconds = tokens + found["output_tokens"], seconds + found["seconds"]
+        if not seconds:
+            raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
+        return float(tokens / seconds)
+
     def keys(self) -> set[Key]:
         """The keys (run key, setting id, benchmark, problem, sample) of all traces in the store."""
         return set(self._connection.execute("SELECT run_key, setting, benchmark, problem, sample FROM traces"))

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from kvatlas.core import Cell, Estimate, KvatlasError, Status, Trace
 from kvatlas.results.manifest import Expected, Manifest
 from kvatlas.stats.at_k import RIGHT, Rule, rule
 from kvatlas.stats.estimates import pass_at_1
+from kvatlas.stats.sequential import mean_interval
 
 #: What a map can show, by its name: the grade of one trace in [0, 1]. Truncated and answerless traces are not correct.
 #: Beside these: pass@K, avg@K, maj@K and bayes, which are made of several samples' pass@1 (`stats.at_k`).
@@ -24,11 +27,13 @@ METRICS: Mapping[str, Callable[[Trace], float]] = {
 class Gathered:
     """The traces of one promised cell: `outcomes[problem][sample]` is the grade, and how many are missing.
 
-    With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`.
+    With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
+    how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason.
     """
 
     expected: Expected
     rule: Rule | None = None
+    adaptive: bool = False
     outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
     votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
     kept_tokens: list[float] = field(default_factory=list)
@@ -82,7 +87,12 @@ class Gathered:
 
     def _estimate(self) -> Estimate:
         grades, votes = self._by_sample()
-        return pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
+        found = pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
+        if not self.adaptive:
+            return found
+        values = np.array([np.mean(list(held.values())) for held in self.compared().values()])
+        low, high = mean_interval(values, np.zeros(len(values), int))
+        return Estimate(found.value, min(low, found.value), max(high, found.value), found.problems, found.samples)
 
     def compared(self) -> dict[str, dict[int, float]]:
         """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
@@ -107,7 +117,7 @@ def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str 
         valid = ", ".join((*METRICS, "pass@K", "avg@K", "maj@K", "bayes"))
         raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}.")
     grade = METRICS["pass@1" if made else metric]
-    cells = [Gathered(expected, made) for expected in manifest.expected]
+    cells = [Gathered(expected, made, bool(manifest.allocation)) for expected in manifest.expected]
     by_key: dict[tuple[str, str, str], list[Gathered]] = {}
     for cell in cells:
         key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)

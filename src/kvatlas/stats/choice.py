@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from kvatlas.core import Cell, Map
 from kvatlas.stats import inference
 from kvatlas.stats.cells import Gathered
 from kvatlas.stats.grid import Axes, grid_groups
+from kvatlas.stats.inference import Contrast
 from kvatlas.stats.maps import MEAN_OF, mean_cell
 from kvatlas.stats.verdicts import Name, Verdict, name_of, table
 
@@ -18,10 +21,10 @@ from kvatlas.stats.verdicts import Name, Verdict, name_of, table
 class Choice:
     """The cheapest settings on a plateau.
 
-    `candidates` settings were compared, baselines included, `members` of the grid's are on the plateau. `by_memory` is
-    the one with the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time` the one with
-    the least measured time a trace; None where the cost is unknown. `may_lose` is by how much each may be below the
-    best with 95 % confidence.
+    `candidates` settings of the grid were compared, `members` of them are on the plateau. `by_memory` is the one with
+    the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time` the one with the least
+    measured time a trace; None where the cost is unknown. `may_lose` is by how much each may be below the best of the
+    grid with 95 % confidence, `beside` what a chosen one is ahead of each baseline, by setting id and baseline.
     """
 
     model: str
@@ -31,38 +34,56 @@ class Choice:
     by_memory: Cell | None
     by_time: Cell | None
     may_lose: Mapping[str, float]
+    beside: Mapping[str, Mapping[str, Contrast]] = field(default_factory=dict)
 
 
 def choices(cells: Sequence[Gathered], axes: Axes, fix: Mapping[str, Any] | None = None) -> list[Choice]:
-    """One choice for each model of a run, among the grid cells of all its policies on the mean over benchmarks.
-
-    The plateau is that of all settings together, baselines included, so a policy whose best cell is shown worse than
-    the full cache has no member.
-    """
+    """One choice for each model of a run, among the grid cells of all its policies on the mean over benchmarks."""
     grid: dict[str, dict[str, list[Gathered]]] = {}
     for (model, benchmark, _), group in grid_groups(cells, axes, fix).items():
         grid.setdefault(model, {}).setdefault(benchmark, []).extend(group)
     found = []
     for model, benchmarks in grid.items():
-        beside = [cell for cell in cells if cell.expected.baseline and cell.expected.model == model]
-        rows = [
-            [*group, *(cell for cell in beside if cell.expected.benchmark == benchmark)]
-            for benchmark, group in benchmarks.items()
-        ]
-        held = table(rows, lambda cell: cell.expected.setting.id)
+        rows = list(benchmarks.values())
+        held = table(rows, _id)
         if held is None:
             continue
         best = inference.plateau(held.means, held.strata)
-        baselines = {cell.expected.setting.id for cell in beside}
-        members: list[Cell] = []
-        may_lose: dict[str, float] = {}
-        for place, member, lost in zip(held.places, best.member, best.may_lose, strict=True):
-            if member and place not in baselines:
-                own = [cell.cell() for row in rows for cell in row if cell.expected.setting.id == place]
-                members.append(mean_cell(own))
-                may_lose[members[-1].setting.id] = float(lost)
+        ids = [place for place, member in zip(held.places, best.member, strict=True) if member]
+        members = [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == place]) for place in ids]
+        may_lose = {str(place): float(lost) for place, lost in zip(held.places, best.may_lose, strict=True)}
         name = next(iter(benchmarks)) if len(benchmarks) == 1 else f"{MEAN_OF}{len(benchmarks)}"
-        found.append(_choice(model, name, len(held.places), members, may_lose))
+        choice = _choice(model, name, len(held.places), members, may_lose)
+        baselines = [cell for cell in cells if cell.expected.baseline and cell.expected.model == model]
+        found.append(replace(choice, beside=_beside(choice, benchmarks, baselines)))
+    return found
+
+
+def _id(cell: Gathered) -> str:
+    return cell.expected.setting.id
+
+
+def _beside(
+    choice: Choice, benchmarks: Mapping[str, Sequence[Gathered]], baselines: Sequence[Gathered]
+) -> dict[str, dict[str, Contrast]]:
+    """The chosen settings minus each baseline, paired by problem, on the mean over benchmarks."""
+    chosen = {cell.setting.id for cell in (choice.by_memory, choice.by_time) if cell is not None}
+    found: dict[str, dict[str, Contrast]] = {one: {} for one in chosen}
+    for baseline in dict.fromkeys(cell.expected.setting for cell in baselines):
+        rows = [
+            [cell for cell in group if _id(cell) in chosen]
+            + [b for b in baselines if (b.expected.benchmark, b.expected.setting) == (benchmark, baseline)]
+            for benchmark, group in benchmarks.items()
+        ]
+        held = table(rows, lambda cell: (cell.expected.baseline, _id(cell)))
+        if held is None or (True, baseline.id) not in held.places:
+            continue
+        against = held.places.index((True, baseline.id))
+        for one in chosen:
+            if (False, one) in held.places:
+                coefficients = np.zeros(len(held.places))
+                coefficients[[held.places.index((False, one)), against]] = 1.0, -1.0
+                found[one][str(baseline)] = inference.contrast(held.means, held.strata, coefficients)
     return found
 
 
@@ -102,12 +123,13 @@ def _choice(
         benchmark,
         candidates,
         len(members),
-        _cheapest(members, [kept_tokens(cell) for cell in members]),
-        _cheapest(members, [cell.seconds_mean for cell in members]),
+        cheapest(members, [kept_tokens(cell) for cell in members]),
+        cheapest(members, [cell.seconds_mean for cell in members]),
         may_lose,
     )
 
 
-def _cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:
+def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:
+    """The member of least cost, of equal ones the best; None where a cost is unknown or there is no member."""
     known = [(cost, -cell.estimate.value, n) for n, (cell, cost) in enumerate(zip(members, costs, strict=True)) if cost]
     return members[min(known)[2]] if len(known) == len(members) > 0 else None

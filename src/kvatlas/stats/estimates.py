@@ -17,8 +17,10 @@ Floats = NDArray[np.float64]
 Z = float(stats.norm.ppf(0.975))
 #: Imagined problems of full binomial spread, at a mean of 0 or 1; found by bench/calibration.py.
 _UNSEEN = 4.0
-#: Imagined problems in the variance between samples, which few samples leave too small.
-_UNSEEN_WITHIN = 2.0
+#: Imagined problems in the variance between samples, more for few samples, which leave it too small.
+_UNSEEN_WITHIN = 1.5
+#: With fewer hits or misses than this, Wilson's interval is joined by the mid-P one.
+_FEW = 15.0
 
 BINOMIAL_NOTE = "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
 
@@ -73,11 +75,11 @@ def _mid_p_low(hits: Floats, n: Floats) -> Floats:
 def clustered_interval(means: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
     """95 % intervals for the mean over all problems like these. `means` [..., problems] in [0, 1], `samples` each.
 
-    A `share_interval` with the problems over the design effect: the variance between problem means against that of a
+    Wilson's interval with the problems over the design effect: the variance between problem means against that of a
     yes or no, never more than there are samples in all, and Student's quantile over problems since that variance is
-    estimated. A sample of problems whose mean is near 0 or 1 has often missed the rare other kind, so the variance is
-    taken together with 4 (1 - 2 mean)^4 imagined problems of full spread. Where it is still 0 (all right, all wrong)
-    the number of problems is taken. One problem says nothing about others: [0, 1].
+    estimated; with one sample a problem `share_interval`. Problems whose mean is near 0 or 1 have often missed the
+    rare other kind, so the variance is taken together with 4 (1 - 2 mean)^4 imagined problems of full spread. Where it
+    is still 0 (all right, all wrong) the number of problems is taken. One problem says nothing about others: [0, 1].
 
     Source: Korn and Graubard (1998), Survey Methodology 24:193-201; Dean and Pagano (2015), J. Survey Statistics and
     Methodology 3:484-503. The imagined problems are ours; coverage: bench/results/calibration.json.
@@ -93,7 +95,10 @@ def clustered_interval(means: Floats, samples: ArrayLike) -> tuple[Floats, Float
     known = variance > 1e-18
     units = np.where(known, problems * full / np.where(known, variance, 1.0), float(problems))
     units = np.minimum(units, problems * np.asarray(samples, float))
-    return share_interval(share, units, float(stats.t.ppf(0.975, problems - 1)))
+    quantile = float(stats.t.ppf(0.975, problems - 1))
+    if np.all(np.asarray(samples) <= 1):
+        return share_interval(share, units, quantile)
+    return _wilson(share, units, np.asarray(quantile))
 
 
 def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
@@ -101,18 +106,22 @@ def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> t
 
     `means` and `within` are [..., problems]: the mean of a problem's samples and the estimated variance of that mean,
     NaN where there is one sample. Then only a bound is possible, that of independent draws (Hoeffding 1956, Annals of
-    Mathematical Statistics 27:713-721); otherwise a `share_interval` with as many units as give that variance, two
-    imagined problems of full spread added, which the estimate from two or three samples needs.
+    Mathematical Statistics 27:713-721); otherwise Wilson's interval with as many units as give that variance, 1.5 to 2
+    imagined problems of full spread added. With few hits or misses it is a `share_interval`.
     """
     problems = means.shape[-1]
     share = means.mean(-1)
     full = share * (1 - share)
     each = np.asarray(samples, float)
     draws = problems * each
-    variance = np.nan_to_num((within.sum(-1) + _UNSEEN_WITHIN * full / each) / problems**2, nan=np.inf)
+    unseen = (_UNSEEN_WITHIN + 2 / each**2) * full / each
+    variance = np.nan_to_num((within.sum(-1) + unseen) / problems**2, nan=np.inf)
     known = (variance > 1e-18) & (full > 1e-18)
     units = np.where(known, full / np.where(known, variance, 1.0), 0.0)
-    return share_interval(share, np.maximum(units, draws))
+    units = np.maximum(units, draws)
+    few = np.isinf(variance) | (units * np.minimum(share, 1 - share) < _FEW)
+    (low, high), (wide_low, wide_high) = _wilson(share, units, np.asarray(Z)), share_interval(share, units)
+    return np.where(few, wide_low, low), np.where(few, wide_high, high)
 
 
 def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
@@ -212,11 +221,17 @@ def _mean_error(errors: Sequence[float | None]) -> float | None:
 def binomial_bound(value: float, problems: int, samples: int | None = None) -> tuple[float, float]:
     """A 95 % interval for a bare Pass@1 in [0, 1]: for problems like these, or with `samples` for these very problems.
 
-    A `share_interval` with n = problems: however alike the samples of one problem are, the variance between problem
-    means is at most value * (1 - value). With `samples` n = problems * samples: samples of these problems vary at most
-    like independent draws. Both are bounds: wide enough, and often too wide.
+    Without `samples` the interval of one sample a problem (`clustered_interval`): however alike the samples of one
+    problem are, the variance between n problem means is at most value * (1 - value) * n / (n - 1). With `samples` a
+    `share_interval` with n = problems * samples: samples of these problems vary at most like independent draws. Both
+    are bounds: wide enough, and often too wide.
     """
-    low, high = share_interval(value, problems * (samples or 1))
+    if samples is None and problems == 1:
+        return 0.0, 1.0
+    if samples is None:
+        low, high = share_interval(value, problems - 1, float(stats.t.ppf(0.975, problems - 1)))
+    else:
+        low, high = share_interval(value, problems * samples)
     return float(low), float(high)
 
 
@@ -238,6 +253,6 @@ def _with_bound(cell: Cell) -> Cell:
     if estimate.low is not None or estimate.problems is None:
         return cell
     low, high = binomial_bound(estimate.value, estimate.problems)
-    given_low, given_high = binomial_bound(estimate.value, estimate.problems, estimate.samples)
+    given_low, given_high = binomial_bound(estimate.value, estimate.problems, estimate.samples or 1)
     bounded = replace(estimate, low=low, high=high, given_low=given_low, given_high=given_high)
     return replace(cell, estimate=bounded)

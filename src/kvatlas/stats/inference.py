@@ -102,7 +102,7 @@ def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, g
     own = _weighed(means, strata)
     observed, flipped = own.sum(0), signs(len(means), flips, seed) @ own
     norms = _norms(own)
-    errors = _errors(means, strata)
+    errors = difference_errors(means, strata)
     p, may_lose = np.ones(count), np.zeros(count)
     for cell in range(count):
         others = np.arange(count) != cell
@@ -181,10 +181,8 @@ def need(first: Floats, second: Floats, strata: Ints) -> Need:
         return Need(None, None)
     total = error**2
     problems = math.ceil(len(differences) * total / wanted)
-    if total <= wanted:
-        return Need(samples, len(differences))
     if samples < 2:
-        return Need(None, problems)
+        return Need(1 if total <= wanted else None, problems)
     within = float((weights(strata) ** 2 * differences.var(1, ddof=1) / samples).sum())
     between = max(0.0, total - within)
     return Need(math.ceil(samples * within / (wanted - between)) if wanted > between else None, problems)
@@ -267,7 +265,7 @@ def _norms(own: Floats) -> Floats:
     return np.asarray(np.sqrt(np.maximum(squares, 1e-18)), np.float64)
 
 
-def _errors(means: Floats, strata: Ints) -> Floats:
+def difference_errors(means: Floats, strata: Ints) -> Floats:
     """[cells, cells]: the standard errors of the weighed mean differences, by problem within benchmarks."""
     total = np.zeros((means.shape[1],) * 2)
     count = int(strata.max()) + 1

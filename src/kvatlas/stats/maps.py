@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from kvatlas.core import Cell, KvatlasError, Map, Trace
 from kvatlas.results.csv_maps import ascending
 from kvatlas.results.manifest import Manifest
+from kvatlas.stats.at_k import BAYES_NOTE
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.grid import Axes, grid_groups, map_axes
@@ -84,6 +85,10 @@ def _map(
         holes = sum(cell.found < cell.promised for cell in (*group, *beside))
         cells = "1 cell" if holes == 1 else f"{holes} cells"
         notes = (*notes, f"PARTIAL: {missing} of {promised} traces are missing, in {cells}")
+    if any(cell.adaptive for cell in group):
+        notes = (*notes, _adaptive_note([len(cell.expected.problems) for cell in group]))
+    if any(cell.rule is not None and cell.rule.kind == "bayes" for cell in group):
+        notes = (*notes, BAYES_NOTE)
     vertical, horizontal = axes
     places = {
         (cell.expected.setting.values[vertical], cell.expected.setting.values[horizontal]): cell for cell in group
@@ -92,6 +97,13 @@ def _map(
     found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].found}
     baselines = {str(cell.expected.setting): cell.cell() for cell in beside if cell.found}
     return Map(model, benchmark, metric, policy, ((vertical, rows), (horizontal, columns)), found, baselines, notes)
+
+
+def _adaptive_note(problems: Sequence[int]) -> str:
+    return (
+        f"adaptive: cells have {min(problems)} to {max(problems)} problems, those with few were shown worse early; "
+        "intervals hold for any reason to stop"
+    )
 
 
 def mean_map(maps: Sequence[Map]) -> Map:

@@ -44,7 +44,8 @@ class Verdict:
     `peaks` are the cells with the highest value and `peak_share` how often one of them would be the highest with other
     problems (other samples, for a bound). `spread` is the standard deviation over cells, `noise` what chance alone
     would give. `plateau` holds the cells not shown worse than the best, `may_lose` by how much a cell may be below the
-    best with 95 % confidence. `need` is what it takes to tell the peak from the `lowest` cell.
+    best with 95 % confidence. `need` is what it takes to tell the peak from the `lowest` cell. What an adaptive sweep
+    leaves open is None or empty.
     """
 
     peaks: tuple[Place, ...]
@@ -54,9 +55,9 @@ class Verdict:
     p_best: Mapping[Place, float]
     may_lose: Mapping[Place, float]
     effects: tuple[Effect, ...]
-    peak_share: float
+    peak_share: float | None
     spread: float
-    noise: float
+    noise: float | None
     need: Need
     method: str
     notes: tuple[str, ...] = ()

@@ -80,7 +80,18 @@ class Plan:
             for policy, baseline in self.policies
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        return Manifest(axes, expected, self.spec.model_dump(mode="json"), provenance())
+        asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        return Manifest(axes, expected, self.spec.model_dump(mode="json"), {**provenance(), **asked}, self._about())
+
+    def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, problems in self.problems.items():
+            for problem in problems:
+                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
+                if plain:
+                    found.setdefault(name, {})[problem.id] = plain
+        return found
 
     def units(self, model: Model, done: set[Key]) -> list[Unit]:
         """The trees of one model that still lack traces, each with the settings that it lacks.
@@ -110,8 +121,9 @@ class Plan:
     def estimate(self, tokens_per_second: float | None = None, memory: int | None = None) -> dict[str, Any]:
         """What the sweep will cost, as `plan --json` prints it.
 
-        `memory` is in bytes; the batch size is what fits into half of it at the largest budget. Trace lengths are
-        expectations (`expected_output_tokens`, else the benchmark's typical length), cut at `max_new_tokens`.
+        `memory` is in bytes, the batch size what fits into it beside the weights (0 if not one sequence does). Trace
+        lengths are expectations (`expected_output_tokens`, else the benchmark's typical length), cut at
+        `max_new_tokens`.
         """
         separate = shared = 0
         for model in self.models:
@@ -126,18 +138,37 @@ class Plan:
                     ]
                     separate += output * len(forks) * self.spec.samples
                     shared += (max(forks) + sum(output - fork for fork in forks)) * self.spec.samples
-        longest = max(max(lengths) for lengths in self.prompts.values()) + self.spec.sampling.max_new_tokens
-        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
-        bytes_per_token = max(model.kv_bytes_per_token for model in self.models)
-        at_budget = max(budgets, default=longest) * bytes_per_token
         return {
             "settings": len(self.policies),
             "traces": self.traces,
             "decoded_tokens": {"separate": separate, "shared": shared},
-            "kv_bytes_per_sequence": at_budget,
-            "batch_size": max(1, int(memory / 2 / at_budget)) if memory else None,
+            "kv_bytes_per_sequence": max(self._kv_bytes(model)[0] for model in self.models),
+            "batch_size": min(self._batch_size(model, memory) for model in self.models) if memory else None,
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
         }
+
+    def _kv_bytes(self, model: Model) -> tuple[int, int]:
+        """Bytes of keys and values of one sequence at the largest budget, and of the longest one that may be cached."""
+        longest = max(max(self.prompts[model.name, b.name]) for b in self.benchmarks)
+        longest += self.spec.sampling.max_new_tokens
+        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
+        unlimited = len(budgets) < len(self.policies)
+        at_budget = max(budgets, default=longest)
+        return (
+            at_budget * model.kv_bytes_per_token,
+            (max(at_budget, longest) if unlimited else at_budget) * model.kv_bytes_per_token,
+        )
+
+    def _batch_size(self, model: Model, memory: int) -> int:
+        """Sequences that fit beside the weights, with a tenth of the memory left for all else.
+
+        All rows of the cache are as long as the longest, and grow in steps of a quarter. Where several settings fork
+        from one trunk, a copy of it waits for them.
+        """
+        at_budget, largest = self._kv_bytes(model)
+        compressing = sum(policy.budget is not None for policy, _ in self.policies)
+        row = 1.25 * largest + (at_budget if compressing > 1 else 0)
+        return max(0, int((0.9 * memory - (model.weight_bytes or 0)) / row))
 
 
 def make_plan(spec: Spec) -> Plan:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvatlas.core import KvatlasError, Trace
+from kvatlas.models import Model
 from kvatlas.results import Store
+from kvatlas.sweep.allocation import Adaptive
 from kvatlas.sweep.executors import executors
-from kvatlas.sweep.plan import Plan
+from kvatlas.sweep.plan import Plan, Unit
 from kvatlas.sweep.work import Job
 
 #: Sequences decoded together by one worker; on CPUs more gain nothing.
@@ -41,41 +44,78 @@ def sweep(
     workers: int | None = None,
     batch_size: int = BATCH_SIZE,
     tell: Callable[[Progress], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run or resume a sweep into `folder`; returns when every trace of the plan is stored.
+    """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
-    `workers` is all cores on CPUs where it is None, and one on a GPU, which several would have to share.
-
-    Only this process writes the store. KvatlasError if the folder cannot be used, or if workers die again and again.
+    `workers` is all cores on CPUs where it is None, and one on a GPU, which several would have to share. An adaptive
+    plan asks block by block, and `note` is told of each and of the reason to stop. Only this process writes the store.
+    KvatlasError if the folder cannot be used, or if workers die again and again.
     """
     run = executors.get(executor)
     with Store.create(folder) as store:
-        store.put_manifest(plan.manifest())
-        decoded = saved = 0
+        decode = _Decode(plan, store, run, workers, batch_size, tell)
+        if plan.spec.allocate.kind == "full":
+            store.put_manifest(plan.manifest())
+            for model in plan.models:
+                decode.all(model, lambda units: units)
+            return
+        adaptive = Adaptive.begin(plan, store.traces(texts=False))
         for model in plan.models:
-            done = store.keys()
-            units = plan.units(model, done)
-            finished = plan.traces - sum(len(unit.settings) for each in plan.models for unit in plan.units(each, done))
-            while units:
-                job = Job(
-                    model=model,
-                    weights=model.weights_digest,
-                    benchmarks=plan.benchmarks,
-                    units=tuple(units),
-                    sampling=plan.spec.sampling.sampling(),
-                    seed=plan.spec.seed,
-                    batch_size=batch_size,
+            decode.seen = adaptive.add
+            for sentence in adaptive.stages(model):
+                note(sentence)
+                store.put_manifest(adaptive.manifest())
+                decode.all(model, partial(adaptive.units, model=model.name))
+            note(f"{model.name}: {adaptive.stopped[model.name]}.")
+        store.put_manifest(adaptive.manifest())
+
+
+class _Decode:
+    """Decodes what is missing and counts what was done; `seen` is shown every new trace."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        run: Callable[[Job, int], Iterator[tuple[Trace, int]]],
+        workers: int | None,
+        batch_size: int,
+        tell: Callable[[Progress], None],
+    ) -> None:
+        self.plan, self.store, self.batch_size, self.tell = plan, store, batch_size, tell
+        self.run, self.workers = run, workers
+        self.seen: Callable[[Trace], None] = lambda _: None
+        self.decoded = self.saved = 0
+        done = store.keys()
+        self.finished = plan.traces - sum(
+            len(unit.settings) for model in plan.models for unit in plan.units(model, done)
+        )
+
+    def all(self, model: Model, asked: Callable[[Sequence[Unit]], Sequence[Unit]]) -> None:
+        """Decode and store until nothing of what is `asked` of a model's missing units is missing."""
+        units = asked(self.plan.units(model, self.store.keys()))
+        while units:
+            job = Job(
+                model=model,
+                weights=model.weights_digest,
+                benchmarks=self.plan.benchmarks,
+                units=tuple(units),
+                sampling=self.plan.spec.sampling.sampling(),
+                seed=self.plan.spec.seed,
+                batch_size=self.batch_size,
+            )
+            before = self.finished
+            for trace, own in self.run(job, self.workers or (cores() if model.device == "cpu" else 1)):
+                self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
+                self.seen(trace)
+                self.finished += 1
+                self.decoded += own
+                self.saved += len(trace.tokens) - own
+                self.tell(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
+            units = asked(self.plan.units(model, self.store.keys()))
+            if units and self.finished == before:
+                raise KvatlasError(
+                    f"The workers ended without a result and {len(units)} problems are still to do; what is "
+                    "finished is kept, the same command tries again."
                 )
-                before = finished
-                for trace, own in run(job, workers or (cores() if model.device == "cpu" else 1)):
-                    store.add(plan.keys[model.name, trace.benchmark, trace.setting], trace)
-                    finished += 1
-                    decoded += own
-                    saved += len(trace.tokens) - own
-                    tell(Progress(trace, finished, plan.traces, decoded, saved))
-                units = plan.units(model, store.keys())
-                if units and finished == before:
-                    raise KvatlasError(
-                        f"The workers ended without a result and {len(units)} problems are still to do; what is "
-                        "finished is kept, the same command tries again."
-                    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -73,6 +73,29 @@ class BenchmarkSpec(BaseModel):
         return benchmarks.find(self.name, **{name: value for name, value in options.items() if value})
 
 
+class Allocation(BaseModel):
+    """Which settings get which problems: all of them (`full`), or what the `question` still needs (`adaptive`).
+
+    The questions: which settings are on the `plateau` of the best, which one is the `best`, or the mean over benchmarks
+    of what is left to within a `width` (a share). Problems come in `blocks`, in an order drawn from the seed;
+    `token_budget` ends the sweep once the traces of a model hold that many output tokens.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["full", "adaptive"] = "full"
+    question: Literal["plateau", "best", "width"] = "plateau"
+    width: float | None = Field(default=None, gt=0, lt=1)
+    token_budget: int | None = Field(default=None, ge=1)
+    blocks: int = Field(default=20, ge=2)
+
+    @model_validator(mode="after")
+    def _width_for_its_question(self) -> Allocation:
+        if (self.question == "width") != (self.width is not None):
+            raise ValueError("the question 'width' needs a width between 0 and 1, and no other question has one")
+        return self
+
+
 class Spec(BaseModel):
     """What a sweep runs: every model on every benchmark under every setting.
 
@@ -80,6 +103,7 @@ class Spec(BaseModel):
 
     `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
+    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,6 +118,12 @@ class Spec(BaseModel):
     settings: list[SettingSpec] = []
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: int | None = Field(default=None, ge=1)
+    allocate: Allocation = Allocation()
+
+    @field_validator("allocate", mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
     @field_validator("settings", "baseline", mode="before")
     @classmethod
@@ -123,6 +153,8 @@ class Spec(BaseModel):
             raise ValueError("neither settings nor baseline name a policy")
         if self.axes and not self.settings:
             raise ValueError("axes need settings to vary")
+        if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
+            raise ValueError("allocate: adaptive needs at least two settings beside the baselines")
         return self
 
     def cells(self) -> list[tuple[Setting, bool]]:
@@ -163,8 +195,12 @@ def _sentence(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        kinds: dict[str, type[BaseModel]] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec}
-        model = kinds.get(where.partition(".")[0], Spec) if "." in where else Spec
+        inner: dict[str, type[BaseModel]] = {
+            "sampling": SamplingSpec,
+            "benchmarks": BenchmarkSpec,
+            "allocate": Allocation,
+        }
+        model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
     if first["type"] == "missing":
         return f"The key {where!r} is missing in {source}."

@@ -1,0 +1,144 @@
+"""Decoding on a GPU: an 8B Llama with random bf16 weights under a KV budget against the full cache, batch 1 to 64.
+
+    python bench/gpu.py --out bench/results/gpu.json
+    python bench/gpu.py --tiny          # the same program on a CPU with a tiny model, to see that it works
+
+Speed and memory do not depend on what the weights are. Every run decodes `--tokens` new tokens a sequence from prompts
+of the same length after a warm-up; `full` and `window` (kv_budget) take turns. A batch that does not fit is noted.
+Prints one JSON document with the hardware named; without a GPU and without --tiny one sentence and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvatlas import policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+
+#: Of Llama-3.1-8B, on which DeepSeek-R1-Distill-Llama-8B is built.
+EIGHT_B = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+}
+TINY = {
+    **EIGHT_B,
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
+    """The model, whose traces never end, and its network made in place: nothing is written but its config."""
+    config = LlamaConfig(**(TINY if tiny else EIGHT_B))
+    config.save_pretrained(folder)
+    model = Model(f"hf:{folder}", folder)
+    vars(model).update(stops=frozenset(), think_close=-1)
+    torch.manual_seed(0)
+    with torch.device("cpu" if tiny else "cuda"):
+        torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
+        network = LlamaForCausalLM(config)
+        torch.set_default_dtype(torch.float32)
+    return model, network.eval().requires_grad_(False)
+
+
+def measure(
+    model: Model, network: LlamaForCausalLM, setting: Setting, batch: int, prompt: int, tokens: int
+) -> dict[str, Any]:
+    """Tokens per second and bytes of one batch; {"fits": False} where memory ran out."""
+    cuda = network.device.type == "cuda"
+    policy = policies.of(setting)
+    prompts = [tuple((7 * row + i) % 500 + 5 for i in range(prompt)) for row in range(batch)]
+
+    def decode(count: int) -> Engine:
+        engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch)
+        for _ in engine.run([Request(row, ids, row, (policy,)) for row, ids in enumerate(prompts)]):
+            pass
+        return engine
+
+    try:
+        decode(8)
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        engine = decode(tokens)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return {"fits": False}
+    return {
+        "fits": True,
+        "tokens_per_second": round(engine.decoded_tokens / seconds, 1),
+        "kv_bytes": engine.slots.bytes,
+        "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--budget", type=int, default=5000)
+    parser.add_argument("--window", type=int, default=2000)
+    parser.add_argument("--ratio", type=float, default=0.3)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=6000)
+    parser.add_argument("--out", type=Path, help="keep the document in this file too")
+    options = parser.parse_args()
+    if not options.tiny and not torch.cuda.is_available():
+        print("bench/gpu.py needs a GPU that PyTorch can use; --tiny tries it on this CPU.", file=sys.stderr)
+        sys.exit(2)
+    torch.set_num_threads(1)
+
+    window = Setting.of("window", kv_budget=options.budget, local_window=options.window, ratio=options.ratio)
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model, network = build(Path(folder), options.tiny)
+        for batch in options.batches:
+            for setting in (window, Setting.of("full")):
+                found = measure(model, network, setting, batch, options.prompt, options.tokens)
+                results.append({"batch": batch, "policy": setting.policy, **found})
+    document = json.dumps(
+        {
+            "bench": "gpu",
+            "options": {name: str(value) if name == "out" else value for name, value in vars(options).items()},
+            "torch": torch.__version__,
+            "hardware": platform.processor() or platform.machine() if options.tiny else torch.cuda.get_device_name(),
+            "dtype": str(network.dtype).removeprefix("torch."),
+            "parameters": network.num_parameters(),
+            "results": results,
+        }
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(document + "\n")
+    print(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Commands that set entrants (models under settings) against each other: compare, curves, maze."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvatlas.stats.entrants import Entrant
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; imported ones, too.")]
+Out = Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="NAME",
+        help="An entrant by words that fit it alone, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it; default: all.",
+    ),
+]
+Partial = Annotated[bool, typer.Option("--partial", help="Draw what is there although traces are missing.")]
+Json = Annotated[bool, typer.Option("--json", help="The numbers as data.")]
+
+
+def compare(
+    runs: Runs,
+    out: Out,
+    metric: Annotated[
+        str, typer.Option(help="progress, pass@1, or any graded metric in [0, 1], such as progress_valid.")
+    ] = "progress",
+    only: Only = None,
+    partial: Partial = False,
+    as_json: Json = False,
+) -> None:
+    """Draw every two entrants against each other, problem by problem, with the line where they are equal."""
+    from kvatlas.figures.pairwise import names_of, pairwise_figure, save_pairwise
+    from kvatlas.stats.pairwise import pairs_of
+
+    entrants, notes = _entrants(runs, metric, only, partial)
+    pairs = pairs_of(entrants)
+    names = names_of(entrants)
+    written = save_pairwise(pairwise_figure(entrants, pairs, metric, notes), out, entrants, metric)
+    found = [pair.to_json(names[i], names[j]) for i, j, pair in pairs]
+    if as_json:
+        typer.echo(json.dumps({"metric": metric, "pairs": found, "files": [str(path) for path in written]}, indent=2))
+        return
+    for path in written:
+        typer.echo(path)
+    for one in found:
+        value = one["difference"]
+        typer.echo(
+            f"x: {one['x']} vs y: {one['y']}: x ahead on {100 * one['below']:.1f} %, equal on {100 * one['on']:.1f} %, "
+            f"y ahead on {100 * one['above']:.1f} % of {one['problems']} problems; mean of x - y "
+            f"{value['value']:+.3f} ({value['low']:+.3f} to {value['high']:+.3f})"
+        )
+
+
+def curves(
+    runs: Runs,
+    out: Out,
+    by: Annotated[str, typer.Option(help="L (logical depth), B (locked doors), N (noise) or S (shuffle).")] = "L",
+    only: Only = None,
+    published: Annotated[bool, typer.Option(help="Published decays as grey lines.")] = True,
+    partial: Partial = False,
+    as_json: Json = False,
+) -> None:
+    """Draw success and progress against difficulty; against L with the fitted decay exp(-L / L0)."""
+    from kvatlas.figures.decay import curves_figure, depth_text
+    from kvatlas.figures.look import save
+    from kvatlas.figures.pairwise import names_of
+
+    success, notes = _entrants(runs, "pass@1", only, partial)
+    progress, _ = _entrants(runs, "progress", only, partial)
+    names = names_of(success)
+    figure, found = curves_figure(success, progress, names, by=by, published=published, notes=notes)
+    written = save(figure, out)
+    if as_json:
+        data = [
+            {
+                "entrant": name,
+                "points": [{by: level, **_plain(vars(estimate))} for level, estimate in each.points],
+                "decays": [_plain(vars(decay)) for decay in each.decays],
+            }
+            for name, each in zip(names, found, strict=True)
+        ]
+        typer.echo(json.dumps({"by": by, "curves": data, "files": [str(path) for path in written]}, indent=2))
+        return
+    for path in written:
+        typer.echo(path)
+    for name, each in zip(names, found, strict=True):
+        if each.decays:
+            one, free = each.decays
+            typer.echo(f"{name}: L0 {depth_text(one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as JSON knows them: what is infinite is null."""
+    return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}
+
+
+def _entrants(runs: list[Path], metric: str, only: list[str] | None, partial: bool) -> tuple[list[Entrant], list[str]]:
+    from contextlib import ExitStack
+
+    from kvatlas.results import Store
+    from kvatlas.stats.entrants import check_complete, choose, entrants_of
+
+    with ExitStack() as open_stores:
+        stores = [open_stores.enter_context(Store.open(run)) for run in runs]
+        found = entrants_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
+    chosen = choose(found, only or [])
+    return chosen, check_complete(chosen, partial)
+
+
+def maze(
+    benchmark: Annotated[str, typer.Argument(metavar="SEQBENCH-...", help="A seqBench benchmark.")],
+    out: Out,
+    problem: Annotated[str, typer.Option(help="Number of the maze from 0, or its id.")] = "0",
+    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Draw a model's path from this run as well.")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="NAME", help="Whose path, if the run has several.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Which of its samples.")] = 0,
+) -> None:
+    """Draw one maze with the optimal path and, from a run, a model's path with its first error."""
+    from kvatlas.benchmarks import find
+    from kvatlas.core import KvatlasError
+    from kvatlas.figures.look import save
+    from kvatlas.figures.maze import maze_figure
+    from kvatlas.results import Store
+    from kvatlas.stats.entrants import trace_of
+
+    if not benchmark.startswith("SEQBENCH"):
+        raise KvatlasError(f"{benchmark!r} has no mazes; valid are the benchmarks SEQBENCH-...")
+    found = find(benchmark)
+    problems = found.problems(int(problem) + 1) if problem.isdecimal() else found.problems()
+    asked = [one for i, one in enumerate(problems) if problem in (one.id, str(i))]
+    if not asked:
+        raise KvatlasError(f"{found.name} has no maze {problem!r}; its first is {problems[0].id}.")
+    trace = None
+    if run is not None:
+        with Store.open(run) as store:
+            trace = trace_of(store.manifest(), store.traces(texts=False), asked[0].id, sample, only)
+    for path in save(maze_figure(asked[0], trace), out):
+        typer.echo(path)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (compare, curves, maze):
+        app.command()(command)

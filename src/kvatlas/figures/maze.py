@@ -1,0 +1,228 @@
+"""A picture of one maze: rooms, doors and keys as the facts state them, the optimal path, a model's path, its error."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET
+from kvatlas.core import KvatlasError, Problem, Trace
+from kvatlas.figures import style
+from kvatlas.figures.look import Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Point = tuple[float, float]
+
+_ROOM, _OPTIMAL, _OTHER, _WRONG = "#e4e7ea", "#0072b2", "#d55e00", "#c1121f"
+#: Colours of the keys that the plan needs and their doors; the others are grey.
+_KEYS = ("#009e73", "#8e5ea2", "#b8860b", "#56b4e9", "#cc79a7")
+_DECOY = "#9aa1a8"
+#: Inches of a room's side, and how much of it the floor takes.
+_LARGEST, _SMALLEST, _FLOOR = 0.62, 0.17, 0.72
+
+ERROR_WORDS = {
+    "bad_start": "does not start where Bob is",
+    "no_such_door": "there is no such door",
+    "door_locked": "the door is locked",
+    "key_not_here": "the key is not here",
+    "key_not_held": "the key is not held",
+    "wrong_key": "the key is for another door",
+    "use_without_unlock": "a key is used and no door unlocked, or the other way round",
+    "misplaced_rescue": "the rescue is out of place",
+    "ended_early": "the plan ends early",
+    "not_optimal": "legal, but not the shortest way",
+    "format": "no such action",
+}
+
+
+def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
+    """The maze of a seqBench problem; with a trace, the model's path up to its first error, which is marked and named.
+
+    Raises KvatlasError for a problem that is no maze and a trace of another problem.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if trace is not None and trace.problem != problem.id:
+        raise KvatlasError(f"The trace is of {trace.problem}, not of {problem.id}.")
+    maze = read_maze(problem.question.splitlines())
+    reference = parse_plan(problem.answer)
+    if reference is None:
+        raise KvatlasError(f"The problem {problem.id} has no reference plan.")
+    spots = {room: _spot(room) for room in maze.rooms}
+    xs, ys = [x for x, _ in spots.values()], [y for _, y in spots.values()]
+    columns, rows = max(xs) - min(xs) + 1, max(ys) - min(ys) + 1
+    side = max(_SMALLEST, min(_LARGEST, 7.0 / max(columns, rows)))
+    lines = _words(problem, maze, reference, trace)
+    width, height = max(columns * side + 0.3, 4.6), rows * side + 0.62 + 0.15 * len(lines)
+    with Look().applied():
+        figure = Figure(figsize=(width, height))
+        FigureCanvasAgg(figure)
+        panel = figure.add_axes(
+            (
+                (width - columns * side) / 2 / width,
+                (0.15 * len(lines) + 0.2) / height,
+                columns * side / width,
+                rows * side / height,
+            )
+        )
+        panel.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
+        panel.set_ylim(max(ys) + 0.5, min(ys) - 0.5)
+        panel.axis("off")
+        _rooms(panel, maze, reference, spots, side)
+        # Side by side where they run together.
+        apart = 0.09 if trace else 0.0
+        _path(panel, _walk(reference), spots, _OPTIMAL, -apart, side)
+        if trace is not None:
+            _attempt(panel, maze, reference, trace, spots, apart, side)
+        _people(panel, maze, spots, side)
+        figure.text(0.5, (height - 0.2) / height, problem.id, fontsize=9, ha="center", va="center")
+        for number, (text, colour) in enumerate(reversed(lines)):
+            figure.text(0.12 / width, (0.1 + 0.15 * number) / height, text, fontsize=7, color=colour)
+    return figure
+
+
+def _spot(room: str) -> Point:
+    """Where a room is drawn: columns to the right, row numbers downwards."""
+    match = re.fullmatch(r"([A-Z]+)(\d+)", room)
+    if match is None:
+        raise KvatlasError(f"{room!r} is no room of a maze.")
+    column = 0
+    for letter in match[1]:
+        column = 26 * column + ord(letter) - ord("A") + 1
+    return float(column), float(match[2])
+
+
+def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], side: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    gap = 1 - _FLOOR
+    for a, b in maze.open_doors:
+        _passage(panel, spots[a], spots[b], _ROOM, gap)
+    needed = [key for name, key in reference if name == "use_key"]
+    colours = {key: _KEYS[i % len(_KEYS)] for i, key in enumerate(needed)}
+    for x, y in spots.values():
+        panel.add_patch(
+            FancyBboxPatch(
+                (x - _FLOOR / 2, y - _FLOOR / 2), _FLOOR, _FLOOR, boxstyle="round,pad=0,rounding_size=0.08",
+                facecolor=_ROOM, edgecolor="none", zorder=1,
+            )
+        )  # fmt: skip
+    small = side * 72 * 0.2
+    for a, b, key in maze.locked_doors:
+        _passage(panel, spots[a], spots[b], colours.get(key, _DECOY), gap)
+        x, y = (spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2
+        if side > 0.3:
+            panel.text(x, y, key, fontsize=small, color="white", ha="center", va="center", zorder=6, fontweight="bold")
+    held: dict[str, int] = {}
+    for key, room in maze.keys:
+        x, y = spots[room]
+        shift = held.get(room, 0)
+        held[room] = shift + 1
+        colour = colours.get(key, _DECOY)
+        if side > 0.3:
+            panel.text(
+                x - _FLOOR / 2 + 0.06, y - _FLOOR / 2 + 0.15 + 0.22 * shift, f"key {key}", fontsize=small * 0.9,
+                color=colour, ha="left", va="center", zorder=6, fontweight="bold",
+            )  # fmt: skip
+        else:
+            panel.plot(x - 0.2 + 0.2 * shift, y - 0.2, marker="P", markersize=side * 20, color=colour, zorder=6)
+    if side > 0.3:
+        for room, (x, y) in spots.items():
+            panel.text(
+                x + _FLOOR / 2 - 0.05, y + _FLOOR / 2 - 0.06, room, fontsize=small * 0.8, color="#8a9097", ha="right",
+                va="bottom", zorder=2,
+            )  # fmt: skip
+
+
+def _passage(panel: Axes, a: Point, b: Point, colour: str, gap: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    (x, y), flat = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), a[1] == b[1]
+    across, along = 0.36, gap + 0.04
+    wide, high = (along, across) if flat else (across, along)
+    panel.add_patch(Rectangle((x - wide / 2, y - high / 2), wide, high, facecolor=colour, edgecolor="none", zorder=2))
+
+
+def _walk(plan: Plan) -> list[str]:
+    """The rooms of a plan in order."""
+    return [argument for name, argument in plan if name in ("start", "move_to")]
+
+
+def _path(panel: Axes, rooms: list[str], spots: dict[str, Point], colour: str, shift: float, side: float) -> None:
+    points = [spots[room] for room in rooms if room in spots]
+    if len(points) > 1:
+        panel.plot(
+            [x + shift for x, _ in points], [y + shift for _, y in points], color=colour, alpha=0.85, zorder=4,
+            linewidth=max(side * 5.5, 1.4), solid_joinstyle="round", solid_capstyle="round",
+        )  # fmt: skip
+
+
+def _attempt(
+    panel: Axes, maze: Maze, reference: Plan, trace: Trace, spots: dict[str, Point], shift: float, side: float
+) -> None:
+    """The model's path as far as it can be walked, and a cross where it first goes wrong."""
+    plan = parse_plan(trace.grade.answer or "")
+    if plan is None:
+        return
+    verdict = judge(maze, reference, plan)
+    if verdict.solved or verdict.valid:
+        _path(panel, _walk(plan), spots, _OTHER, shift, side)
+        if verdict.solved:
+            return
+    index = verdict.first_error_index
+    walked = _walk(plan[:index])
+    if not verdict.valid:
+        _path(panel, walked, spots, _OTHER, shift, side)
+    at = spots[walked[-1]] if walked and walked[-1] in spots else spots[maze.start]
+    wanted = spots.get(plan[index][1]) if index < len(plan) else None
+    if wanted is not None and wanted != at:
+        dashed = {"arrowstyle": "->", "color": _WRONG, "linewidth": max(side * 3, 1.2), "linestyle": (0, (2, 1.5))}
+        panel.annotate(
+            "", (wanted[0] + shift, wanted[1] + shift), (at[0] + shift, at[1] + shift), zorder=7,
+            arrowprops=dashed,
+        )  # fmt: skip
+    panel.plot(
+        at[0] + shift, at[1] + shift, marker="X", markersize=max(side * 20, 7), color=_WRONG, markeredgecolor="white",
+        markeredgewidth=max(side * 1.5, 0.6), zorder=8,
+    )  # fmt: skip
+
+
+def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> None:
+    marks: tuple[tuple[str, str, Any], ...] = ((AGENT, maze.start, "o"), (TARGET, maze.goal, "*"))
+    for person, room, marker in marks:
+        x, y = spots[room]
+        panel.plot(
+            x, y, marker=marker, markersize=max(side, 0.4) * (15 if marker == "o" else 24), color="#111111",
+            markeredgecolor="white", markeredgewidth=side * 1.5, zorder=7,
+        )  # fmt: skip
+        if side > 0.3:
+            panel.text(
+                x - _FLOOR / 2 + 0.06, y + 0.27, person, fontsize=side * 72 * 0.16, ha="left", va="center", zorder=9,
+                color="#111111",
+            )  # fmt: skip
+
+
+def _words(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None) -> list[tuple[str, str]]:
+    """The lines under the maze with their colours."""
+    doors = sum(name == "use_key" for name, _ in reference)
+    people = f"circle: {AGENT}, star: {TARGET}"
+    lines = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
+    if trace is None:
+        return lines
+    who = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"
+    plan = parse_plan(trace.grade.answer or "")
+    if plan is None:
+        return [*lines, (f"{who}: no plan ({trace.grade.status.value})", _OTHER)]
+    verdict = judge(maze, reference, plan)
+    lines.append((f"{who}: {len(plan)} actions, progress ratio {verdict.progress:.2f}", _OTHER))
+    if not verdict.solved:
+        index = verdict.first_error_index
+        what = f"{plan[index][0]} {plan[index][1]}".strip() if index < len(plan) else "the end"
+        words = ERROR_WORDS[verdict.first_error]
+        lines.append((f"first error at action {index + 1} ({what}): {words}", _WRONG))
+    return lines

@@ -1,0 +1,1 @@
+"""Other programs: models behind APIs come in through Inspect."""

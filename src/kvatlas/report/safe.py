@@ -1,0 +1,46 @@
+"""Model output is hostile text: what a page may hold of it, and how data stands in a page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import unicodedata
+from typing import Any
+
+
+def visible(value: Any) -> Any:
+    """Text with control, format (right-to-left marks too), private and unpaired characters written as `⟨U+202E⟩`."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    if value.isascii() and value.isprintable():
+        return value
+    return "".join(f"⟨U+{ord(mark):04X}⟩" if _hidden(mark) else mark for mark in value)
+
+
+def _hidden(mark: str) -> bool:
+    return mark not in "\n\t" and unicodedata.category(mark) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+
+
+def embedded(value: Any) -> str:
+    """JSON that can stand inside a script element: no character in it ends the element or begins markup.
+
+    All texts in it, keys too, are made `visible`.
+    """
+    text = json.dumps(_made_visible(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _made_visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {visible(key): _made_visible(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_made_visible(held) for held in value]
+    return value
+
+
+def policy_hash(text: str) -> str:
+    """What a content security policy calls this exact inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

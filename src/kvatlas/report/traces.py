@@ -1,0 +1,139 @@
+"""The traces of a report page: which ones, their tokens with their fate, in the page or in a folder beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvatlas.core import Fate, Status, Trace
+from kvatlas.report.sources import Sources
+from kvatlas.results.store import Key
+
+#: Tokens and characters of one trace that a page holds at most.
+TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000
+#: One letter a number: token lengths and fates are long lists of small numbers.
+_LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) not in '"&<>\\')
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A trace for the page: its place in the store and the number of its cell."""
+
+    key: Key
+    cell: int
+
+
+def choose(
+    places: Mapping[tuple[str, str, str], int], traces: Iterable[tuple[str, Trace]], per_cell: int
+) -> list[Chosen]:
+    """At most `per_cell` traces of each cell: one problem that all cells of a benchmark have, then others' verdicts.
+
+    `places` gives the cell's number by (run key, setting id, benchmark). The common problem is the one on which the
+    settings of its model and benchmark disagree most: there the cells can be compared trace by trace.
+    """
+    held: dict[int, dict[tuple[str, int], tuple[Key, bool]]] = {}
+    votes: dict[tuple[str, str], dict[tuple[str, int], list[bool]]] = {}
+    homes: dict[int, tuple[str, str]] = {}
+    for run_key, trace in traces:
+        place = (run_key, trace.setting.id, trace.benchmark)
+        if place not in places:
+            continue
+        at = (trace.problem, trace.sample)
+        held.setdefault(places[place], {})[at] = ((*place, *at), trace.grade.correct)
+        homes[places[place]] = (trace.model, trace.benchmark)
+        votes.setdefault(homes[places[place]], {}).setdefault(at, []).append(trace.grade.correct)
+    common = {home: max(sorted(at), key=lambda one: _disagreement(at[one])) for home, at in votes.items()}
+    chosen = []
+    for cell, there in held.items():
+        first = common[homes[cell]]
+        order = sorted(there, key=lambda at: (at != first, there[at][1] == there.get(first, (None, True))[1], at))
+        chosen += [Chosen(there[at][0], cell) for at in order[:per_cell]]
+    return chosen
+
+
+def _disagreement(verdicts: Sequence[bool]) -> tuple[int, int]:
+    right = sum(verdicts)
+    return min(right, len(verdicts) - right), len(verdicts)
+
+
+def trace_document(trace: Trace, cell: int, sources: Sources) -> dict[str, Any]:
+    """One trace: text cut into tokens, and for each token when it left the cache (see `coded_fate`)."""
+    problem = sources.problem(trace)
+    shown = trace.tokens[:TOKEN_LIMIT]
+    pieces = sources.pieces(trace.model, shown)
+    if pieces is None or len("".join(pieces)) > TEXT_LIMIT:
+        pieces = None
+    text = "".join(pieces) if pieces is not None else trace.text[:TEXT_LIMIT]
+    window = dict(trace.setting.parameters).get("local_window")
+    document = {
+        "cell": cell,
+        "problem": trace.problem,
+        "sample": trace.sample,
+        "verdict": verdict(trace),
+        "right": trace.grade.correct and trace.grade.status is Status.OK,
+        "answer": trace.grade.answer if trace.grade.answer is None else trace.grade.answer[:2_000],
+        "progress": round(trace.grade.progress, 4),
+        "reference": None if problem is None else problem.answer[:2_000],
+        "question": None if problem is None else problem.question[:6_000],
+        "tokens": trace.usage.output_tokens,
+        "thinking": trace.usage.thinking_tokens,
+        "prompt": trace.usage.prompt_tokens,
+        "peak": trace.usage.peak_kv_tokens,
+        "compressions": trace.usage.compressions,
+        "text": text,
+        "more": max(0, len(trace.tokens) - TOKEN_LIMIT) if pieces is not None else max(0, len(trace.text) - len(text)),
+    }
+    if pieces is not None:
+        document["lengths"] = _lengths(pieces)
+        if trace.fate is not None:
+            document |= coded_fate(trace.fate, trace.usage.prompt_tokens, len(shown), window)
+    return document
+
+
+def verdict(trace: Trace) -> str:
+    """The grade in words."""
+    if trace.grade.status is Status.OK:
+        return "right" if trace.grade.correct else "wrong"
+    return f"wrong ({trace.grade.status.value.replace('_', ' ')})"
+
+
+def coded_fate(fate: Fate, prompt: int, shown: int, window: int | None) -> dict[str, Any]:
+    """The fate of the prompt (counts) and of the first `shown` new tokens, for the page.
+
+    `steps` are the steps at which tokens left; `left` has for each token the number of its step, one letter each, from
+    1, 0 for never; `held` the percent of the holders that had it at the end, where a policy chooses more than once;
+    `judged` is the number of new tokens that a compression has looked at: those after it are still in the window.
+    """
+    left = fate.left[prompt : prompt + shown]
+    steps = sorted(set(fate.left) - {0})
+    number = {step: index for index, step in enumerate([0, *steps])}
+    judged = max(0, steps[-1] - 1 - (window or 0)) if steps else 0
+    document: dict[str, Any] = {
+        "steps": steps,
+        "left": _coded([number[step] for step in left]),
+        "judged": judged,
+        "prompt_left": sum(1 for step in fate.left[:prompt] if step),
+    }
+    if fate.holders > 1:
+        document["holders"] = fate.holders
+        held = fate.held[prompt : prompt + shown]
+        document["held"] = _coded([round(50 * count / fate.holders) for count in held])
+    return document
+
+
+def _lengths(pieces: Sequence[str]) -> str | list[int]:
+    # The page counts UTF-16 units, as scripts do, in text whose hidden characters were made visible.
+    from kvatlas.report.safe import visible
+
+    return _coded([len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces])
+
+
+def _coded(numbers: Sequence[int]) -> str | list[int]:
+    """One letter for each number if all are small, else the numbers."""
+    if max(numbers, default=0) < len(_LETTERS):
+        return "".join(_LETTERS[number] for number in numbers)
+    return list(numbers)
+
+
+LETTERS = _LETTERS

@@ -1,0 +1,160 @@
+/* Traces: which ones a cell has, and one of them token by token. */
+const traceView = { cell: null, mode: "fate", trace: null };
+const traceAt = (cell, problem) => data.traces.find((trace) => trace.cell === cell && trace.problem === problem);
+const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => data.letters.indexOf(letter)) : coded);
+
+function home(number) {
+  const map = (data.maps || []).find((each) => each.cells.flat().includes(number) || each.beside.includes(number));
+  return map ? `${map.short} | ${map.benchmark}` : "";
+}
+
+/* The traces of a cell; of a mean over benchmarks those of the same setting on each of them. */
+function tracesOf(number) {
+  const own = data.traces.filter((trace) => trace.cell === number);
+  return own.length ? own : data.traces.filter((trace) => data.cells[trace.cell].name === data.cells[number].name);
+}
+
+function openCell(number) {
+  hideTip();
+  traceView.cell = number;
+  const first = tracesOf(number)[0];
+  traceView.trace = first ?? null;
+  listTraces();
+  if (first) showTrace(first);
+  else byId("trace").replaceChildren(el("p", {}, "This page holds no trace of this cell; export the run to read them."));
+  byId("traces").scrollIntoView();
+  byId("trace").focus({ preventScroll: true });
+}
+
+function openTrace(trace) {
+  traceView.cell = trace.cell;
+  traceView.trace = trace;
+  listTraces();
+  showTrace(trace);
+  byId("traces").scrollIntoView();
+  byId("trace").focus({ preventScroll: true });
+}
+
+function listTraces() {
+  const cells = unique(data.traces.map((trace) => trace.cell));
+  const options = [["", `all (${data.traces.length})`], ...cells.map((n) => [String(n), `${home(n)} | ${data.cells[n].short}`.trim()])];
+  const controls = [choice("Cell", options, traceView.cell === null ? "" : String(traceView.cell), (v) => { traceView.cell = v === "" ? null : Number(v); listTraces(); })];
+  if (traceView.cell !== null && data.folder && cells.includes(traceView.cell)) controls.push(el("a", { href: `${encodeURIComponent(data.folder)}/${traceView.cell}.html` }, "All traces of this cell"));
+  byId("traces-controls").replaceChildren(...controls);
+  const shown = (traceView.cell === null ? data.traces : tracesOf(traceView.cell)).slice(0, 400);
+  byId("traces-list").replaceChildren(...shown.map((trace) => el("li", {}, el("button", { onclick: () => { showTrace(trace); listTraces(); byId("trace").focus(); }, "aria-current": trace === traceView.trace },
+    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} | ${data.cells[trace.cell].short}, ` : ""}${whole(trace.tokens)} tokens${trace.measured ? ", with measured attention" : ""}`)))));
+}
+
+const badge = (trace) => el("span", { class: trace.right ? "badge right" : "badge wrong" }, trace.verdict);
+
+function facts(trace) {
+  const rows = [["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Answer", trace.answer ?? "none"], ["Reference", trace.reference],
+    ["Grade", `${trace.verdict}${trace.progress > 0 && trace.progress < 1 ? `, progress ${fixed(100 * trace.progress)} %` : ""}`],
+    ["Cost", `${whole(trace.tokens)} new tokens (${whole(trace.thinking)} of thinking), prompt ${whole(trace.prompt)}, ${whole(trace.peak)} cached at the peak, ${trace.compressions} ${trace.compressions === 1 ? "compression" : "compressions"}${trace.prompt_left ? `, ${trace.prompt_left} prompt tokens evicted` : ""}`]];
+  return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+}
+
+function showTrace(trace) {
+  traceView.trace = trace;
+  const modes = [["fate", "fate in the cache"]];
+  if (trace.measured) modes.push(["predicted", "predicted importance"], ["attention", "attention of the answer"]);
+  if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "fate";
+  const parts = [el("h3", {}, badge(trace), `${trace.problem}, sample ${trace.sample}`), facts(trace)];
+  if (trace.lengths) {
+    const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
+    parts.push(el("div", { class: "controls" }, choice("Colour by", modes, traceView.mode, (v) => { traceView.mode = v; showTrace(trace); })), legendOf(trace), info, tokenText(trace, info));
+    if (trace.measured) parts.push(scatter(trace));
+  } else parts.push(el("pre", { tabindex: 0 }, trace.text));
+  if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
+  byId("trace").replaceChildren(...parts);
+}
+
+function bin(value) {
+  return value <= 0.2 ? 0 : Math.min(6, 1 + Math.floor(Math.log2(Math.max(value, 0.2) / 0.2)));
+}
+
+function tokenClass(trace, left, held, index) {
+  if (traceView.mode !== "fate") return index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
+  if (!left) return "";
+  const number = left[index];
+  if (number === undefined) return "in";
+  if (number) return `e${Math.min(4, Math.floor(((number - 1) / trace.steps.length) * 5))}`;
+  if (index >= trace.judged) return "in";
+  return held && held[index] < 50 ? `k${1 + Math.min(2, Math.floor(held[index] / 17))}` : "kept";
+}
+
+function tokenWords(trace, left, held, index, text) {
+  const parts = [`token ${index + 1} ${JSON.stringify(text)}`];
+  if (left && left[index] !== undefined) {
+    if (left[index]) parts.push(`evicted after ${trace.steps[left[index] - 1]} new tokens`);
+    else if (index >= trace.judged) parts.push(trace.steps.length ? "still in the window: no compression has judged it" : "in the cache: there was no compression");
+    else parts.push("kept to the end");
+    if (held && !left[index]) parts.push(`by ${held[index] * 2} % of ${trace.holders} choices of layers and heads`);
+  } else if (left) parts.push("the last token is never cached");
+  if (trace.measured && index < trace.measured.predicted.length) parts.push(`predicted importance ${fixed(trace.measured.predicted[index], 2)}, attention of the answer ${fixed(trace.measured.attention[index], 2)} (1 is the mean)`);
+  return parts.join(", ");
+}
+
+function tokenText(trace, info) {
+  const box = el("pre", { tabindex: 0, "aria-label": "Tokens of the trace" });
+  const left = trace.left === undefined ? null : numbers(trace.left), held = trace.held === undefined ? null : numbers(trace.held);
+  const nodes = [];
+  let at = 0;
+  numbers(trace.lengths).forEach((length, index) => {
+    const text = trace.text.slice(at, at + length);
+    at += length;
+    const node = el("span", { class: `token ${tokenClass(trace, left, held, index)}` }, text);
+    node.dataset.index = index;
+    nodes.push(node);
+  });
+  box.append(...nodes);
+  let current = -1;
+  const select = (index) => {
+    if (index < 0 || index >= nodes.length) return;
+    nodes[current]?.classList.remove("at");
+    current = index;
+    nodes[current].classList.add("at");
+    info.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
+  };
+  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
+  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    select(Math.min(Math.max(current + step, 0), nodes.length - 1));
+    nodes[current].scrollIntoView({ block: "nearest" });
+  });
+  return box;
+}
+
+function legendOf(trace) {
+  const item = (name, text) => el("li", {}, el("i", { class: `swatch ${name}` }), text);
+  if (traceView.mode !== "fate") return el("ul", { class: "legend" }, item("h0", "under a fifth of the mean"), item("h3", "the mean"), item("h6", "six times the mean and more"), el("li", {}, "thinking tokens, on the full cache"));
+  if (trace.left === undefined) return el("p", { class: "soft" }, "The fate of these tokens was not recorded.");
+  if (!trace.steps.length) return el("ul", { class: "legend" }, item("in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"));
+  return el("ul", { class: "legend" }, item("kept", "kept to the end"), item("e0", "evicted early"), item("e4", "evicted late"), item("in", "still in the window"), ...(trace.holders ? [item("k1", "kept by few layers or heads")] : []));
+}
+
+/* Predicted importance against what the answer attended to, a dot for each thinking token, both axes logarithmic. */
+function scatter(trace) {
+  const { predicted, attention, agreement } = trace.measured;
+  const [width, height, pad] = [420, 300, 44];
+  const place = (value) => Math.log10(Math.min(Math.max(value, 0.01), 100)) / 2;
+  const px = (value) => pad + ((place(value) + 1) / 2) * (width - pad - 10), py = (value) => height - pad - ((place(value) + 1) / 2) * (height - pad - 10);
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `Predicted importance against attention of the answer, rank correlation ${agreement === null ? "unknown" : fixed(agreement, 2)}` });
+  for (const tick of [0.01, 0.1, 1, 10, 100]) picture.append(svg("line", { class: "axis", x1: px(tick), x2: px(tick), y1: 10, y2: height - pad }), svg("line", { class: "axis", x1: pad, x2: width - 10, y1: py(tick), y2: py(tick) }),
+    svg("text", { x: px(tick), y: height - pad + 14, "text-anchor": "middle" }, String(tick)), svg("text", { x: pad - 5, y: py(tick) + 4, "text-anchor": "end" }, String(tick)));
+  predicted.forEach((value, index) => picture.append(svg("circle", { cx: px(value), cy: py(attention[index]), r: 2.6, fill: data.lines[0], "fill-opacity": 0.5 })));
+  picture.append(svg("text", { x: (pad + width) / 2, y: height - 8, "text-anchor": "middle" }, "Predicted importance (1 = mean)"), svg("text", { transform: `translate(11 ${(height - pad) / 2}) rotate(-90)`, "text-anchor": "middle" }, "Attention of the answer (1 = mean)"));
+  return el("figure", { class: "scatter" }, el("figcaption", {}, el("strong", {}, "Predicted importance against later attention"), ` of the ${predicted.length} thinking tokens, measured with the full cache on this trace's tokens. Spearman's rank correlation: ${agreement === null ? "unknown" : fixed(agreement, 2)}.`), picture);
+}
+
+/* The page begins here, when all its parts are there. */
+listTraces();
+if (data.maps) {
+  drawMaps();
+  drawCosts();
+  if (data.outcomes.length) drawProblems();
+} else if (data.traces.length) showTrace(data.traces[0]);

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvatlas import models
+from kvatlas.core import KvatlasError
+from kvatlas.models import Model
+from tests.engine.test_loop import requests, run
+from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, save_model
+
+Make = Callable[..., Model]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A model with this template and these tags as single tokens."""
+
+    def build(template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> Model:
+        return save_model("llama", tmp_path_factory.mktemp("model") / "m", template=template, tags=tags)
+
+    return build
+
+
+def ids(model: Model, text: str) -> tuple[int, ...]:
+    return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_the_r1_format_opens_thinking_in_the_prompt(make: Make) -> None:
+    model = make()
+    assert model.prompt("Why?") == f"{BOS}{USER}Why?{ASSISTANT}<think>\n"
+    # One token for the beginning: it is in the template, and must not be added again.
+    encoded = model.encode("Why?")
+    assert encoded.count(model.tokenizer.bos_token_id) == 1
+    assert model.tokenizer.decode(list(encoded)) == model.prompt("Why?")
+    assert model.opens_thinking
+    assert model.think_close == ids(model, "</think>")[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("let me see</think>\n\nIt is 7.", "\n\nIt is 7."),
+        ("</think>7", "7"),
+        ("a</think>b</think>c", "b</think>c"),
+        ("let me see", None),
+    ],
+)
+def test_the_answer_follows_the_first_end_of_thinking(make: Make, written: str, answer: str | None) -> None:
+    model = make()
+    assert model.answer((*ids(model, written), model.tokenizer.eos_token_id)) == answer
+
+
+def test_a_model_may_open_thinking_itself_or_not_think_at_all(make: Make) -> None:
+    model = make(FIRST_TEMPLATE)
+    assert not model.opens_thinking
+    assert model.answer(ids(model, "<think>\nhm</think>7")) == "7"
+    assert model.answer(ids(model, "<think>\nhm")) is None
+    assert model.answer(ids(model, "It is 7.")) == "It is 7."
+
+
+def test_thinking_can_be_opened_for_a_template_that_does_not(make: Make) -> None:
+    plain = make(FIRST_TEMPLATE)
+    forced = models.find(plain.name, think_open="<think>\n")
+    assert forced.prompt("Why?") == f"{BOS}{USER}Why?{ASSISTANT}<think>\n"
+    assert forced.opens_thinking
+    assert models.find(make().name, think_open="<think>\n").prompt("Why?").count("<think>") == 1
+
+
+@pytest.mark.parametrize("text", ["see</think>\n\n7", "see</think>7", "see </think> 7", "(see)</think>(7)"])
+def test_an_end_of_thinking_of_several_tokens_is_found_whatever_it_merges_with(make: Make, text: str) -> None:
+    model = make(tags=())
+    assert model.think_close is None
+    tokens = ids(model, text)
+    assert len(ids(model, "</think>")) > 1
+    split = model.split(tokens)
+    assert split is not None
+    end, start = split
+    assert "</think>" not in model.tokenizer.decode(list(tokens[: start - 1]))
+    assert "</think>" in model.tokenizer.decode(list(tokens[end:start]))
+    assert "see" in model.tokenizer.decode(list(tokens[:end]))
+    assert "7" in (model.answer(tokens) or "")
+    # Token by token, as the loop sees it.
+    seen = [model.thinking_end(tokens[:count]) for count in range(1, len(tokens) + 1)]
+    assert next(found for found in seen if found is not None) == end
+    assert seen.index(end) == start - 1
+
+
+def test_the_loop_notices_an_end_of_several_tokens(make: Make) -> None:
+    from kvatlas import policies
+    from kvatlas.core import Setting
+
+    model = models.find(make(tags=()).name, think_close="")
+    full = policies.of(Setting.of("full"))
+    _, found = run(model, requests(model, [full], 4), 8, temperature=1.0)
+    written = {generation.key: generation.tokens for generation in found}
+    assert all(generation.thinking_end is None for generation in found)
+    # Whatever text the first trace happens to write as its tokens 20 to 22 is the end of thinking of the same model.
+    close = model.tokenizer.decode(list(written[0][20:23]))
+    named = models.find(model.name, think_close=close)
+    assert named.think_close is None
+    _, again = run(named, requests(named, [full], 4), 3, temperature=1.0)
+    for generation in again:
+        assert generation.tokens == written[generation.key]
+        split = named.split(generation.tokens)
+        assert generation.thinking_end == (split[0] if split else None)
+    (first,) = (generation for generation in again if generation.key == 0)
+    assert first.thinking_end == first.usage.thinking_tokens <= 20
+
+
+def test_the_tags_are_found_or_named(make: Make) -> None:
+    assert make(tags=("[THINK]", "[/THINK]"), template=FIRST_TEMPLATE).thinking.close == "[/THINK]"
+    assert make(tags=()).thinking.close == "</think>"
+    silent = make(FIRST_TEMPLATE, ())
+    with pytest.raises(KvatlasError, match="says how its thinking ends; name the text with think_close"):
+        _ = silent.thinking
+    named = models.find(silent.name, think_close="so:")
+    assert named.answer(ids(named, "hm so: 7")) == " 7"
+    never = models.find(silent.name, think_close="")
+    assert never.think_close == -1
+    assert never.answer(ids(never, "It is 7.</think>")) == "It is 7.</think>"
+
+
+def test_options_are_checked() -> None:
+    for options, sentence in [
+        ({"dtype": "int8"}, "The model option dtype is 'int8'; valid are auto, float32, bfloat16, float16"),
+        ({"device": "tpu"}, "The model option device is 'tpu'; valid are auto, cpu, cuda and cuda:N"),
+        ({"think_open": 3}, "The model option think_open is 3; valid are texts"),
+        ({"batch": 3}, "Unknown model option 'batch'; valid are dtype, device, revision"),
+    ]:
+        with pytest.raises(KvatlasError) as caught:
+            models.find("embedded:tiny-llama", **options)
+        assert sentence in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    import torch
+
+    if torch.cuda.device_count() > 63:
+        pytest.skip("this machine has more GPUs than the test asks for")
+    model = models.find("embedded:tiny-llama", device="cuda:63")
+    with pytest.raises(KvatlasError, match=r"device is 'cuda:63', but this machine has .* that PyTorch can use"):
+        model.check()
+
+
+def test_the_type_of_the_weights_follows_the_options(make: Make) -> None:
+    import torch
+
+    path = make().name
+    assert models.find(path, device="cpu").dtype == "float32"
+    half = models.find(path, dtype="bfloat16", device="cpu")
+    assert half.kv_bytes_per_token * 2 == models.find(path, device="cpu").kv_bytes_per_token
+    network = half.network()
+    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    assert models.find("embedded:tiny-llama").device == "cpu"
+
+
+def broken(model: Model, folder: Path, change: Callable[[Path], object]) -> Model:
+    shutil.copytree(model.folder, folder)
+    change(folder)
+    return models.find(f"hf:{folder}")
+
+
+def edit(folder: Path, name: str, **changes: object) -> None:
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**content, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "weights in pickle format"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
+        (lambda f: edit(f, "config.json", model_type="quantum"), "has the unknown model type 'quantum'"),
+        (lambda f: edit(f, "config.json", layer_types=["linear_attention"]), "has linear_attention layers"),
+        (lambda f: edit(f, "config.json", attn_logit_softcapping=50.0), "has soft-capped attention"),
+        (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
+        (lambda f: (f / "chat_template.jinja").unlink(), "has no chat template"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "The tokenizer of the model"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "The weight index of the model"),
+        (
+            lambda f: (f / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+            ),
+            "lacks 1 of its weight files: model-00001-of-00002.safetensors",
+        ),
+    ],
+)
+def test_what_a_model_lacks_is_known_before_weights_are_read(
+    make: Make, tmp_path: Path, change: Callable[[Path], object], sentence: str
+) -> None:
+    model = broken(make(), tmp_path / "broken", change)
+    with pytest.raises(KvatlasError) as caught:
+        model.check()
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
+    model = save_model("qwen2", tmp_path / "m", shards="60KB")
+    files = sorted(model.folder.glob("model-*.safetensors"))
+    assert len(files) > 2
+    model.check()
+    assert model.network().num_parameters() > 0
+    before = model.weights_digest
+    files[0].write_bytes(files[0].read_bytes()[:-1] + b"x")
+    assert models.find(model.name).weights_digest != before

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.stats.decay import PUBLISHED_L0, fit
+
+DEPTHS = np.arange(5, 105, 5)
+
+
+def simulate(
+    generator: np.random.Generator,
+    depth: float,
+    *,
+    amplitude: float = 1.0,
+    problems: int = 10,
+    samples: int = 1,
+    spread: float = 0.0,
+) -> tuple[dict[int, list[float]], dict[int, float]]:
+    """`problems` at each depth; `spread` makes problems of one depth unlike, so that their samples agree."""
+    outcomes, depths = {}, {}
+    for i, at in enumerate(np.repeat(DEPTHS, problems)):
+        chance = min(1.0, amplitude * math.exp(-at / depth))
+        if spread:
+            # Keeps the mean chance: some problems are always solved or never, the others as often as before.
+            fate = generator.random()
+            chance = chance if fate > spread else float(generator.random() < chance)
+        outcomes[i] = [float(generator.random() < chance) for _ in range(samples)]
+        depths[i] = float(at)
+    return outcomes, depths
+
+
+def coverage(runs: int, truth: float, draw: Callable[[np.random.Generator], tuple], *, free: bool) -> float:
+    generator = np.random.default_rng(11)
+    hits = 0
+    for _ in range(runs):
+        found = fit(*draw(generator), free=free)
+        hits += found.low <= truth <= found.high
+    return hits / runs
+
+
+@pytest.mark.parametrize("depth", [10.0, 40.0, 85.7])
+def test_500_simulations_cover_the_true_depth_95_times_in_100(depth: float) -> None:
+    share = coverage(500, depth, lambda g: simulate(g, depth), free=False)
+    assert 0.93 <= share <= 0.97
+
+
+def test_500_simulations_cover_with_a_free_amplitude() -> None:
+    share = coverage(500, 40.0, lambda g: simulate(g, 40.0, amplitude=0.8), free=True)
+    assert 0.93 <= share <= 0.97
+
+
+def test_500_simulations_cover_where_samples_of_a_problem_agree() -> None:
+    share = coverage(500, 40.0, lambda g: simulate(g, 40.0, samples=4, spread=0.7), free=False)
+    assert 0.925 <= share <= 0.975
+
+
+def test_the_depth_is_recovered() -> None:
+    outcomes, depths = simulate(np.random.default_rng(2), 40.0, amplitude=0.9, problems=3000)
+    free = fit(outcomes, depths, free=True)
+    assert free.depth == pytest.approx(40.0, rel=0.03)
+    assert free.amplitude == pytest.approx(0.9, rel=0.03)
+    assert free(np.array([40.0]))[0] == pytest.approx(0.9 / math.e, rel=0.05)
+    outcomes, depths = simulate(np.random.default_rng(2), 85.7, problems=3000)
+    one = fit(outcomes, depths)
+    assert one.depth == pytest.approx(85.7, rel=0.03)
+    assert (one.amplitude, one.outcomes, one.problems) == (1.0, 60_000, 60_000)
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_all_right_and_all_wrong_have_open_intervals(free: bool) -> None:
+    depths = {i: float(i + 1) for i in range(50)}
+    right = fit({i: [1.0] for i in depths}, depths, free=free)
+    assert (right.depth, right.high) == (math.inf, math.inf)
+    assert right.low > 50
+    wrong = fit({i: [0.0] for i in depths}, depths, free=free)
+    assert wrong.low == wrong.depth == 0
+    assert (wrong.high > 10) if free else (1 < wrong.high < 3)
+    assert list(wrong(np.array([1.0, 5.0]))) == [0, 0]
+
+
+def test_samples_of_a_problem_widen_the_interval_where_they_agree() -> None:
+    outcomes, depths = simulate(np.random.default_rng(5), 30.0)
+    fourfold = {problem: samples * 4 for problem, samples in outcomes.items()}
+    single, repeated = fit(outcomes, depths), fit(fourfold, depths)
+    assert repeated.depth == pytest.approx(single.depth, rel=1e-4)
+    assert (repeated.high - repeated.low) == pytest.approx(single.high - single.low, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "depths", "sentence"),
+    [
+        ({}, {}, "none were given"),
+        ({1: [0.5]}, {1: 3.0}, "0 or 1"),
+        ({1: [1.0]}, {1: 0.0}, "depths above 0"),
+    ],
+)
+def test_bad_input_is_one_sentence(outcomes: dict, depths: dict, sentence: str) -> None:
+    with pytest.raises(KvatlasError, match=sentence):
+        fit(outcomes, depths)
+
+
+def test_the_published_depths_are_there() -> None:
+    assert len(PUBLISHED_L0) == 8
+    assert PUBLISHED_L0["gemini-2.5-flash-preview-04-17"] == 85.7

@@ -1,0 +1,55 @@
+"""The programs in bench/ that need minutes or a GPU run here in small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+def run(name: str, *words: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, str(BENCH / name), *words], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
+    words = ["--tiny", "--batches", "1", "9", "--budget", "128", "--window", "32", "--prompt", "20", "--tokens", "300"]
+    found = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
+    assert found["hardware"]
+    assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == found
+    by_key = {(each["batch"], each["policy"]): each for each in found["results"]}
+    assert set(by_key) == {(batch, policy) for batch in (1, 9) for policy in ("window", "full")}
+    assert all(each["fits"] and each["tokens_per_second"] > 0 for each in found["results"])
+    # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values), in 8 rows or more.
+    assert by_key[1, "window"]["kv_bytes"] <= 8 * 512 * 192
+    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 320
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = subprocess.run([sys.executable, str(BENCH / "gpu.py")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "bench/gpu.py needs a GPU that PyTorch can use; --tiny tries it on this CPU.\n"
+
+
+@pytest.mark.slow
+def test_the_memory_of_labels_does_not_grow_with_the_square() -> None:
+    found = run("labels.py", "--lengths", "1024", "4096", "--matrix-lengths", "--answer", "64")
+    assert found["exponent"]["blocks"] < 1.4
+    assert found["exponent"]["matrix"] is None
+
+
+def test_the_kept_measurements_are_whole() -> None:
+    kept = json.loads((BENCH / "results" / "labels.json").read_text())
+    assert kept["exponent"]["blocks"] < 1.2 < 1.8 < kept["exponent"]["matrix"]
+    assert set(kept["blocks"]) == {"2048", "4096", "8192", "16384"}

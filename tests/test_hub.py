@@ -1,0 +1,127 @@
+"""The hub's real client against a hub on this machine, and what users read when there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvatlas.models import Model
+from tests.hub_server import hub
+from tests.r1 import AIME, save_model
+
+
+@pytest.fixture(scope="module")
+def r1(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model whose weights are in several files."""
+    return save_model("llama", tmp_path_factory.mktemp("r1") / "model", shards="100KB")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set in the layout of the hub's MATH-500."""
+    folder = tmp_path_factory.mktemp("data")
+    shutil.copy(AIME, folder / "test.jsonl")
+    return folder
+
+
+def kvatlas(cache: Path, endpoint: str, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **more,
+    }
+    environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in more else None
+    command = [sys.executable, "-m", "kvatlas", *map(str, words)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def spec(path: Path, **model: str) -> Path:
+    content = {
+        "models": [{"model": "hf:owner/r1", "name": "R1", **model}],
+        "benchmarks": ["MATH500"],
+        "samples": 1,
+        "sampling": {"max_new_tokens": 12},
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.slow
+def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
+    r1: Model, data: Path, tmp_path: Path
+) -> None:
+    path = spec(tmp_path / "spec.yaml")
+    with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
+        done = kvatlas(tmp_path / "cache", endpoint, "plan", path, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["traces"] == 3
+        # A plan fetches no weights; a sweep does, every shard once.
+        assert not [name for name in fetched if name.startswith("model-")]
+        done = kvatlas(
+            tmp_path / "cache", endpoint, "sweep", path, "--out", tmp_path / "run", "--workers", 1, "--quiet"
+        )
+        assert done.returncode == 0, done.stderr
+        shards = [name for name in fetched if name.startswith("model-")]
+        assert sorted(shards) == sorted(file.name for file in r1.folder.glob("model-*.safetensors"))
+        assert len(shards) > 2
+    # Without a hub, from the cache alone: the same weights, hence the same run keys, hence nothing to do.
+    again = kvatlas(
+        tmp_path / "cache", "http://127.0.0.1:9", "sweep", path, "--out", tmp_path / "run", HF_HUB_OFFLINE="1"
+    )
+    assert again.returncode == 0, again.stderr
+    assert "traces" not in again.stderr
+    local = tmp_path / "local.yaml"
+    local.write_text(path.read_text().replace("hf:owner/r1", r1.name))
+    same = kvatlas(tmp_path / "cache", "http://127.0.0.1:9", "sweep", local, "--out", tmp_path / "run")
+    assert same.returncode == 0, same.stderr
+    assert "traces" not in same.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "sentence"),
+    [
+        (("benchmarks", "show", "GPQA_D"), {}, "'Idavidrein/gpqa' is gated: accept its terms on http"),
+        (("benchmarks", "show", "AIME24"), {}, "'HuggingFaceH4/aime_2024' is not on http"),
+        (("benchmarks", "show", "MATH500"), {}, "holds no file test.jsonl; name a local file: MATH500@FILE"),
+        (("run", "hf:owner/none", "CHAIN4"), {}, "The model 'owner/none' is not on http"),
+        (
+            ("run", "hf:owner/r1", "CHAIN4", "--model-option", "revision=v9"),
+            {},
+            "The model 'owner/r1' at revision 'v9' is not on http",
+        ),
+        (("run", "hf:owner/r1", "CHAIN4"), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to fetch it"),
+        (("run", "hf:owner/r1", "CHAIN4"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached; name a local"),
+        (("run", "hf:owner/r1", "CHAIN4"), {"HF_ENDPOINT": "http://192.0.2.1"}, "cannot be reached; name a local"),
+        (("benchmarks", "show", "AIME24"), {"HTTPS_PROXY": "http://127.0.0.1:9"}, "is not on http"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence_and_soon(
+    r1: Model, data: Path, tmp_path: Path, words: tuple[str, ...], more: dict[str, str], sentence: str
+) -> None:
+    import tests.hub_server as server
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "README.md").write_text("nothing")
+    before, server.GATED = server.GATED, "Idavidrein/gpqa"
+    try:
+        with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
+            began = time.perf_counter()
+            done = kvatlas(tmp_path / "cache", endpoint, *words, **more)
+            took = time.perf_counter() - began
+    finally:
+        server.GATED = before
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+    # Two seconds on an idle machine; this one may be running other tests.
+    assert took < 6
