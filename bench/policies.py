@@ -144,7 +144,7 @@ def main() -> None:
         vars(model).update(tokenizer=models.find("embedded:tiny-llama").tokenizer)
         found = {}
         for tokens in options.tokens:
-            rounds = max(6, options.rounds * min(options.tokens) // tokens)
+            rounds = max(5, options.rounds * min(options.tokens) // tokens)
             found[str(tokens)] = measure(model, tokens, rounds, options.compressions)
     fast = {tokens: {name: rows[name]["step_against_window"] for name in FAST} for tokens, rows in found.items()}
     print(
