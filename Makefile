@@ -41,6 +41,7 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/fresh_problems.py
 	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
 	$(BIN)/python bench/seqbench.py
+	$(BIN)/python bench/policies.py
 
 clean:
 	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
