@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test bench clean
+.PHONY: env demo test bench example clean
 
 env: $(VENV)/user.stamp
 
@@ -32,9 +32,15 @@ test: $(VENV)/dev.stamp
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
 
+# The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
+example: demo
+	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --no-folder
+
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/fresh_problems.py
+	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
+	$(BIN)/python bench/seqbench.py
 
 clean:
 	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

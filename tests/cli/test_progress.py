@@ -35,6 +35,8 @@ def test_a_terminal_gets_a_live_view(plan: Manifest, tmp_path: Path, monkeypatch
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
+    # rich keeps the codes of a style for the first terminal that shows it; other tests' terminals have all colours.
+    monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "50")
     with progress.showing(plan, tmp_path, quiet=False) as tell:

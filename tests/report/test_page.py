@@ -1,32 +1,41 @@
 """The report: complete, self-contained, and inert whatever the model wrote."""
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from kvatlas.core import KvatlasError, Setting
-from kvatlas.report.page import TEXT_LIMIT, page, visible, write_report
+from kvatlas.core import Fate, KvatlasError, Setting
+from kvatlas.report.document import front, short_names
+from kvatlas.report.page import Figure, write_report
+from kvatlas.report.safe import visible
+from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
 from kvatlas.results import Store
-from kvatlas.stats.maps import maps_of_run
-from tests.stats.synthetic import AXES, grid, manifest, trace, traces
+from tests.stats.synthetic import AXES, grid, manifest, setting, traces
 
-HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"
+HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"
 
 
 class _Tags(HTMLParser):
     def __init__(self, html):
         super().__init__()
-        self.tags, self.attributes = [], []
+        self.tags, self.attributes, self.data = [], [], ""
+        self._in_data = False
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
+        self._in_data = ("id", "data") in attrs
+
+    def handle_data(self, data):
+        if self._in_data:
+            self.data += data
 
 
-def _run(tmp_path, plan, texts=lambda trace: trace.text, chance=lambda _: 0.5):
+def build(tmp_path, plan, texts=lambda trace: trace.text, chance=lambda _: 0.5):
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
         for key, one in traces(plan, chance):
@@ -34,50 +43,117 @@ def _run(tmp_path, plan, texts=lambda trace: trace.text, chance=lambda _: 0.5):
     return tmp_path / "run"
 
 
-@pytest.fixture
-def html(tmp_path):
-    plan = manifest(grid("dynts", "random"))
+def report(tmp_path, plan, texts=lambda trace: trace.text, **options):
     out = tmp_path / "out" / "report.html"
-    write_report(_run(tmp_path, plan), out)
+    write_report(build(tmp_path, plan, texts), out, **options)
     return out.read_text("utf-8")
 
 
-def test_it_holds_maps_means_comparisons_traces_and_provenance(html):
-    for text in ("tiny on 2 benchmarks", "tiny | mean of 2", "tiny | CHAIN6", "Local Window Size (rows) by Ratio",
-                 "Paired comparisons", "best dynts cell", "worst random cell", "baseline", "12 problems",
-                 "tokens kept on average", "key-tiny-CHAIN6", "&#34;seed&#34;: 0", "0.1.0"):  # fmt: skip
+def data_of(html):
+    return json.loads(_Tags(html).data)
+
+
+@pytest.fixture
+def html(tmp_path):
+    return report(tmp_path, manifest(grid("dynts", "random")))
+
+
+def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
+    for text in ("tiny on 2 benchmarks", "Every map in words", "cheapest by KV memory", "maps show more than noise",
+                 "Paired comparisons", "best dynts cell", "key-tiny-CHAIN6", "&#34;seed&#34;: 0", "0.1.0"):  # fmt: skip
         assert text in html
-    assert _Tags(html).tags.count("figure") == 6
-    assert len(re.findall(r'<td tabindex="0" style="background:#[0-9a-f]{6};color:#[0-9a-f]{6}">', html)) == 6 * 9
+    data = data_of(html)
+    assert [(one["benchmark"], one["policy"]) for one in data["maps"]] == [
+        (benchmark, policy) for benchmark in ("mean of 2", "CHAIN6", "CHAIN8") for policy in ("dynts", "random")
+    ]
+    for one in data["maps"]:
+        assert (one["rows"], one["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
+        assert all(number is not None for row in one["cells"] for number in row)
+        assert any(any(row) for row in one["plateau"])
+    cell = data["cells"][data["maps"][2]["cells"][0][0]]
+    assert cell["short"] == "dynts(local_window=32, ratio=0.1)"
+    assert (cell["problems"], cell["samples"], cell["kept"], cell["output"], cell["peak"]) == (12, 2, 60.5, 100, 96)
+    assert len(cell["difference"]) == 3
+    assert 0 <= cell["truncated"] <= 100
+    assert cell["low"] < cell["value"] < cell["high"]
 
 
-def test_it_needs_no_network_and_runs_nothing(html):
+def test_outcomes_say_what_every_trace_came_to(tmp_path):
+    plan = manifest(grid("dynts"), problems=3)
+    data = data_of(report(tmp_path, plan))
+    (first, second) = data["outcomes"]
+    assert (first["benchmark"], second["benchmark"]) == ("CHAIN6", "CHAIN8")
+    assert first["problems"] == ["p0", "p1", "p2"]
+    assert first["samples"] == 2
+    assert len(first["rows"]) == 10
+    with Store.open(tmp_path / "run") as store:
+        held = {(t.benchmark, str(t.setting), t.problem, t.sample): t.grade.correct for _, t in store.traces()}
+    for table in data["outcomes"]:
+        for row in table["rows"]:
+            name = data["cells"][row["cell"]]["name"]
+            wanted = [held[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
+            assert row["marks"] == "".join("r" if right else "t" for right in wanted)
+
+
+def test_it_needs_no_network_and_runs_its_own_script_alone(html):
     tags = _Tags(html)
-    assert not {"script", "link", "img", "iframe", "object", "form"} & set(tags.tags)
-    assert not [name for name, _ in tags.attributes if name.startswith("on") or name == "src"]
+    assert not {"link", "img", "iframe", "object", "form"} & set(tags.tags)
+    assert tags.tags.count("script") == 2
+    assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("src", "style")]
     assert all(value.startswith("#") for name, value in tags.attributes if name == "href")
-    assert "http://" not in html
     assert "https://" not in html
-    assert "default-src 'none'" in html
+    assert html.replace("http://www.w3.org/2000/svg", "").count("http://") == 0
+    assert re.search(
+        r"default-src 'none'; style-src 'sha256-[\w+/=]+'; script-src 'sha256-[\w+/=]+'; img-src data:", html
+    )
 
 
 def test_hostile_text_is_inert_and_visible(tmp_path):
     hostile = manifest(grid("dynts"), models=("<script>m</script>",), benchmarks=('B"><script>',))
-    out = tmp_path / "r.html"
-    write_report(_run(tmp_path, hostile, texts=lambda _: HOSTILE), out)
-    html = out.read_text("utf-8")
-    assert "script" not in _Tags(html).tags
-    assert "img" not in _Tags(html).tags
-    assert "&lt;/pre&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert "⟨U+202E⟩evil⟨U+0000⟩⟨U+001B⟩[31m⟨U+2066⟩ {{ 7*7 }}" in html
+    html = report(tmp_path, hostile, texts=lambda _: HOSTILE)
+    tags = _Tags(html)
+    assert tags.tags.count("script") == 2
+    assert "img" not in tags.tags
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", html)
+    data = json.loads(tags.data)
+    assert data["traces"][0]["text"] == visible(HOSTILE)
+    assert "⟨U+202E⟩evil⟨U+0000⟩⟨U+001B⟩[31m⟨U+2066⟩ {{ 7*7 }}" in data["traces"][0]["text"]
 
 
 def test_long_traces_are_cut_and_said(tmp_path):
+    html = report(tmp_path, manifest(grid("dynts"), problems=2), texts=lambda _: "x" * 1_000_000)
+    one = data_of(html)["traces"][0]
+    assert len(one["text"]) == TEXT_LIMIT
+    assert one["more"] == 1_000_000 - TEXT_LIMIT
+    assert len(html) < 6_000_000
+
+
+def test_traces_that_do_not_fit_stand_in_a_folder_beside(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvatlas.report.page.TRACES_LIMIT", 9_000)
+    plan = manifest(grid("dynts"), problems=3)
+    out = tmp_path / "my report.html"
+    written = write_report(build(tmp_path, plan), out, per_cell=1, beside=True)
+    data = data_of(out.read_text("utf-8"))
+    assert 5 < len(data["traces"]) <= 20
+    assert data["folder"] == "my report.traces"
+    assert len(written) == 1 + 20
+    shard = written[1].read_text("utf-8")
+    assert _Tags(shard).tags.count("script") == 2
+    assert len(data_of(shard)["traces"]) == 6
+    assert ("href", "../my%20report.html") in _Tags(shard).attributes
+    assert write_report(tmp_path / "run", out, per_cell=1) == [out]
+    assert "folder" not in data_of(out.read_text("utf-8"))
+
+
+def test_a_small_run_is_whole_in_its_page(tmp_path):
+    plan = manifest(grid("dynts"), problems=2)
     out = tmp_path / "r.html"
-    write_report(_run(tmp_path, manifest(grid("dynts")), texts=lambda _: "x" * 1_000_000), out)
-    assert f"{1_000_000 - TEXT_LIMIT:,} more characters" in out.read_text("utf-8")
-    assert out.stat().st_size < 1_000_000
+    assert write_report(build(tmp_path, plan), out, beside=True) == [out]
+    assert len(data_of(out.read_text("utf-8"))["traces"]) == 2 * 10 * 2 * 2
+
+
+def test_no_traces_are_shown_where_none_are_asked_for(tmp_path):
+    assert data_of(report(tmp_path, manifest(grid("dynts"), problems=2), per_cell=0))["traces"] == []
 
 
 def test_a_partial_run_is_refused_or_says_so(tmp_path):
@@ -93,34 +169,118 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path):
     write_report(folder, tmp_path / "r.html", partial=True)
     html = (tmp_path / "r.html").read_text("utf-8")
     assert '<p class="warn">PARTIAL: 24 of 240 traces are missing, in 1 cell</p>' in html
-    assert '<td class="none" aria-label="no traces"></td>' in html
+    assert data_of(html)["maps"][1]["cells"][2][0] is None
 
 
-def test_no_run_and_no_place_to_write(tmp_path):
+def test_no_run_an_empty_run_and_no_place_to_write(tmp_path):
     with pytest.raises(KvatlasError, match="is no run"):
         write_report(tmp_path, tmp_path / "r.html")
+    with Store.create(tmp_path / "empty") as store:
+        store.put_manifest(manifest(grid("dynts")))
+    with pytest.raises(KvatlasError, match="none of its 480 traces"):
+        write_report(tmp_path / "empty", tmp_path / "r.html")
     with pytest.raises(KvatlasError, match="is a folder"):
-        write_report(_run(tmp_path, manifest(grid("dynts"), problems=2)), tmp_path)
+        write_report(build(tmp_path, manifest(grid("dynts"), problems=2)), tmp_path)
 
 
-def test_one_map_alone_many_columns_many_models():
+def test_one_benchmark_many_columns_many_models(tmp_path):
     ratios = tuple(n / 20 for n in range(1, 13))
     settings = [Setting.of("dynts", local_window=w, ratio=r) for w in (8, 16) for r in ratios]
     axes = (AXES[0], ("ratio", ratios))
     plan = manifest(settings, models=("one", "two"), benchmarks=("CHAIN6",), baselines=(), problems=3, axes=axes)
-    html = page(plan, maps_of_run(plan, traces(plan)))
+    html = report(tmp_path, plan)
     assert "one, two on CHAIN6" in html
-    assert 'class="heat wide" style="--columns: 13"' in html
-    assert "mean of" not in re.sub("<style>.*</style>", "", html, flags=re.DOTALL)
+    data = data_of(html)
+    assert {one["benchmark"] for one in data["maps"]} == {"CHAIN6"}
+    assert data["cells"][0]["difference"] is None
+
+
+def test_forty_benchmarks_with_odd_names(tmp_path):
+    benchmarks = [f"B '{n}' \"q\" ümlaut" for n in range(40)]
+    plan = manifest(grid("p q"), models=('数学 "m"',), benchmarks=benchmarks, problems=2, samples=1)
+    html = report(tmp_path, plan, per_cell=1)
+    data = data_of(html)
+    assert len(data["maps"]) == 41
+    assert [one["benchmark"] for one in data["outcomes"]] == benchmarks
+    assert "数学 &#34;m&#34; on 40 benchmarks" in html
+
+
+def test_a_grid_of_twelve_by_twelve_stays_small(tmp_path):
+    axes = (("local_window", tuple(range(1, 13))), ("ratio", tuple(n / 20 for n in range(1, 13))))
+    settings = [Setting.of("dynts", local_window=w, ratio=r) for w in axes[0][1] for r in axes[1][1]]
+    plan = manifest(settings, benchmarks=("MATH500",), problems=100, samples=1, axes=axes)
+    html = report(tmp_path, plan, per_cell=1)
+    data = data_of(html)
+    assert (len(data["maps"][0]["rows"]), len(data["maps"][0]["columns"])) == (12, 12)
+    assert len(html) - len(json.dumps(data["traces"])) < 400_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "axes", "rows", "columns"),
+    [
+        ([Setting.of(p, kv_budget=b) for p in ("dynts", "window") for b in (64, 96)], (("kv_budget", (64, 96)),),
+         ["window", "dynts"], ["64", "96"]),
+        ([Setting.of("dynts", kv_budget=64), Setting.of("window", kv_budget=64)], (),
+         ["full", "window", "dynts"], ["pass@1"]),
+    ],
+)  # fmt: skip
+def test_runs_without_two_axes_have_a_page_too(tmp_path, settings, axes, rows, columns):
+    html = report(tmp_path, manifest(settings, axes=axes, problems=3))
+    data = data_of(html)
+    assert data["maps"][1]["rows"] == rows
+    assert data["maps"][1]["columns"] == columns
     assert "Paired comparisons" not in html
 
 
-def test_verdicts_tell_why_a_trace_is_wrong():
-    plan = manifest(grid("dynts"))
-    right, wrong = (trace(plan.expected[0], "p0", 0, correct) for correct in (True, False))
-    html = page(plan, maps_of_run(plan, traces(plan)), examples=[("best", right), ("worst", wrong)])
-    assert '<span class="badge right">right</span>' in html
-    assert '<span class="badge wrong">wrong (truncated)</span>' in html
+def test_finished_figures_are_embedded_as_images(tmp_path):
+    from kvatlas.report.gathering import gathered
+    from kvatlas.report.page import page
+
+    held = gathered(build(tmp_path, manifest(grid("dynts"), problems=2)), "pass@1", False, None, 1, 0, 10**6)
+    html = page(held, [Figure("Pairwise", "densities", b"<svg/>"), Figure("P", "", b"\x89PNG...")])
+    assert 'src="data:image/svg+xml;base64,PHN2Zy8+" alt="densities"' in html
+    assert 'src="data:image/png;base64,' in html
+    assert '<a href="#figures">' in html
+
+
+def test_a_front_holds_what_no_other_beats():
+    points = {0: (10.0, 0.5), 1: (20.0, 0.5), 2: (20.0, 0.7), 3: (5.0, 0.2), 4: (None, 0.9), 5: (30.0, 0.6)}
+    assert front(points) == [3, 0, 2]
+    assert front({}) == []
+
+
+def test_settings_are_called_by_what_tells_them_apart():
+    names = short_names([*grid("dynts"), setting("random", 8, 0.1), Setting.of("full")])
+    assert names[setting("dynts", 8, 0.1).id] == "dynts(local_window=8, ratio=0.1)"
+    assert names[setting("random", 8, 0.1).id] == "random"
+    assert names[Setting.of("full").id] == "full"
+
+
+def test_chosen_traces_share_a_problem_and_show_both_verdicts():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=6, samples=1)
+    every = list(traces(plan))
+    places = {(key, t.setting.id, t.benchmark): n for n, (key, t) in enumerate(every) if t.problem == "p0"}
+    chosen = choose(places, every, 2)
+    held = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
+    by_cell = {}
+    for one in chosen:
+        by_cell.setdefault(one.cell, []).append(one.key)
+    assert len({keys[0][3] for keys in by_cell.values()}) == 1
+    for keys in by_cell.values():
+        verdicts = [held[key[1], key[3]] for key in keys]
+        all_of_cell = {held[s, p] for s, p in held if s == keys[0][1]}
+        assert set(verdicts) == all_of_cell
+
+
+def test_fates_are_coded_for_the_page():
+    fate = Fate(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
+    assert coded_fate(fate, 2, 6, 1) == {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": 1}
+    shared = coded_fate(Fate(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+    assert shared["holders"] == 4
+    assert len(shared["held"]) == 2
+    assert coded_fate(Fate(1, (0,), (1,)), 1, 0, 8) == {"steps": [], "left": "", "judged": 0, "prompt_left": 0}
+    many = coded_fate(Fate(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
+    assert many["left"] == list(range(1, 301))
 
 
 @pytest.mark.parametrize(

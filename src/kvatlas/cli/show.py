@@ -56,17 +56,20 @@ def finish_demo(folder: Path) -> None:
     from kvatlas.report.terminal import print_map
     from kvatlas.results.export import write_maps
     from kvatlas.stats.maps import maps_of_run, mean_maps
+    from kvatlas.stats.verdicts import verdicts_of_run
 
     with Store.open(folder) as store:
-        maps = maps_of_run(store.manifest(), store.traces(texts=False))
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    maps = maps_of_run(manifest, traces)
+    outlined = {name: verdict.plateau for name, verdict in verdicts_of_run(manifest, traces).items()}
     means = mean_maps(maps)
     written = []
     for suffix in FIGURES:
         for model, policy in dict.fromkeys((one.model, one.policy) for one in maps):
             series = [one for one in maps if (one.model, one.policy) == (model, policy)]
             name = f"{model.rpartition(':')[2]}-{policy}.{suffix}"
-            written += save(series_figure(series), folder / name, series)[:1]
-        written += save(means_figure(means), folder / f"means.{suffix}", means)[:1]
+            written += save(series_figure(series, outlined=outlined), folder / name, series)[:1]
+        written += save(means_figure(means, outlined=outlined), folder / f"means.{suffix}", means)[:1]
     write_maps(maps, folder / "maps.csv")
     write_report(folder, folder / "report.html")
     console = Console()

@@ -8,8 +8,7 @@ from typing import Any
 
 from kvatlas.core import Cell, KvatlasError, Map
 from kvatlas.figures import style
-from kvatlas.stats.differences import Differences
-from kvatlas.stats.paired import Difference
+from kvatlas.stats.differences import Contrast, Differences
 
 Place = tuple[Any, Any]
 #: A map's name: model, benchmark, policy.
@@ -177,7 +176,7 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: st
     ]
 
 
-def _difference_panel(one: Map, paired: Mapping[Place, Difference], against: str) -> Panel:
+def _difference_panel(one: Map, paired: Mapping[Place, Contrast], against: str) -> Panel:
     base = _baseline(one, against)
     cells: dict[Place, Shown] = {}
     for place, cell in one.cells.items():

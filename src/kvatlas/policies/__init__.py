@@ -24,6 +24,7 @@ policies: Registry[type[Policy]] = Registry(
         "keydiff": "kvatlas.policies.keydiff:KeyDiff",
         "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
         "vase": "kvatlas.policies.vase:VaSE",
+        "triattention": "kvatlas.policies.triattention:TriAttention",
     },
 )
 

@@ -9,9 +9,8 @@ from kvatlas.core import Cell, Map, Setting, Status, Trace
 from kvatlas.figures import style
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered
-from kvatlas.stats.differences import Differences
+from kvatlas.stats.differences import Contrast, Differences
 from kvatlas.stats.maps import mean_maps
-from kvatlas.stats.paired import Difference
 from kvatlas.stats.verdicts import Name, Verdict, name_of
 
 Place = tuple[Any, Any]
@@ -27,7 +26,7 @@ class Cells:
         self.numbers: dict[tuple[str, str, str], int] = {}
         self.documents: list[dict[str, Any]] = []
 
-    def number(self, one: Map, cell: Cell, difference: Difference | None = None) -> int:
+    def number(self, one: Map, cell: Cell, difference: Contrast | None = None) -> int:
         """The number of a cell of a map, or of a baseline beside it, which is added when it is new."""
         key = (one.model, one.benchmark, cell.setting.id)
         if key not in self.numbers:
@@ -53,7 +52,7 @@ def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     return names
 
 
-def _cell(cell: Cell, difference: Difference | None) -> dict[str, Any]:
+def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
     estimate = cell.estimate
     traces = (estimate.problems or 0) * (estimate.samples or 0)
     return {
@@ -100,7 +99,7 @@ def document(
     }
 
 
-def _map(one: Map, verdict: Verdict | None, differences: Mapping[Place, Difference], cells: Cells) -> dict[str, Any]:
+def _map(one: Map, verdict: Verdict | None, differences: Mapping[Place, Contrast], cells: Cells) -> dict[str, Any]:
     (vertical, rows), (horizontal, columns) = one.axes
     plateau = set(verdict.plateau) if verdict else set()
     return {

@@ -62,7 +62,7 @@ def _cell(one: Map, row: object, column: object, low: float, high: float, interv
 
     cell = one.cells.get((row, column))
     if cell is None:
-        return Text(" – ", style="dim")
+        return Text(f" {'–':^{_WIDE if intervals else 5}} ", style="dim")
     background = style.colour(100 * cell.estimate.value, low, high)
     text = f" {style.percent(cell.estimate.value):^{_WIDE if intervals else 5}} "
     if intervals:

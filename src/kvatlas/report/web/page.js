@@ -6,8 +6,9 @@ const byId = (id) => document.getElementById(id);
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name === "class") node.className = value;
+    if (name.startsWith("aria-") && value !== null) node.setAttribute(name, value);
+    else if (value === null || value === undefined || value === false) continue;
+    else if (name === "class") node.className = value;
     else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }

@@ -1,0 +1,111 @@
+"""The command `map` as people use it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvatlas import cli
+from kvatlas.core import Setting
+from kvatlas.results import Manifest, Store
+from tests.stats.synthetic import grid, manifest, traces
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def store(folder: Path, plan: Manifest) -> Path:
+    with Store.create(folder) as held:
+        held.put_manifest(plan)
+        for key, trace in traces(plan, lambda setting: setting.values.get("ratio", 1.0)):
+            held.add(key, trace)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store(tmp_path_factory.mktemp("maps") / "run", manifest(grid("dynts", "random"), problems=20))
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ([], ["tiny | CHAIN6 | dynts", "Outlined: plateau", "Colour scales differ"]),
+        (["--shared", "--no-plateau", "--dark"], ["tiny | CHAIN8 | random", "#12161b"]),
+        (["--mean", "--columns", "2"], ["tiny | mean of 2 | dynts"]),
+        (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
+        (["--mean", "--against", "full"], ["tiny | mean of 2 | random", "to −"]),
+        (["--metric", "kv_tokens"], ["KV Tokens", "Mean cached tokens per sequence."]),
+        (["--metric", "seconds", "--against", "full", "--columns", "1"], ["Seconds against full (%)"]),
+        (["--metric", "progress"], ["Progress Ratio"]),
+        (["--fix", "local_window=8"], ["tiny | CHAIN6", "Ratio", "with 95 % intervals"]),
+    ],
+)
+def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: list[str], texts: list[str]) -> None:
+    out = tmp_path / "new folder" / "map.svg"
+    code, said, err = kvatlas("map", run, "--out", out, *options)
+    assert (code, err) == (0, "")
+    assert said.split("\n")[:2] == [str(out), str(out.with_suffix(".data.csv"))]
+    svg = out.read_text().replace("&gt;", ">")
+    for text in texts:
+        assert text in svg
+    assert out.with_suffix(".data.csv").read_text().startswith("model,benchmark,policy,")
+
+
+def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) -> None:
+    plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window")], axes=(), problems=3)
+    folder = store(tmp_path / "run", plan)
+    assert kvatlas("map", folder, "--out", tmp_path / "p.pdf")[0] == 0
+    assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+    code, _, err = kvatlas("map", folder, folder, "--out", tmp_path / "p.pdf")
+    assert code == 2
+    assert "alone; name one run" in err
+    code, _, err = kvatlas("map", folder, "--policy", "none", "--out", tmp_path / "p.pdf")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--metric", "watts"), "Unknown metric 'watts'"),
+        (("--against", "nothing"), "has no baseline 'nothing'; its baselines are: full"),
+        (("--metric", "kv_memory"), "Unknown model 'tiny'"),
+        (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
+    ],
+)
+def test_wrong_wishes_are_one_sentence(
+    kvatlas: Call, run: Path, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    code, out, err = kvatlas("map", run, "--out", tmp_path / "a.png", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert sentence in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_of_the_command_line_says_what_it_wrote(
+    kvatlas: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0)
+    assert (code, out, err) == (0, f"{tmp_path / 'r.html'}\n", "")
+    monkeypatch.setattr("kvatlas.report.page.TRACES_LIMIT", 20_000)
+    code, out, _ = kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0, "--traces", 1)
+    assert code == 0
+    assert f"{tmp_path / 'r.traces'} (38 pages with all traces)" in out
+    assert len(list((tmp_path / "r.traces").iterdir())) == 38
+    text = (tmp_path / "r.html").read_text()
+    assert json.loads(text.split('id="data">')[1].split("</script>")[0])["folder"] == "r.traces"

@@ -1,0 +1,125 @@
+"""Runs with one axis, or none, as line charts."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.figures.curves import curve_figure, data_csv
+from kvatlas.figures.look import Look, save
+from kvatlas.stats.curves import POLICY, curves_of_run, one_axis
+from tests.stats.synthetic import grid, manifest, traces
+
+BUDGETS = (64, 96, 128)
+
+
+@pytest.fixture(scope="module")
+def budgets():
+    settings = [
+        Setting.of(policy, kv_budget=budget, local_window=8) for policy in ("dynts", "window") for budget in BUDGETS
+    ]
+    plan = manifest(settings, axes=(("kv_budget", BUDGETS),), problems=8)
+    chance = {"full": 0.9, "dynts": 0.7, "window": 0.3}
+    return plan, list(traces(plan, lambda setting: chance[setting.policy]))
+
+
+@pytest.fixture(scope="module")
+def policies():
+    plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window", "数学")], axes=(), problems=8)
+    return plan, list(traces(plan))
+
+
+def test_one_curve_for_each_model_benchmark_and_policy(budgets):
+    plan, held = budgets
+    assert one_axis(plan)
+    curves = curves_of_run(plan, held)
+    assert [(one.benchmark, one.policy) for one in curves] == [
+        (benchmark, policy) for benchmark in ("CHAIN6", "CHAIN8") for policy in ("dynts", "window")
+    ]
+    for one in curves:
+        assert one.axis == "kv_budget"
+        assert [value for value, _ in one.points] == list(BUDGETS)
+        assert list(one.baselines) == ["full"]
+        for budget, cell in one.points:
+            own = [
+                t.grade.correct
+                for _, t in held
+                if t.benchmark == one.benchmark
+                and t.setting.policy == one.policy
+                and t.setting.values["kv_budget"] == budget
+            ]
+            assert cell.estimate.value == pytest.approx(sum(own) / len(own))
+
+
+def test_fixed_axes_leave_one(budgets):
+    plan = manifest(grid("dynts"), problems=2, samples=1)
+    assert not one_axis(plan)
+    fix = {"local_window": 16}
+    assert one_axis(plan, fix)
+    (one, _) = curves_of_run(plan, list(traces(plan)), fix=fix)
+    assert one.axis == "ratio"
+    assert [value for value, _ in one.points] == [0.1, 0.3, 0.5]
+    with pytest.raises(KvatlasError, match="one axis and this run varies 2"):
+        curves_of_run(plan, [])
+
+
+def test_policies_alone_are_the_axis(policies):
+    plan, held = policies
+    (one, _) = curves_of_run(plan, held)
+    assert one.axis == POLICY
+    assert [value for value, _ in one.points] == ["dynts", "window", "数学", "full"]
+    twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
+    (first, _) = curves_of_run(twice, list(traces(twice)))
+    assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
+
+
+def test_missing_traces_are_refused_or_said(budgets):
+    plan, held = budgets
+    with pytest.raises(KvatlasError, match="10 of 224 traces are missing"):
+        curves_of_run(plan, held[10:])
+    assert curves_of_run(plan, held[10:], partial=True)[0].notes == ("PARTIAL: 10 of 224 traces are missing",)
+    with pytest.raises(KvatlasError, match="none of its 224 traces"):
+        curves_of_run(plan, [], partial=True)
+
+
+def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
+    curves = curves_of_run(*budgets)
+    figure = curve_figure(curves)
+    assert [axes.get_title() for axes in figure.axes] == ["tiny | CHAIN6", "tiny | CHAIN8"]
+    axes = figure.axes[0]
+    assert len(axes.collections) == 2
+    assert [line.get_label() for line in axes.get_lines()] == ["dynts", "window", "full (baseline)"]
+    low = [100 * cell.estimate.low for _, cell in curves[0].points]
+    corners = {tuple(round(v, 3) for v in point) for point in axes.collections[0].get_paths()[0].vertices}
+    assert {(float(b), round(v, 3)) for b, v in zip(BUDGETS, low, strict=True)} <= corners
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["dynts", "window", "full (baseline)"]
+    path, data = save(figure, tmp_path / "c.svg", data=data_csv(curves))
+    assert "KV Budget" in path.read_text()
+    rows = list(csv.DictReader(io.StringIO(data.read_text())))
+    assert len(rows) == 2 * 2 * 3 + 4
+    assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].points[0][1].estimate.value, abs=1e-3)
+
+
+def test_words_get_points_with_bars(policies):
+    figure = curve_figure(curves_of_run(*policies), look=Look(1, dark=True))
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["dynts", "window", "数学", "full"]
+    assert len(axes.containers) == 1
+    assert figure.get_figwidth() == 3.35
+    assert len({round(a.get_position().x0, 3) for a in figure.axes}) == 1
+
+
+def test_many_benchmarks_and_long_names_stand_in_rows(budgets):
+    curves = [replace(one, benchmark=f"{one.benchmark} {n}") for n in range(12) for one in curves_of_run(*budgets)[:2]]
+    assert len(curve_figure(curves).axes) == 12
+    assert len({round(a.get_position().x0, 3) for a in curve_figure(curves, look=Look(2)).axes}) == 3
+
+
+def test_unlike_curves_and_none_are_refused(budgets):
+    curves = curves_of_run(*budgets)
+    with pytest.raises(KvatlasError, match="no curve to draw"):
+        curve_figure([])
+    with pytest.raises(KvatlasError, match="the same axis and the same metric"):
+        curve_figure([curves[0], replace(curves[1], axis="ratio")])

@@ -1,0 +1,304 @@
+"""Costs, differences and plateaus as panels, read back from the figures that show them."""
+
+import csv
+import io
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.figures import style
+from kvatlas.figures.heatmap import DIFFER, draw, means_figure, series_figure
+from kvatlas.figures.look import Look, save
+from kvatlas.figures.panels import (
+    ALL_ALIKE,
+    cost_of,
+    cost_panels,
+    data_csv,
+    difference_panels,
+    metric_panels,
+)
+from kvatlas.figures.plateau import border
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.bounds import verdicts_of_maps
+from kvatlas.stats.differences import differences_of_run
+from kvatlas.stats.estimates import with_binomial_bounds
+from kvatlas.stats.maps import maps_of_run, mean_maps
+from tests.stats.synthetic import grid, manifest, traces
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return with_binomial_bounds(read_maps("published:dynts_r1_llama"))
+
+
+@pytest.fixture(scope="module")
+def run():
+    plan = manifest(grid("dynts"))
+    held = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
+    return plan, held, maps_of_run(plan, held)
+
+
+def texts(figure, folder):
+    path, *_ = save(figure, folder / "figure.svg")
+    root = ElementTree.parse(path).getroot()
+    return ["".join(one.itertext()).strip() for one in root.iter(f"{SVG}text")]
+
+
+def test_a_plateau_is_framed_and_said(llama, tmp_path):
+    one = llama[0]
+    plateau = {(2000, 0.3), (1000, 0.2), (2000, 0.2)}
+    figure = series_figure([one], outlined={(one.model, one.benchmark, one.policy): plateau})
+    frames = [lines for lines in figure.axes[0].collections if lines.get_gid() == "plateau"]
+    assert len(frames) == 2
+    # Columns 1 and 2 of rows 1 and 2 (from below), without the one cell that is not on it.
+    expected = {
+        ((1, 1), (1, 2)), ((2, 1), (2, 2)), ((1, 1), (2, 1)),
+        ((1, 2), (1, 3)), ((3, 2), (3, 3)), ((2, 2), (3, 2)), ((1, 3), (2, 3)), ((2, 3), (3, 3)),
+    }  # fmt: skip
+    found = {tuple(tuple(map(int, point)) for point in line) for line in frames[0].get_segments()}
+    assert found == expected
+    assert "Outlined: plateau" in " ".join(texts(figure, tmp_path))
+
+
+def test_a_border_goes_round_holes_and_islands():
+    assert len(border({(0, 0)})) == 4
+    assert len(border({(0, 0), (1, 0)})) == 6
+    ring = {(x, y) for x in range(3) for y in range(3)} - {(1, 1)}
+    assert len(border(ring)) == 16
+    assert border(set()) == []
+
+
+def test_where_nothing_is_shown_worse_a_sentence_stands_for_the_frame(llama, tmp_path):
+    plateaus = {name: verdict.plateau for name, verdict in verdicts_of_maps(llama).items()}
+    figure = series_figure(llama, outlined=plateaus)
+    assert not [c for axes in figure.axes for c in axes.collections if c.get_gid() == "plateau"]
+    assert "No cell is shown worse than the best." in texts(figure, tmp_path)
+    assert all(ALL_ALIKE in one.notes for one in metric_panels(llama, plateaus))
+
+
+def test_the_highest_cells_are_bold(llama):
+    (axes, *_) = series_figure([llama[0]]).axes
+    assert {t.get_text() for t in axes.texts if t.get_fontweight() == "bold"} == {"49.3"}
+
+
+def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
+    _, _, maps = run
+    for name, shown in (("kv_tokens", "60"), ("peak_kv_tokens", "96"), ("output_tokens", "100"), ("seconds", "0.1")):
+        found = texts(draw(cost_panels(maps, name)), tmp_path)
+        assert found.count(shown) + found.count("61") >= 18, name
+        assert cost_of(name, "").label in found
+        assert cost_of(name, "").about in " ".join(found)
+    truncated = cost_panels(maps, "truncated")
+    wanted = {str(cell.truncated) for one in maps for cell in one.cells.values()}
+    assert {shown.text for one in truncated for shown in one.cells.values()} == wanted
+
+
+def test_kv_memory_reckons_with_the_model():
+    cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None), kept_tokens_mean=1024.0)
+    one = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
+    from kvatlas import models
+
+    (panel,) = cost_panels([one], "kv_memory")
+    assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
+
+
+def test_costs_against_a_baseline_are_changes_in_percent(run):
+    _, _, maps = run
+    half = {"full": replace(maps[0].baselines["full"], kept_tokens_mean=121.0)}
+    (panel,) = cost_panels([replace(maps[0], baselines=half)], "kv_tokens", "full")
+    assert {shown.text for shown in panel.cells.values()} == {"−50"}
+    assert panel.measure.centred
+    assert panel.measure.label == "KV Tokens against full (%)"
+
+
+def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):
+    plan, held, maps = run
+    found = differences_of_run(plan, held, "full")
+    assert set(found) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
+    panels = difference_panels([*maps, *mean_maps(maps)], found, "full")
+    assert len(panels) == 3
+    for one in panels:
+        for place, shown in one.cells.items():
+            contrast = found[one.model, one.benchmark, one.policy][place]
+            assert shown.value == pytest.approx(100 * contrast.value)
+            assert shown.bold == (not contrast.low <= 0 <= contrast.high)
+    assert any(shown.bold for one in panels for shown in one.cells.values())
+    said = texts(draw(panels[:2]), tmp_path)
+    assert "Pass@1 minus full" in said
+    assert "minus that of full, in points, paired" in " ".join(said)
+    # The difference is that of the maps' own values where all traces are there.
+    for one, whole in zip(panels, maps, strict=False):
+        base = whole.baselines["full"].estimate.value
+        assert one.cells[8, 0.1].value == pytest.approx(100 * (whole.cells[8, 0.1].estimate.value - base))
+
+
+def test_the_scale_of_differences_has_0_in_its_middle(run):
+    plan, held, maps = run
+    figure = draw(difference_panels(maps, differences_of_run(plan, held, "full"), "full"))
+    for bar in (axes for axes in figure.axes if axes.get_ylabel() == "Pass@1 minus full"):
+        low, high = bar.get_ylim()
+        assert low == pytest.approx(-high)
+
+
+def test_the_mean_of_differences_recovers_its_interval():
+    plan = manifest(grid("dynts"), problems=4)
+    held = list(traces(plan))
+    found = differences_of_run(plan, held, "full")
+    parts = [found["tiny", name, "dynts"][8, 0.1] for name in ("CHAIN6", "CHAIN8")]
+    mean = found["tiny", "mean of 2", "dynts"][8, 0.1]
+    assert mean.value == pytest.approx(sum(part.value for part in parts) / 2)
+    half = sum((part.value - part.low) ** 2 for part in parts) ** 0.5 / 2
+    assert mean.low == pytest.approx(max(-1, mean.value - half))
+
+
+def test_cells_without_a_pair_are_left_out():
+    plan = manifest(grid("dynts"), problems=2, samples=1)
+    held = [(key, t) for key, t in traces(plan) if (t.setting.policy == "full") == (t.problem == "p0")]
+    assert all(not cells for name, cells in differences_of_run(plan, held, "full").items() if name[1] != "mean of 2")
+    assert differences_of_run(plan, held, "none") == {}
+
+
+def test_csv_maps_have_plain_differences(llama):
+    base = {"full": Cell(Setting.of("full"), Estimate(0.4, None, None, 30, 5))}
+    (panel,) = difference_panels([replace(llama[0], baselines=base)], {}, "full")
+    assert panel.cells[2000, 0.3].text == "+9.3"
+    assert panel.cells[2000, 0.3].small == ""
+    assert "not paired" in " ".join(panel.measure.about)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; valid are: kv_tokens"),
+        (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
+        (lambda maps: difference_panels(maps, {}, "full"), "no baseline 'full'; its baselines are: none"),
+        (lambda maps: cost_panels([_costly(maps[0])], "kv_tokens", "full"), "has no kv_tokens to compare with"),
+        (lambda maps: Look(columns=3), "fills 3 columns; valid are 1 and 2"),
+    ],
+)
+def test_what_is_not_there_is_said(llama, make, sentence):
+    with pytest.raises(KvatlasError, match=sentence):
+        make(llama)
+
+
+def _costly(one):
+    cells = {place: replace(cell, kept_tokens_mean=5.0) for place, cell in one.cells.items()}
+    return replace(one, cells=cells, baselines={"full": Cell(Setting.of("full"), Estimate(1, None, None, 1, 1))})
+
+
+def test_the_data_of_a_panel_is_what_it_prints(run):
+    _, _, maps = run
+    panels = metric_panels(maps, {("tiny", "CHAIN6", "dynts"): {(8, 0.1)}})
+    rows = list(csv.DictReader(io.StringIO(data_csv(panels))))
+    assert len(rows) == 18
+    assert list(rows[0]) == [
+        "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "outlined",
+    ]  # fmt: skip
+    assert [row["outlined"] for row in rows].count("1") == 1
+    for row in rows:
+        shown = next(p for p in panels if p.benchmark == row["benchmark"]).cells[
+            int(row["local_window"]), float(row["ratio"])
+        ]
+        assert (row["text"], row["small"]) == (shown.text, shown.small)
+
+
+@pytest.mark.parametrize(("columns", "inches"), [(1, 3.35), (2, 7.0)])
+def test_figures_fill_the_columns_of_a_paper(llama, tmp_path, columns, inches):
+    look = Look(columns)
+    for figure in (series_figure(llama, look=look), means_figure(mean_maps(llama), look=look)):
+        assert figure.get_figwidth() == pytest.approx(inches)
+        width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
+        figure.canvas.draw()
+        for axes in figure.axes:
+            for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label):
+                box = text.get_window_extent()
+                if text.get_text():
+                    scale = 72 / figure.dpi
+                    assert box.x0 * scale >= -1, text.get_text()
+                    assert box.x1 * scale <= width + 1, text.get_text()
+                    assert box.y1 * scale <= height + 1, text.get_text()
+
+
+def test_texts_stay_inside_their_cells(llama):
+    for look in (Look(), Look(1), Look(2)):
+        figure = series_figure(llama, look=look)
+        figure.canvas.draw()
+        for axes in (a for a in figure.axes if a.get_title()):
+            wide = axes.get_window_extent().width / 5
+            for text in axes.texts[:-1]:
+                assert text.get_window_extent().width <= wide, (look, text.get_text())
+
+
+def test_intervals_that_would_be_unreadable_are_in_the_data_instead(tmp_path):
+    columns = tuple(n / 20 for n in range(1, 13))
+    cells = {(w, r): Cell(Setting.of("p"), Estimate(0.5, 0.4, 0.6, 30, 1)) for w in range(1, 13) for r in columns}
+    one = Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, 13))), ("ratio", columns)), cells)
+    narrow = texts(series_figure([one], look=Look(1)), tmp_path)
+    assert narrow.count("50.0") >= 144
+    assert "40.0–60.0" not in narrow
+    assert "Intervals are in the data beside the figure." in " ".join(narrow)
+    assert texts(series_figure([one]), tmp_path).count("40.0–60.0") == 144
+
+
+def test_forty_benchmarks_make_a_figure(llama, tmp_path):
+    small = {place: cell for place, cell in llama[0].cells.items() if place[0] < 2000 and place[1] < 0.3}
+    one = replace(llama[0], cells=small, axes=(("local_window", (500, 1000)), ("ratio", (0.1, 0.2))))
+    figure = series_figure([replace(one, benchmark=f"B {n} 'x' 数") for n in range(40)])
+    assert len({round(axes.get_position().x0, 4) for axes in figure.axes if axes.get_title()}) == 7
+    path, _ = save(figure, tmp_path / "forty.png", [llama[0]])
+    assert path.stat().st_size > 100_000
+
+
+def test_unlike_scales_are_said_in_the_colour_of_warnings(llama):
+    for look in (Look(), Look(dark=True)):
+        figure = series_figure(llama, look=look)
+        (line,) = [text for text in figure.texts if DIFFER in text.get_text()]
+        assert line.get_color() == look.warning
+    assert not [text for text in series_figure(llama, shared=True).texts if DIFFER in text.get_text()]
+
+
+def test_dark_figures_have_light_text_on_a_dark_ground(llama, tmp_path):
+    look = Look(dark=True)
+    figure = series_figure(llama, look=look)
+    (path,) = save(figure, tmp_path / "dark.svg")
+    assert look.ground in path.read_text()
+    assert figure.axes[0].title.get_color() == look.ink
+    assert figure.axes[0].xaxis.label.get_color() == look.ink
+
+
+def test_the_svg_carries_its_font(llama, tmp_path):
+    (path,) = save(series_figure(llama), tmp_path / "f.svg")
+    svg = path.read_text()
+    assert svg.count("@font-face") == 2
+    assert "font-family:'DejaVu Sans'" in svg
+    assert len(svg) < 400_000
+    import base64
+    import re
+
+    from fontTools.ttLib import TTFont
+
+    coded = re.search(r"base64,([^)]*)\)", svg)[1]
+    font = TTFont(io.BytesIO(base64.b64decode(coded)))
+    assert {ord(letter) for letter in "R1-LlamaAIME2449.3–%"} <= set(font.getBestCmap())
+
+
+@pytest.mark.parametrize("steps", [style.YLGNBU, style.YLORBR, style.RDBU])
+def test_text_is_readable_on_every_colour(steps):
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for step in range(201):
+        background = style.colour(step, 0, 200, steps)
+        dark, bright = sorted((light(background), light(style.text_on(background))))
+        assert (bright + 0.05) / (dark + 0.05) >= 4.0, background
+
+
+def test_signs():
+    assert [style.signed(v) for v in (-3.21, 0.0, 0.04, -0.04, 12.0)] == ["−3.2", "0.0", "0.0", "0.0", "+12.0"]
+    assert style.signed(-38.4, 0) == "−38"

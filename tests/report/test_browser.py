@@ -1,0 +1,325 @@
+"""The report in a real Chromium, opened from disk: no error, no request, and all that people do with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import Fate, Grade, Status
+from kvatlas.report.page import write_report
+from kvatlas.results import Store
+from kvatlas.sweep import make_plan, parse_spec, sweep
+from tests.stats.synthetic import grid, manifest, traces
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is installed (apt-get install chromium)"
+)
+HOSTILE = (
+    "</script><script>window.harmed=1</script><img src=x onerror='window.harmed=2'>\u202e\x00\x1b[2J&lt;b&gt; {{7*7}} "
+)
+
+#: The contrast (WCAG 2.2) of every cell's text to its ground.
+CONTRASTS = """() => {
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const channels = (colour) => colour.match(/\\d+/g).slice(0, 3).map((c) => linear(c / 255));
+  const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  return [...document.querySelectorAll('td[data-cell]')].map((cell) => {
+    const held = getComputedStyle(cell);
+    const [a, b] = [held.color, held.backgroundColor].map((c) => light(channels(c))).sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  });
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium refuses its own sandbox to root, as whom containers often run.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file; at the end there must have been no console message, no page error, no request but the file's."""
+    contexts = []
+    said: list[str] = []
+    requests: list[str] = []
+
+    def open_(path: Path, width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert all(url.startswith(("file:", "data:")) for url in requests)
+    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
+
+
+@pytest.fixture(scope="module")
+def real(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a small real sweep: real tokens, real fates."""
+    folder = tmp_path_factory.mktemp("browser")
+    sweep(make_plan(parse_spec(spec_data())), folder / "run", workers=1)
+    write_report(folder / "run", folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a sweep of the embedded model, whose head and attention can be measured."""
+    folder = tmp_path_factory.mktemp("measured")
+    spec = {
+        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN5"], "problems": 2, "samples": 1,
+        "sampling": {"max_new_tokens": 300},
+        "settings": {"policy": "dynts", "kv_budget": 96, "ratio_over": "thinking"},
+        "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
+    }  # fmt: skip
+    sweep(make_plan(parse_spec(spec)), folder / "run", workers=1)
+    write_report(folder / "run", folder / "report.html", measure=2)
+    return folder / "report.html"
+
+
+def test_it_opens_from_disk_with_everything_drawn(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    assert page.locator("table.heat").count() == 6
+    assert page.locator("table.heat td[data-cell]").count() == 6 * 4
+    assert page.locator("svg.chart").count() == 2
+    assert page.locator(".chart path.front").count() == 2
+    assert page.locator("table.outcomes tbody tr").count() == 3
+    assert page.locator("#provenance").inner_text().startswith("Provenance")
+    # The script hash of the policy is the page's own: a script added later does not run.
+    page.evaluate("document.body.append(Object.assign(document.createElement('div'), {innerHTML: '<i>x</i>'}))")
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
+
+
+def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    tip = page.locator("#tip")
+    assert tip.is_hidden()
+    page.locator("table.heat >> nth=2").locator("td[data-cell] >> nth=1").hover()
+    for text in (
+        "3 problems, 2 samples each",
+        "tokens cached on average",
+        "tokens per answer",
+        "% truncated",
+        "s per answer",
+    ):
+        assert text in tip.inner_text()
+    assert "local_window=8, ratio=0.5" in tip.inner_text()
+    page.locator("h1").hover()
+    assert tip.is_hidden()
+    page.locator(".chart circle.dot.on >> nth=0").focus()
+    assert tip.is_visible()
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+
+
+def test_the_keyboard_leads_from_a_map_to_a_token(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    table = page.locator("table.heat >> nth=2")
+    table.locator("td[tabindex='0']").focus()
+    first = page.evaluate("document.activeElement.dataset.cell")
+    for key in ("ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    second = page.evaluate("document.activeElement.dataset.cell")
+    assert first != second
+    assert page.evaluate("document.activeElement === document.querySelectorAll('table.heat')[2].rows[1].cells[2]")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "trace"
+    assert page.locator("#traces-list button[aria-current=true]").count() == 1
+    cell = page.evaluate(f"data.cells[{second}].name")
+    assert page.locator("#trace .facts").inner_text().count(cell) == 1
+    page.locator("#trace pre").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    assert page.locator("#trace .info").inner_text().startswith("token 2 ")
+    assert page.locator(".token.at").count() == 1
+
+
+def test_tokens_have_the_colours_of_their_recorded_fate(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    with Store.open(real.parent / "run") as store:
+        held = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
+    shown = page.evaluate(
+        "data.traces.map((t, i) => [i, home(t.cell).split(' | ')[1], data.cells[t.cell].name, t.problem, t.sample])"
+    )
+    assert len(shown) == len(held) == 108
+    compressed = [one for one in shown if (f := held[tuple(one[1:])].fate) and any(f.left)]
+    assert compressed
+    for index, *name in compressed[:6]:
+        trace = held[tuple(name)]
+        page.evaluate(f"openTrace(data.traces[{index}])")
+        classes = page.evaluate(
+            "[...document.querySelectorAll('.token')].map((t) => t.className.replace('token', '').trim())"
+        )
+        texts = page.evaluate("[...document.querySelectorAll('.token')].map((t) => t.textContent)")
+        assert len(classes) == len(trace.tokens)
+        assert "".join(texts).startswith(trace.text)
+        assert trace.fate is not None
+        left = trace.fate.left[trace.usage.prompt_tokens :]
+        for position, kind in enumerate(classes[:-1]):
+            assert kind.startswith("e") == (left[position] > 0)
+        assert classes[-1] == "in"
+
+
+def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    names = page.locator("table.outcomes tbody th").all_inner_texts()
+    assert names == ["CHAIN4-0000", "CHAIN4-0001", "CHAIN4-0002"]
+    page.locator("table.outcomes thead button >> nth=0").click()
+    assert page.locator("table.outcomes tbody th").all_inner_texts() == names[::-1]
+    page.locator("table.outcomes thead button >> nth=1").click()
+    shares = [int(text.split()[0]) for text in page.locator("table.outcomes tbody td:nth-child(2)").all_inner_texts()]
+    assert shares == sorted(shares, reverse=True)
+    page.fill("#problems-controls input[type=search]", "0002")
+    assert page.locator("table.outcomes tbody th").all_inner_texts() == ["CHAIN4-0002"]
+    page.fill("#problems-controls input[type=search]", "nothing like it")
+    assert "0 of 3 problems" in page.locator("#problems-table").inner_text()
+    page.fill("#problems-controls input[type=search]", "")
+    page.select_option("#problems-controls select >> nth=0", "1")
+    assert page.locator("table.outcomes tbody th").all_inner_texts()[0].startswith("CHAIN5")
+    before = page.locator("table.outcomes thead th").count()
+    page.select_option("#problems-controls select >> nth=1", "window")
+    assert page.locator("table.outcomes thead th").count() < before
+    button = page.locator("table.outcomes td button.has >> nth=0")
+    problem = button.get_attribute("aria-label").split(", ")[-1].split(":")[0]
+    button.click()
+    assert problem in page.locator("#trace h3").inner_text()
+    page.check("#problems-controls input[type=checkbox]")
+    assert "of 3 problems" in page.locator("#problems-table").inner_text()
+
+
+def test_maps_show_costs_and_share_their_colours_on_demand(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    first = "table.heat >> nth=2 >> td[data-cell] >> nth=0"
+    page.select_option("#maps-controls select >> nth=-2", "kept")
+    assert "Colour scales differ" in page.locator("#maps-scale").inner_text()
+    page.select_option("#maps-controls select >> nth=-1", "all")
+    assert page.locator("#maps-scale").inner_text() == ""
+    for measure in ("kept", "seconds", "output", "truncated", "difference"):
+        page.select_option("#maps-controls select >> nth=-2", measure)
+        number = page.locator(first).get_attribute("data-cell")
+        text = page.locator(first).inner_text().split("\n")[0]
+        assert text == page.evaluate(f"measures.{measure}.text(data.cells[{number}])")
+    # Every cell's text has the contrast that readers need.
+    ratios = page.evaluate(CONTRASTS)
+    assert min(ratios) >= 4.0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark")])
+def test_narrow_and_dark_pages_fit_and_can_be_read(
+    opened: Callable[..., Any], real: Path, width: int, scheme: str
+) -> None:
+    page = opened(real, width, scheme)
+    page.evaluate("openTrace(data.traces.find((trace) => trace.steps.length))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground, ink = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+    dark = scheme == "dark"
+    assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
+    assert (sum(map(int, ink[4:-1].split(","))) > 500) == dark
+    page.locator("td[data-cell] >> nth=3").hover()
+    box = page.locator("#tip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+
+
+def test_it_prints_without_its_controls(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    page.emulate_media(media="print")
+    assert page.locator("nav").is_hidden()
+    assert page.locator("#maps-controls").is_hidden()
+    assert page.locator("table.heat >> nth=0").is_visible()
+    assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_measured_attention_colours_tokens_and_has_a_chart(opened: Callable[..., Any], measured: Path) -> None:
+    page = opened(measured)
+    assert page.evaluate("data.traces.filter((trace) => trace.measured).length") == 2
+    page.evaluate("openTrace(data.traces.find((trace) => trace.measured))")
+    thinking = page.evaluate("traceView.trace.measured.attention.length")
+    assert thinking == page.evaluate("traceView.trace.thinking")
+    assert page.locator(".scatter circle").count() == thinking
+    for mode in ("predicted", "attention"):
+        page.select_option("#trace select", mode)
+        assert page.locator(".token.h6, .token.h5, .token.h4").count() > 0
+    mean = page.evaluate(
+        "traceView.trace.measured.attention.reduce((a, b) => a + b) / traceView.trace.measured.attention.length"
+    )
+    assert mean == pytest.approx(1.0, abs=0.01)
+    assert "Question" in page.locator("#trace .facts").inner_text()
+    assert "Reference" in page.locator("#trace .facts").inner_text()
+
+
+def hostile_report(folder: Path, text: str, name: str = "") -> Path:
+    plan = manifest(grid("dynts"), models=(f"m{name}",), benchmarks=(f"b{name}",), problems=2, samples=1)
+    with Store.create(folder / "run") as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan):
+            grade = Grade(one.grade.correct, 1.0, text, Status.OK)
+            store.add(key, replace(one, text=text * 3, grade=grade, fate=Fate(1, (0,) * 22, (1,) * 22)))
+    write_report(folder / "run", folder / "report.html")
+    return folder / "report.html"
+
+
+def test_hostile_text_is_shown_and_does_nothing(opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened(hostile_report(tmp_path, HOSTILE, HOSTILE))
+    page.locator("td[data-cell] >> nth=0").hover()
+    page.locator("td[data-cell] >> nth=0").click()
+    assert "</script><script>window.harmed=1</script>" in page.locator("#trace pre").inner_text()
+    assert "⟨U+202E⟩⟨U+0000⟩⟨U+001B⟩[2J&lt;b&gt; {{7*7}}" in page.locator("#trace pre").inner_text()
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.harmed") is None
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+
+
+def test_a_megabyte_in_one_trace_does_not_break_the_page(opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened(hostile_report(tmp_path, "𝕏\u2066<b>" * 60_000))
+    page.locator("td[data-cell] >> nth=0").click()
+    assert "more characters are in the run" in page.locator("#trace").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_all_traces_of_a_cell_are_a_page_away(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvatlas.report.page.TRACES_LIMIT", 20_000)
+    plan = manifest(grid("dynts"), problems=3)
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan):
+            store.add(key, one)
+    write_report(tmp_path / "run", tmp_path / "the report.html", per_cell=1, beside=True)
+    page = browser.new_page()
+    page.goto((tmp_path / "the report.html").as_uri())
+    page.locator("table.heat >> nth=1 >> td[data-cell] >> nth=0").click()
+    page.click("text=All traces of this cell")
+    page.wait_for_load_state()
+    assert page.locator("#traces-list li").count() == 6
+    assert "CHAIN6 | dynts(" in page.locator("h1").inner_text()
+    page.click("text=Back to the report")
+    page.wait_for_load_state()
+    assert page.locator("table.heat").count() == 3
+    page.close()
