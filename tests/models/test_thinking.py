@@ -176,6 +176,7 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "weights in pickle format"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (lambda f: edit(f, "config.json", model_type="quantum"), "has the unknown model type 'quantum'"),
+        (lambda f: edit(f, "config.json", model_type="llama_of_mine"), "unknown model type 'llama_of_mine'"),
         (lambda f: edit(f, "config.json", layer_types=["linear_attention"]), "has linear_attention layers"),
         (lambda f: edit(f, "config.json", attn_logit_softcapping=50.0), "has soft-capped attention"),
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
