@@ -28,13 +28,13 @@ Build = Callable[..., dict[str, Any]]
 #: Two good settings and two that lose nearly all: the window forgets everything.
 TINY: dict[str, Any] = {
     "models": ["embedded:tiny-llama"],
-    "benchmarks": ["CHAIN4", "CHAIN5"],
-    "problems": 12,
+    "benchmarks": ["CHAIN5", "CHAIN6"],
+    "problems": 10,
     "samples": 1,
-    "sampling": {"temperature": 0.6, "max_new_tokens": 150},
+    "sampling": {"temperature": 0.6, "max_new_tokens": 190},
     "settings": [{"policy": "window", "ratio": 0.2, "ratio_over": "thinking"}],
     "axes": {"local_window": [4, 8], "kv_budget": [72, 400]},
-    "allocate": {"kind": "adaptive", "question": "best", "blocks": 6},
+    "allocate": {"kind": "adaptive", "question": "best", "blocks": 5},
 }
 
 
@@ -55,10 +55,10 @@ def test_settings_that_are_shown_worse_get_fewer_problems(adaptive: tuple[Path, 
     problems = {
         (c.expected.setting.values.get("kv_budget"), c.expected.baseline): len(c.expected.problems) for c in cells
     }
-    assert problems[72, False] < problems[400, False] == problems[None, True] == 12
+    assert problems[72, False] < problems[400, False] == problems[None, True] == 10
     assert all(cell.found == cell.promised for cell in cells)
-    assert traces == sum(cell.promised for cell in cells) < 5 * 24
-    assert said[0] == "embedded:tiny-llama: block 1 of 6, 5 of 5 settings"
+    assert traces == sum(cell.promised for cell in cells) < 5 * 20
+    assert said[0] == "embedded:tiny-llama: block 1 of 5, 5 of 5 settings"
     assert "with 2 of 4 settings left" in said[-1]
     assert manifest.allocation["stopped"] == {"embedded:tiny-llama": said[-1].partition(": ")[2].rstrip(".")}
     assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))).expected == manifest.expected
@@ -141,7 +141,7 @@ def test_a_token_budget_and_a_width_end_it(spec_data: Build, tmp_path: Path) -> 
         ("width", {"question": "width", "width": 0.9}, "all intervals are at most 90 points wide, after block"),
     ):
         said: list[str] = []
-        spec = spec_data(**{**TINY, "allocate": {"kind": "adaptive", "blocks": 6, **allocate}})
+        spec = spec_data(**{**TINY, "allocate": {"kind": "adaptive", "blocks": 5, **allocate}})
         sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1, note=said.append)
         assert reason in said[-1]
 

@@ -222,14 +222,16 @@ def binomial_bound(value: float, problems: int, samples: int | None = None) -> t
     """A 95 % interval for a bare Pass@1 in [0, 1]: for problems like these, or with `samples` for these very problems.
 
     Without `samples` the interval of one sample a problem (`clustered_interval`): however alike the samples of one
-    problem are, the variance between problem means is at most value * (1 - value). With `samples` a `share_interval`
-    with n = problems * samples: samples of these problems vary at most like independent draws. Both are bounds: wide
-    enough, and often too wide.
+    problem are, the variance between n problem means is at most value * (1 - value) * n / (n - 1). With `samples` a
+    `share_interval` with n = problems * samples: samples of these problems vary at most like independent draws. Both
+    are bounds: wide enough, and often too wide.
     """
     if samples is None and problems == 1:
         return 0.0, 1.0
-    quantile = Z if samples is not None else float(stats.t.ppf(0.975, problems - 1))
-    low, high = share_interval(value, problems * (samples or 1), quantile)
+    if samples is None:
+        low, high = share_interval(value, problems - 1, float(stats.t.ppf(0.975, problems - 1)))
+    else:
+        low, high = share_interval(value, problems * samples)
     return float(low), float(high)
 
 
