@@ -17,7 +17,7 @@ from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import Model
 from kvatlas.noise import uniform
-from kvatlas.policies import Cached, Scope, Selection, Step
+from kvatlas.policies import Cached, Reference, Scope, Selection, Step
 from tests.policies.scenes import GROUP, SHAPE, assert_keeps, scene
 
 COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4, "ratio_over": "thinking"}
@@ -417,3 +417,21 @@ def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path
         return max(memory[layer, h][slot] for h in range(head * GROUP, (head + 1) * GROUP))
 
     assert_keeps(policy, scene(policy, seed), score)
+
+
+@pytest.mark.parametrize("shared", [90, 60, 5])
+@pytest.mark.parametrize("answered", [True, False])
+def test_oracle(shared: int, answered: bool) -> None:
+    policy = make("oracle")
+    attention = torch.rand(100, generator=torch.Generator().manual_seed(1)).double()
+    cached = scene(policy, 3)
+    theirs = [*cached.tokens().tolist(), *[7] * 40]
+    if shared < len(theirs) - 40:
+        theirs[shared] += 1
+    reference = Reference(tuple(theirs), attention.float()) if answered else None
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        return (float(attention[at]) if answered and at < shared else 0.0) + 1e-12 * at
+
+    assert_keeps(policy, replace(cached, reference=reference), score)
