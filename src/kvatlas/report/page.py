@@ -94,13 +94,13 @@ def _rendered(*, data: Mapping[str, Any], **values: Any) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=visible
     )
     environment.globals.update(p_text=p_text)
-    environment.filters.update(points=lambda value: f"{100 * value:+.1f}")
-    style_sheet, script = _file("page.css"), "\n".join(_file(name) for name in _SCRIPTS)
+    environment.filters.update(points=lambda value: style.signed(100 * value))
+    sheet, script = _file("page.css"), "\n".join(_file(name) for name in _SCRIPTS)
     return environment.from_string(_file("page.html.j2")).render(
         **values,
-        style=Markup(style_sheet),
+        style=Markup(sheet),
         script=Markup(script),
-        style_hash=Markup(policy_hash(style_sheet)),
+        style_hash=Markup(policy_hash(sheet)),
         script_hash=Markup(policy_hash(script)),
         data=Markup(embedded({**data, "letters": LETTERS})),
     )
