@@ -39,6 +39,8 @@ example: demo
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/fresh_problems.py
+	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
+	$(BIN)/python bench/seqbench.py
 
 clean:
 	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

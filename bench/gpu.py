@@ -4,7 +4,7 @@
     python bench/gpu.py --tiny          # the same program on a CPU with a tiny model, to see that it works
 
 Speed and memory do not depend on what the weights are. Every run decodes `--tokens` new tokens a sequence from prompts
-of the same length after a warm-up; `full` and `window` (kv_budget) take turns. A batch that does not fit is noted as such.
+of the same length after a warm-up; `full` and `window` (kv_budget) take turns. A batch that does not fit is noted.
 Prints one JSON document with the hardware named; without a GPU and without --tiny one sentence and exit code 2.
 """
 

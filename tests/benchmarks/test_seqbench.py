@@ -113,6 +113,24 @@ def test_mazes_are_the_same_everywhere() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "shape", [Shape(40, 40, 400), Shape(40, 40, 250, noise=1.0), Shape(13, 9, 80), Shape(40, 40, 400, 5, 1.0)]
+)
+def test_plans_as_long_as_the_published_ones(shape: Shape) -> None:
+    for seed in range(3):
+        instance = draw(shape, random.Random(seed))
+        assert len(instance.plan) == shape.length
+        assert shortest(read_maze(instance.facts)) == (shape.length, 1)
+        rooms = [room for name, room in instance.plan if name in ("start", "move_to")]
+        assert (len(set(rooms)) == len(rooms)) == (shape.doors == 0)
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_a_corridor_has_no_long_way_round(columns: int) -> None:
+    with pytest.raises(KvatlasError, match="take a larger grid, or smaller L, B or N"):
+        draw(Shape(columns, 40, 2 + columns * 40 - 2), random.Random(0))
+
+
 def test_all_that_is_stated_is_supporting_or_noise() -> None:
     instance = draw(Shape(40, 40, 100, 2, 0.5, 1.0), random.Random(1))
     assert len(instance.facts) - instance.supporting == round(0.5 * instance.supporting)

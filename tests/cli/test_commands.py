@@ -12,6 +12,7 @@ import pytest
 
 from kvatlas import cli
 from kvatlas.results import Store
+from tests.r1 import AIME
 
 
 @pytest.fixture
@@ -56,6 +57,23 @@ def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
     code, out, _ = kvatlas("policies", "dynts")
     assert "arXiv 2601.18383" in out
     assert "local_window = required" in out
+
+
+def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
+    code, out, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 3, "--answer")
+    assert code == 0
+    assert out == (
+        "There exist real numbers $x$ and $y$, both greater than 1, such that "
+        "$\\log_x\\left(y^x\\right)=\\log_y\\left(x^{4y}\\right)=10$. Find $xy$.\n\n"
+        "Please reason step by step, and put your final answer within \\boxed{}.\n"
+    )
+    assert err == "AIME24-003: 025\n"
+    code, out, _ = kvatlas("benchmarks", "show", "CHAIN4", "--model", "embedded:tiny-llama")
+    assert out.startswith("<|user|> ")
+    assert out.endswith("<|assistant|> <think>\n")
+    assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
+    code, _, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
+    assert (code, err) == (2, "kvatlas: --problem is 4; valid are numbers from 1 to 3 for AIME24.\n")
 
 
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
@@ -134,6 +152,121 @@ def test_a_run_with_holes_is_refused_unless_asked_for(
     assert kvatlas("map", folder, "--out", tmp_path / "a.png", "--partial")[0] == 0
 
 
+MAP = "model,benchmark,local_window,ratio,pass_at_1\n" + "".join(
+    f"M,AIME24,{window},{ratio},{40 + number}\n"
+    for number, (window, ratio) in enumerate((w, r) for w in (500, 1000) for r in (0.1, 0.2))
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (MAP.replace("M,AIME24,1000,0.2,43\n", ""), "lacks 1 of 4 cells (local_window 1000, ratio 0.2)"),
+        (MAP.replace("1000,0.2", "1000,0.1"), "comes twice"),
+        (MAP.replace(",43", ",430"), "it must be a percentage from 0 to 100"),
+        (MAP.replace(",4", ",0.4"), "give percent, not fractions"),
+        (MAP + "M,AMC23,500,0.1,4\nM,AMC23,1000,0.1,5\n", "have unequal axes"),
+        (MAP.replace(",43", ",nan"), "it must be a number"),
+        (MAP.replace(",43", ",inf"), "it must be a number"),
+        ("", "is empty"),
+    ],
+)
+@pytest.mark.parametrize("command", ["describe", "check", "map"])
+def test_a_bad_map_is_one_sentence(kvatlas: Call, tmp_path: Path, text: str, sentence: str, command: str) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    more = {"check": [tmp_path / "m.csv"], "map": ["--out", tmp_path / "m.png"], "describe": []}[command]
+    code, out, err = kvatlas(command, tmp_path / "m.csv", *more)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MAP,
+        MAP.replace("AIME24", "MINE"),
+        MAP.replace("1\n", "1,problems,samples\n", 1).replace(",4", ",4,30,1"),
+        "".join(line[:-2] + "0\n" if line.startswith("M") else line for line in MAP.splitlines(True)).replace(
+            ",40", ",0"
+        ),
+        MAP.splitlines()[0] + "\n" + "".join(f"M,AIME24,{w},{r},100\n" for w in (500, 1000) for r in (0.1, 0.2)),
+        MAP.splitlines()[0] + "\n" + "".join(f"M,AIME24,{w},{r},0\n" for w in (500, 1000) for r in (0.1, 0.2)),
+        MAP.splitlines()[0] + "\nM,AIME24,500,0.1,40\n",
+    ],
+)
+def test_a_poor_map_is_described_without_a_warning_or_a_nan(
+    kvatlas: Call, tmp_path: Path, text: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Unknown sizes, one sample, values alike, all right, all wrong, one cell: numbers or nulls, never a NaN."""
+    (tmp_path / "m.csv").write_text(text)
+    code, out, err = kvatlas("describe", tmp_path / "m.csv", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out, parse_constant=lambda name: pytest.fail(name))["maps"][0]["cells"] in (1, 4)
+    code, out, err = kvatlas("describe", tmp_path / "m.csv", "--samples", 5)
+    assert (code, err) == (0, "")
+    assert "nan" not in out.lower().replace("finan", "")
+    assert [str(one.message) for one in recwarn] == []
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_a_run_with_one_problem_or_all_alike_is_described(
+    kvatlas: Call, tmp_path: Path, chance: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    from tests.stats.synthetic import grid, manifest, traces
+
+    for problems in (1, 12):
+        plan = manifest(grid("dynts", "random"), problems=problems, samples=1)
+        with Store.create(tmp_path / str(problems)) as store:
+            store.put_manifest(plan)
+            for key, one in traces(plan, lambda _: chance):
+                store.add(key, one)
+        code, out, err = kvatlas("describe", tmp_path / str(problems), "--json")
+        assert (code, err) == (0, "")
+        assert (
+            json.loads(out, parse_constant=lambda name: pytest.fail(name))["maps"][0]["evidence_of_difference"] is False
+        )
+        assert kvatlas("describe", tmp_path / str(problems))[0] == 0
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_metrics_over_several_samples(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    for metric in ("pass@2", "avg@1", "maj@2", "bayes"):
+        code, out, err = kvatlas("describe", run, "--metric", metric, "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["maps"][0]["metric"] == metric
+    assert kvatlas("export", run, "--metric", "maj@2", "--out", tmp_path / "m.csv")[0] == 0
+    assert "maj_at_2" in (tmp_path / "m.csv").read_text()
+    assert json.loads(kvatlas("describe", tmp_path / "m.csv", "--json")[1])["maps"][0]["metric"] == "maj@2"
+    code, _, err = kvatlas("describe", run, "--metric", "pass@5")
+    assert (code, "pass@5 needs 5 samples of every problem; the fewest that one has is 2" in err) == (2, True)
+    code, _, err = kvatlas("describe", run, "--metric", "speed")
+    assert (code, "valid are: pass@1, progress, pass@K" in err) == (2, True)
+
+
+def test_check(kvatlas: Call, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(MAP)
+    (tmp_path / "b.csv").write_text(MAP.replace(",43", ",44"))
+    code, out, err = kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv")
+    assert (code, err) == (0, "")
+    assert "conflict in 1 of 4 common cells, by up to 1.0 points" in out
+    found = json.loads(kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
+    assert (found["agree"], len(found["conflicts"])) == (False, 1)
+    assert "agree" in kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--tolerance", 1)[1]
+    assert kvatlas("check", "published:dynts_r1_llama", "published:dynts_r1_llama")[0] == 0
+    code, out, err = kvatlas("check", tmp_path / "a.csv", "published:dynts_r1_llama")
+    assert (code, out) == (2, "")
+    assert "no cell in common" in err
+
+
+def test_two_inputs_are_compared(kvatlas: Call, run: Path) -> None:
+    found = json.loads(kvatlas("describe", "published:dynts_r1_llama", "published:dynts_r1_qwen", "--json")[1])
+    assert [(one["first"], one["second"]) for one in found["comparisons"]] == [("R1-Llama", "R1-Qwen")]
+    code, out, err = kvatlas("describe", run, run)
+    assert (code, out) == (2, "")
+    assert "was given twice" in err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -158,6 +291,18 @@ def test_a_run_with_holes_is_refused_unless_asked_for(
         ),
         (("describe", "published:nothing"), "published:dynts_r1_llama"),
         (("policies", "none"), "Unknown policy 'none'"),
+        (("benchmarks", "show", "AIME24@nowhere.jsonl"), "The problem file 'nowhere.jsonl' is not there"),
+        (("benchmarks", "show", "nothing"), "Unknown benchmark 'nothing'"),
+        (("run", "hf:FOLDER", "CHAIN4"), "is no folder with a config.json"),
+        (("run", "embedded:tiny-llama", "CHAIN4", "--model-option", "dtype=int4"), "valid are auto, float32"),
+        (
+            ("predictor", "eval", "none.safetensors", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN4"),
+            "The predictor 'none.safetensors' is not there",
+        ),
+        (
+            ("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN4", "--out", "head.bin"),
+            "valid are names that end in .safetensors",
+        ),
         (("export", "FOLDER", "--out", "x.csv"), "is no run"),
         (("report", "FOLDER", "--out", "x.html"), "is no run"),
     ],
@@ -238,7 +383,7 @@ def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
 def test_help_is_quick_and_complete(kvatlas: Call) -> None:
     code, out, _ = kvatlas("--help")
     assert code == 0
-    for name in ("demo", "plan", "run", "sweep", "map", "describe", "report", "export", "policies", "models"):
+    for name in ("demo", "plan", "run", "sweep", "map", "describe", "check", "report", "export", "policies", "models"):
         assert name in out
     imported = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "kvatlas", "--help"], capture_output=True, text=True, check=True

@@ -101,7 +101,8 @@ def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Mod
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, Model], kind: str) -> None:
     model = random_models[kind]
-    work = requests(model, grid())
+    # The windows of gemma3 cost a mask for each layer: fewer requests show the same.
+    work = requests(model, grid(), 3 if kind == "gemma3" else 9)
     alone, wanted = run(model, work, 1)
     expected = outcome(wanted)
     assert len(expected) == len(work) * len(grid())

@@ -16,6 +16,8 @@ from kvatlas.engine.cache import aligned
 from kvatlas.models import Model
 from kvatlas.policies import Cached, Policy, Scope, Selection, Signal
 from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.policies.triattention import STATISTICS_FILE
+from kvatlas.predictor.calibration import query_statistics
 from kvatlas.predictor.training import new_head
 from tests.engine.test_loop import endless, outcome, prompts, requests, run
 
@@ -27,11 +29,12 @@ NAMES = [name for name in policies.policies.names() if name != "full"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _head(random_models: dict[str, Model]) -> None:
-    """Every model has a predictor of importance in its folder."""
-    for model in random_models.values():
+def _files(random_models: dict[str, Model]) -> None:
+    """The models have predictors of importance and statistics of their queries in their folders."""
+    for model in (random_models[kind] for kind in ("llama", "qwen3")):
         torch.manual_seed(0)
         save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
+        save_file(query_statistics(model, model.network(), prompts(model, 3)), model.folder / STATISTICS_FILE)
 
 
 def make(name: str, **changes: Any) -> Selection:

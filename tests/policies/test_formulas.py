@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import Model
 from kvatlas.noise import uniform
-from kvatlas.policies import Cached, Scope, Selection, Step
+from kvatlas.policies import Cached, Reference, Scope, Selection, Step
 from tests.policies.scenes import GROUP, SHAPE, assert_keeps, scene
 
 COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4, "ratio_over": "thinking"}
@@ -365,3 +368,70 @@ def test_streaming(keep_prompt: bool) -> None:
     assert_keeps(policy, cached, score)
     kept = policies.select(policy, cached)[0, 0].tolist()
     assert kept == [*range(9 if keep_prompt else 5), *range(60 - 10 - (25 - (9 if keep_prompt else 5)), 60)]
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("keep_prompt", [True, False])
+def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path) -> None:
+    """The sums over planes and future distances of section 4, on keys whose rotation is undone first."""
+    random = torch.Generator().manual_seed(seed)
+    planes = SHAPE.head_dim // 2
+    center = torch.complex(*torch.randn(2, SHAPE.layers, SHAPE.heads, planes, generator=random))
+    norm = center.abs() + torch.rand(center.shape, generator=random)
+    frequency = 100.0 ** -(torch.arange(planes) / planes)
+    file = tmp_path / "statistics.safetensors"
+    parts = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
+    save_file({name: value.contiguous() for name, value in parts.items()}, file)
+    policy = make("triattention", scope=scope, statistics=str(file), reach=300, keep_prompt=keep_prompt)
+    memory: dict[tuple[int, int], list[float]] = {}
+
+    def of_head(cached: Cached, layer: int, head: int) -> list[float]:
+        found = []
+        for slot in range(cached.positions.shape[-1]):
+            at = position(cached, layer, head // GROUP, slot)
+            key = cached.key(layer)[head // GROUP, slot].double().tolist()
+            total = 0.0
+            for f in range(planes):
+                w = float(frequency[f])
+                k = complex(key[f], key[f + planes]) * cmath.exp(-1j * at * w)
+                q = complex(center[layer, head, f])
+                phi = cmath.phase(q) - cmath.phase(k)
+                for d in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+                    total += abs(q) * abs(k) * math.cos(w * (cached.length - at + d) + phi) / 9
+                total += (float(norm[layer, head, f]) - abs(q)) * abs(k)
+            found.append(total)
+        written = [
+            value
+            for slot, value in enumerate(found)
+            if position(cached, layer, head // GROUP, slot) >= cached.prompt_length
+        ]
+        mean = sum(written) / len(written)
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in written) / len(written))
+        return [(value - mean) / deviation for value in found]
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        for query_head in range(head * GROUP, (head + 1) * GROUP):
+            if (layer, query_head) not in memory:
+                memory[layer, query_head] = of_head(cached, layer, query_head)
+        return max(memory[layer, h][slot] for h in range(head * GROUP, (head + 1) * GROUP))
+
+    assert_keeps(policy, scene(policy, seed), score)
+
+
+@pytest.mark.parametrize("shared", [90, 60, 5])
+@pytest.mark.parametrize("answered", [True, False])
+def test_oracle(shared: int, answered: bool) -> None:
+    policy = make("oracle")
+    attention = torch.rand(100, generator=torch.Generator().manual_seed(1)).double()
+    cached = scene(policy, 3)
+    theirs = [*cached.tokens().tolist(), *[7] * 40]
+    if shared < len(theirs) - 40:
+        theirs[shared] += 1
+    reference = Reference(tuple(theirs), attention.float()) if answered else None
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        return (float(attention[at]) if answered and at < shared else 0.0) + 1e-12 * at
+
+    assert_keeps(policy, replace(cached, reference=reference), score)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
 from kvatlas.results.export import csv_text, export, record, replacing
 from kvatlas.stats.maps import maps_of_run
@@ -76,7 +76,7 @@ def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
     rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "pass_at_1", "low", "high", "problems", "samples",
-        "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
+        "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated", "seconds_mean",
     ]  # fmt: skip
     assert len(rows) == 10
     assert (rows[0]["local_window"], rows[0]["ratio"], rows[0]["kept_tokens_mean"]) == ("32", "0.1", "60.5")
@@ -131,3 +131,29 @@ def test_record_is_flat():
     row = record("k", trace(plan.expected[0], "p0", 0, False))
     assert (row["status"], row["correct"], row["progress"], row["answer"]) == ("truncated", False, 0.5, None)
     assert (row["policy"], row["kv_budget"], row["local_window"], row["ratio"]) == ("dynts", 96, 8, 0.1)
+
+
+def test_further_metrics_are_columns(tmp_path):
+    import pyarrow.parquet as pq
+
+    from tests.wanderers import maze_run
+
+    run = maze_run(tmp_path / "run", {("A", Setting.of("full")): 0.3}, problems=10)
+    assert export(run, "jsonl", tmp_path / "t.jsonl") == 20
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text("utf-8").splitlines()]
+    graded = [row for row in rows if row["status"] == "ok"]
+    assert 0 < len(graded) < 20
+    assert all(0 <= row["progress_valid"] <= 1 and row["first_error"] for row in graded)
+    assert all("recall" not in row for row in rows if row["status"] == "truncated")
+    export(run, "parquet", tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet")
+    kinds = [str(table.schema.field(n).type) for n in ("recall", "first_error", "first_error_index")]
+    assert kinds == ["double", "string", "int64"]
+    assert table["recall"].null_count == 20 - len(graded)
+
+
+def test_a_metric_whose_name_is_taken_gets_a_prefix():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=1)
+    grade = Grade(True, 1.0, "7", Status.OK, {"ratio": 0.5, "beauty": 1.0})
+    row = record("key", trace(plan.expected[0], "p0", 0, True, grade=grade))
+    assert (row["metric_ratio"], row["ratio"], row["beauty"]) == (0.5, 0.1, 1.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.stats.comparisons import SELECTED, comparisons_of_run
+from kvatlas.stats.comparisons import CHOSEN, SELECTED, comparisons_of_run
 from tests.stats.synthetic import WINDOWS, grid, manifest, setting, traces
 
 
@@ -39,8 +39,8 @@ def test_the_best_cell_meets_each_baseline_and_is_said_to_be_chosen():
     best = setting("dynts", 16, 0.3)
     found = comparisons_of_run(plan, traces(plan, lambda s: 1.0 if s == best else 0.2))
     assert [(c.model, c.benchmark, c.second, c.note) for c in found] == [
-        ("tiny", "CHAIN6", "full", SELECTED),
-        ("tiny", "CHAIN8", "full", SELECTED),
+        ("tiny", "CHAIN6", "full", CHOSEN.format(9)),
+        ("tiny", "CHAIN8", "full", CHOSEN.format(9)),
     ]
     assert found[0].first == "best dynts cell (local_window=16, ratio=0.3)"
     assert found[0].difference.value == pytest.approx(0.8, abs=0.2)
@@ -50,3 +50,19 @@ def test_traces_that_do_not_overlap_are_not_compared():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
     kept = [(key, one) for key, one in traces(plan) if (one.problem == "p0") == (one.setting.policy == "full")]
     assert comparisons_of_run(plan, kept) == []
+
+
+def test_a_best_cell_that_is_behind_keeps_its_p_value():
+    plan = manifest(grid("dynts"))
+    found = comparisons_of_run(plan, traces(plan, lambda s: 0.9 if s.policy == "full" else 0.1))
+    assert {c.note for c in found} == {SELECTED}
+
+
+def test_models_meet_policy_by_policy():
+    plan = manifest(grid("dynts", "random"), models=("one", "two"))
+    between = [c for c in comparisons_of_run(plan, traces(plan)) if c.first == "one"]
+    assert [(c.model, c.first, c.second, c.cells, c.note) for c in between] == [
+        ("one, two", "one", "two", 18, "dynts"),
+        ("one, two", "one", "two", 18, "random"),
+    ]
+    assert all(c.difference.low < 0 < c.difference.high for c in between)

@@ -61,7 +61,7 @@ def test_benchmarks_weigh_equally():
 
 
 def test_size_of_the_omnibus_test_and_the_best_on_the_plateau():
-    """The bounds are 0.05 and 0.95 with three standard errors of 400 rounds; bench/calibration.py has the whole grid."""
+    """0.05 and 0.95 with three standard errors of 400 rounds; the whole grid is in bench/calibration.py."""
     rng = np.random.default_rng(2)
     rejected, kept = 0, 0
     for seed in range(400):

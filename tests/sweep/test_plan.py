@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,15 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import Model
 from kvatlas.results import Manifest
 from kvatlas.sweep import make_plan, parse_spec
+from tests.r1 import AIME, save_model
 
 Build = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def r1_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a model that reads any text."""
+    return save_model("llama", tmp_path_factory.mktemp("r1") / "model").name
 
 
 def test_a_plan_names_every_trace(spec_data: Build) -> None:
@@ -105,3 +113,37 @@ def test_what_cannot_work_is_refused_before_anything_is_decoded(
     with pytest.raises(KvatlasError) as caught:
         make_plan(parse_spec(spec_data(**changes)))
     assert sentence in str(caught.value)
+
+
+def test_the_seeds_of_permuted_choices_are_stored_with_the_run(
+    spec_data: Build, tmp_path: Path, r1_folder: str
+) -> None:
+    path = tmp_path / "gpqa.csv"
+    path.write_text(
+        "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
+        "Which is first?,a,b,c,d\nWhich is last?,d,a,b,c\n"
+    )
+    data = spec_data(models=[r1_folder], benchmarks=[f"GPQA_D@{path}"], settings=[], axes={}, samples=1)
+    plan = make_plan(parse_spec(data))
+    manifest = Manifest.from_json(plan.manifest().to_json())
+    seeds = {problem.id: problem.about["choice_seed"] for problem in plan.problems["GPQA_D"]}
+    assert len(set(seeds.values())) == 2
+    assert {id_: about["choice_seed"] for id_, about in manifest.about["GPQA_D"].items()} == seeds
+    assert manifest.provenance["benchmarks"][0][:4] == ["GPQA_D", 1, "r1", 1]
+
+
+def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1_folder: str) -> None:
+    def keys(**options: Any) -> set[str]:
+        data = spec_data(models=[{"model": r1_folder, **options}], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
+        return set(make_plan(parse_spec(data)).keys.values())
+
+    plain = keys()
+    assert keys(name="R1", device="cpu", cache="somewhere") == plain
+    for options in ({"dtype": "bfloat16"}, {"think_close": "so:"}, {"think_open": "<think>"}):
+        assert not keys(**options) & plain
+    twice = [{"model": r1_folder}, {"model": r1_folder, "dtype": "bfloat16"}]
+    with pytest.raises(KvatlasError, match="Two entries of the spec are the model"):
+        make_plan(parse_spec(spec_data(models=twice)))
+    entries = [f"AIME24@{AIME}", {"name": "AIME24", "file": str(AIME), "prompt": "plain"}]
+    with pytest.raises(KvatlasError, match="Two entries of the spec are the benchmark 'AIME24'"):
+        make_plan(parse_spec(spec_data(models=[r1_folder], benchmarks=entries)))

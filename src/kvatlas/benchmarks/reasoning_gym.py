@@ -44,7 +44,7 @@ class ReasoningGym:
     @classmethod
     def named(cls, rest: str) -> ReasoningGym:
         """The benchmark from what follows RG; KvatlasError without the extra, for unknown data sets and settings."""
-        name, *settings = rest.removeprefix("-").split("-")
+        name, *settings = re.split(r"-(?=[A-Za-z_]\w*=)", rest.removeprefix("-"))
         known = _datasets()
         if name not in known:
             near = [each for each in known if name and name.split("_")[0] in each] or sorted(known)[:5]

@@ -17,26 +17,15 @@ def policies(
     """List the policies, or explain one."""
     from kvatlas.policies import policies as registry
 
-    if name is not None:
-        policy = registry.get(name)
-        typer.echo(f"{policy.name}: {policy.summary}\n{policy.paper}\n".replace("\n\n", "\n"))
-        typer.echo("\n".join(line.removeprefix("    ") for line in (policy.__doc__ or "").splitlines()))
-        typer.echo("\n".join(f"  {key} = {value}" for key, value in _parameters(policy).items()))
-        return
-    rows = []
-    for each in registry.names():
-        policy = registry.get(each)
-        rows.append(
-            {
-                "name": each,
-                "summary": policy.summary,
-                "paper": policy.paper,
-                "scope": policy.scope.value,
-                "observes": sorted(signal.value for signal in policy.observes),
-                "parameters": _parameters(policy),
-            }
-        )
-    print_rows(rows, as_json)
+    rows = [_about(registry.get(each)) for each in ([name] if name else registry.names())]
+    if as_json:
+        print_rows(rows, as_json)
+    elif name:
+        _explain(registry.get(name), rows[0])
+    else:
+        print_rows([_short(row) for row in rows], as_json)
+        typer.echo("\nPublished values stand in brackets. Every policy that compresses takes as well:")
+        typer.echo(", ".join(_written(_shared())))
 
 
 def models(as_json: Json = False) -> None:
@@ -58,8 +47,66 @@ def models(as_json: Json = False) -> None:
     print_rows(rows, as_json)
 
 
-def _parameters(policy: Any) -> dict[str, Any]:
-    return {field.name: "required" if field.default is MISSING else field.default for field in fields(policy)}
+def _about(policy: Any) -> dict[str, Any]:
+    """A policy as data; `published` are the values of parameters in its paper."""
+    return {
+        "name": policy.name,
+        "summary": policy.summary,
+        "paper": policy.paper,
+        "scope": policy.scope.value,
+        "observes": sorted(signal.value for signal in policy.observes),
+        "parameters": {each.name: "required" if each.default is MISSING else each.default for each in fields(policy)},
+        "published": dict(policy.published),
+        "description": "\n".join(line.removeprefix("    ") for line in (policy.__doc__ or "").strip().splitlines()),
+    }
+
+
+def _shared() -> dict[str, Any]:
+    from kvatlas.policies import Selection
+
+    return {each.name: "required" if each.default is MISSING else each.default for each in fields(Selection)}
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table: of the parameters the policy's own, and those that its paper gives values for."""
+    common = _shared()
+    own = {name: value for name, value in row["parameters"].items() if name not in common or name in row["published"]}
+    return {
+        "name": row["name"],
+        "keeps": row["summary"].removeprefix("keeps "),
+        "paper": row["paper"],
+        "observes": row["observes"] or ["nothing"],
+        "scope": row["scope"],
+        "parameters": _written(own, row["published"]),
+    }
+
+
+def _written(parameters: dict[str, Any], published: dict[str, str] | None = None) -> list[str]:
+    """Parameters with their defaults, and their published values in brackets."""
+    lines = []
+    for name, default in parameters.items():
+        text = name if default == "required" else f"{name}={default!s}"
+        lines.append(f"{text} [{published[name]}]" if published and name in published else text)
+    return lines
+
+
+def _explain(policy: Any, row: dict[str, Any]) -> None:
+    from kvatlas.policies import Selection
+
+    typer.echo(f"{row['name']}: {row['summary']}")
+    if row["paper"]:
+        typer.echo(row["paper"])
+    typer.echo(f"\n{row['description']}\n")
+    typer.echo(f"observes: {', '.join(row['observes']) or 'nothing'}; one choice for: {row['scope']}")
+    for name, default in row["parameters"].items():
+        published = f"   (published: {row['published'][name]})" if name in row["published"] else ""
+        typer.echo(f"  {name} = {default}{published}")
+    if issubclass(policy, Selection):
+        shared = (Selection.__doc__ or "").partition("\n\n")[2].rstrip()
+        typer.echo(
+            "\nParameters of every policy that compresses:\n"
+            + "\n".join(line.removeprefix("    ") for line in shared.splitlines())
+        )
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -68,13 +115,14 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0] if rows else []:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
     Console().print(table)
 
 

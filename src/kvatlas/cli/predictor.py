@@ -87,8 +87,11 @@ def evaluate(
     """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""
     from dataclasses import asdict
 
+    from kvatlas.core import KvatlasError
     from kvatlas.sweep.learning import Material, judge
 
+    if not head.is_file():
+        raise KvatlasError(f"The predictor {str(head)!r} is not there.")
     spec = _spec(model, model_option, benchmark, problems, skip, samples, seed, temperature, max_new_tokens)
     material = Material(spec, skip)
     folder = work or head.with_suffix(".eval")

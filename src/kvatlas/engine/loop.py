@@ -23,7 +23,7 @@ from kvatlas.engine.cache import Slots, Snapshot
 from kvatlas.engine.fates import Record
 from kvatlas.engine.observation import Asked, Observers, column_name
 from kvatlas.engine.sampling import draw
-from kvatlas.policies import Cached, Policy, Selection, Signal, select
+from kvatlas.policies import Cached, Policy, Reference, Selection, Signal, select
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,12 +39,16 @@ SMALLEST_BATCH = 8
 
 @dataclass(frozen=True)
 class Request(Generic[K]):
-    """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies."""
+    """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
+
+    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER).
+    """
 
     key: K
     prompt: tuple[int, ...]
     stream: int
     policies: tuple[Policy, ...]
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,6 @@ class Engine:
         from transformers import AttentionInterface
 
         AttentionInterface.register("kvatlas", attend)
-        network.set_attn_implementation("kvatlas")
         self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
         self.observers = Observers(policies)
         rows = max(batch_size, SMALLEST_BATCH)
@@ -124,6 +127,7 @@ class Engine:
         """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order."""
         source = iter(requests)
         self._rows, self._waiting = [], []
+        self.network.set_attn_implementation("kvatlas")
         decoder = self.network.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.observers.hidden else None
         try:
@@ -319,6 +323,7 @@ class Engine:
                 query=lambda layer: self.slots.queries[layer][index][:, recent % self.slots.ring],
                 window=self.slots.windows.get,
                 tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
+                reference=row.request.reference,
             ),
         )
         self.slots.compact(index, kept, tuple(names.values()))

@@ -128,6 +128,8 @@ def curves_figure(
 
 
 def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     right = max(level for each in curves for level, _ in each.points)
     left = min(level for each in curves for level, _ in each.points)
     margin = 0.06 * (right - left or 1.0)
@@ -145,6 +147,8 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> N
         shift = (number - (len(curves) - 1) / 2) * 0.008 * (right - left or 1.0)
         _points(panel, each, colour, _MARKERS[number], shift, least)
     panel.set_xlim(left - margin, right + margin)
+    # Depths and doors are whole numbers, ratios are not.
+    panel.xaxis.set_major_locator(MaxNLocator(7, integer=right > 1, steps=[1, 2, 5, 10]))
     if scale == "log":
         panel.set_yscale("log")
         panel.set_ylim(least, 1.1)

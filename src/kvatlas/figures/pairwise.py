@@ -17,7 +17,6 @@ import numpy as np
 from kvatlas.core import SERVED, KvatlasError
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, save
-from kvatlas.results.export import replacing
 from kvatlas.stats.entrants import Entrant
 from kvatlas.stats.pairwise import Correlation, Floats, Pair
 
@@ -41,7 +40,8 @@ def names_of(entrants: Sequence[Entrant]) -> list[str]:
     """The shortest names that tell the entrants apart: the model, the setting, or both, with parameters if need be."""
     models, policies = {e.model for e in entrants}, {e.setting.policy for e in entrants}
     if len({e.setting for e in entrants}) == 1:
-        return [style.model(e.model) for e in entrants]
+        shown = [style.model(e.model) for e in entrants]
+        return shown if len(set(shown)) == len(models) else [e.model for e in entrants]
     shown = []
     for entrant in entrants:
         if entrant.setting == SERVED:
@@ -56,7 +56,7 @@ def names_of(entrants: Sequence[Entrant]) -> list[str]:
         words = [style.model(entrant.model)] if len(models) > 1 else []
         words += [entrant.setting.policy] if len(policies) > 1 or not told else []
         shown.append(" ".join([*words, ", ".join(told)]).strip())
-    return shown if len(set(shown)) == len(shown) else [f"{style.model(e.model)} {e.setting}" for e in entrants]
+    return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in entrants]
 
 
 def pairwise_figure(
@@ -106,7 +106,6 @@ def pairwise_figure(
 
 def save_pairwise(figure: Figure, path: Path, entrants: Sequence[Entrant], metric: str) -> list[Path]:
     """Write the figure, and beside it `NAME.data.csv`: a row for every problem, a column for every entrant."""
-    written = save(figure, path)
     means = [entrant.means() for entrant in entrants]
     places = list(dict.fromkeys(place for each in means for place in each))
     about = {place: found for entrant in reversed(entrants) for place, found in entrant.about.items()}
@@ -116,10 +115,7 @@ def save_pairwise(figure: Figure, path: Path, entrants: Sequence[Entrant], metri
     for place in places:
         cells = ["" if place not in each else round(each[place], 6) for each in means]
         rows.writerow([*place, about.get(place, {}).get("L", ""), *cells])
-    data = path.with_suffix(".data.csv")
-    with replacing(data) as part:
-        part.write_text(text.getvalue(), "utf-8", newline="")
-    return [*written, data]
+    return save(figure, path, data=text.getvalue())
 
 
 def _across(panels: int) -> int:

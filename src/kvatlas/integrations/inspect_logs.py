@@ -36,8 +36,8 @@ def import_log(log: Path, run: Path) -> tuple[Expected, int]:
     read = _read(log)
     benchmark = _benchmark(read, log)
     problems = _problems(read, benchmark, log)
-    config = read.eval.model_generate_config.model_dump()
-    sampling = {name: config[name] for name in _SAMPLING if config.get(name) is not None}
+    given = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
+    sampling = {name: config[name] for config in given for name in _SAMPLING if config.get(name) is not None}
     cell = Expected(
         model=read.eval.model,
         benchmark=benchmark.name,
@@ -59,12 +59,12 @@ def import_log(log: Path, run: Path) -> tuple[Expected, int]:
 
 def verdict(benchmark: Benchmark, problem: Problem, text: str, stop: str | None) -> Grade:
     """The grade of a completion: what comes after thinking counts, and a completion cut off is wrong."""
-    if stop in _CUT:
-        return Grade(False, 0.0, None, Status.TRUNCATED)
     _, closed, answer = text.rpartition(_CLOSE)
-    if not closed and _OPEN in text:
-        return Grade(False, 0.0, None, Status.NO_ANSWER)
-    return benchmark.grade(problem, answer)
+    if stop not in _CUT and (closed or _OPEN not in text):
+        return benchmark.grade(problem, answer)
+    # With the metrics of an empty answer: Inspect wants the same numbers of every sample.
+    nothing = benchmark.grade(problem, "").metrics
+    return Grade(False, 0.0, None, Status.TRUNCATED if stop in _CUT else Status.NO_ANSWER, nothing)
 
 
 def _read(log: Path) -> EvalLog:

@@ -138,9 +138,20 @@ class Model:
 
     def check(self) -> None:
         """Raise KvatlasError for all that can be known to fail before weights are loaded."""
-        self._check_type()
+        # What needs no imports comes first: a wrong folder is told at once.
         self._check_weights()
+        self._check_template()
+        self._check_type()
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
+
+    def _check_template(self) -> None:
+        try:
+            config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        except (OSError, ValueError):
+            config = {}
+        there = any((self.folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+        if not (there or config.get("chat_template")):
+            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
 
     def _check_type(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN

@@ -1,7 +1,7 @@
 """Which tokens stay: one file per method, found by name."""
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies.base import Cached, Policy, Scope, Selection, Signal, Step, select, share
+from kvatlas.policies.base import Cached, Policy, Reference, Scope, Selection, Signal, Step, select, share
 from kvatlas.registry import Registry
 
 policies: Registry[type[Policy]] = Registry(
@@ -24,6 +24,8 @@ policies: Registry[type[Policy]] = Registry(
         "keydiff": "kvatlas.policies.keydiff:KeyDiff",
         "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
         "vase": "kvatlas.policies.vase:VaSE",
+        "triattention": "kvatlas.policies.triattention:TriAttention",
+        "oracle": "kvatlas.policies.oracle:Oracle",
     },
 )
 
@@ -37,6 +39,7 @@ __all__ = [
     "Cached",
     "KvatlasError",
     "Policy",
+    "Reference",
     "Scope",
     "Selection",
     "Signal",

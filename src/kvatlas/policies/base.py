@@ -41,12 +41,14 @@ class Signal(StrEnum):
 
     HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: what each new token pays to every
     cached one; its weights have to be computed at every step, for the sequences of the policy alone. QUERIES: the last
-    `queries` queries when a compression fires; they are copied as they pass, no attention is computed for them.
+    `queries` queries when a compression fires; they are copied as they pass, no attention is computed for them. ANSWER:
+    what the answer of the finished full-cache trace attended to; who makes the request has to bring it.
     """
 
     HIDDEN = "hidden"
     ATTENTION = "attention"
     QUERIES = "queries"
+    ANSWER = "answer"
 
 
 class Columns(Protocol):
@@ -92,6 +94,15 @@ class Step:
         self.columns.write(column, self.columns.read(column) + values)
 
 
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A finished full-cache trace: token ids, the prompt's included, and the mean attention [tokens before the answer]
+    that its answer pays to each token before it."""
+
+    tokens: tuple[int, ...]
+    attention: Tensor
+
+
 @dataclass(frozen=True)
 class Cached:
     """One sequence's cache at the moment when a compression fires; `[...]` is the scope's (layers, KV heads).
@@ -101,7 +112,8 @@ class Cached:
     the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
     where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
     positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
-    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included.
+    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
+    `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """
 
     model: Model
@@ -116,6 +128,7 @@ class Cached:
     query: Callable[[int], Tensor]
     window: Callable[[int], int | None]
     tokens: Callable[[], Tensor]
+    reference: Reference | None = None
 
     def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
         """Scores [KV heads, cached] of every layer as [..., cached], averaged over what shares one choice."""

@@ -49,7 +49,6 @@ class RKV(Selection):
         "kernel": "7",
         "mix": "0.1",
         "threshold": "0.5",
-        "kv_budget": "128 to 3072 + 128",
     }
     observes = frozenset({Signal.QUERIES})
 

@@ -35,7 +35,7 @@ class SepLLM(Selection):
     name = "sepllm"
     summary = "keeps separators (punctuation, line ends), the first and the most recent tokens"
     paper = "SepLLM, arXiv 2412.12094"
-    published: ClassVar[Mapping[str, str]] = {"sinks": "3 or 4", "local_window": "256 to 2048", "keep_prompt": "false"}
+    published: ClassVar[Mapping[str, str]] = {"sinks": "4", "keep_prompt": "false"}
 
     def score(self, cached: Cached) -> Tensor:
         import torch

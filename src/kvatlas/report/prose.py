@@ -44,7 +44,8 @@ def _overview_words(description: Document) -> list[str]:
         f"{_count(len(maps), 'map')} of {label(maps[0]['metric'])} in percent: {_count(len(models), 'model')} "
         f"({', '.join(models)}), {_count(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})"
         + (f", {_count(len(policies), 'policy')} ({', '.join(policies)})" if policies else "")
-        + f". Values run from {min(lows):.1f} to {max(highs):.1f}. Intervals are 95 % and speak of problems like these."
+        + f". Values run from {min(lows):.1f} to {max(highs):.1f}. Intervals are 95 % and speak of "
+        + ("these very problems." if maps[0]["metric"] == "bayes" else "problems like these.")
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ KNOWN_PROBLEMS: Mapping[str, int] = {
 }
 #: The column that holds a metric's values, in percent.
 VALUE_COLUMNS: Mapping[str, str] = {"pass@1": "pass_at_1", "progress": "progress"}
+_AT_K = re.compile(r"(pass|avg|maj)_at_[1-9]\d*|bayes")
 AXES = ("local_window", "ratio")
 EXTRAS = (
     "low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
@@ -44,6 +46,19 @@ class _Row:
     policy: str
     place: tuple[Any, Any] | None
     cell: Cell
+
+
+def value_column(metric: str) -> str:
+    """The column of a metric: `pass@1` is `pass_at_1`, `maj@5` is `maj_at_5`."""
+    return VALUE_COLUMNS.get(metric, metric.replace("@", "_at_"))
+
+
+def _metric(header: Sequence[str]) -> str:
+    for metric, column in VALUE_COLUMNS.items():
+        if column in header:
+            return metric
+    made = [column for column in header if _AT_K.fullmatch(column)]
+    return made[0].replace("_at_", "@") if made else "pass@1"
 
 
 def published_names() -> list[str]:
@@ -68,13 +83,13 @@ def read_maps(
     silent |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
     header, records = _records(name, text)
     axes, metric = _columns(name, header)
-    rows = [_row(f"{name}, line {line}", line, record, axes, VALUE_COLUMNS[metric], silent) for line, record in records]
+    rows = [_row(f"{name}, line {line}", line, record, axes, value_column(metric), silent) for line, record in records]
     if not any(row.place for row in rows):
         raise KvatlasError(f"{name} has no cells: no row under the header has values of {axes[0]} and {axes[1]}.")
     values = [row.cell.estimate.value for row in rows]
     if 0 < max(values) <= 0.01:
         raise KvatlasError(
-            f"All values of {VALUE_COLUMNS[metric]} in {name} are at most 1; give percent, not fractions."
+            f"All values of {value_column(metric)} in {name} are at most 1; give percent, not fractions."
         )
     return _maps(name, rows, axes, metric, partial)
 
@@ -114,10 +129,10 @@ def _records(name: str, text: str) -> tuple[list[str], list[tuple[int, dict[str,
 
 
 def _columns(name: str, header: Sequence[str]) -> tuple[tuple[str, str], str]:
-    metric = next((metric for metric, column in VALUE_COLUMNS.items() if column in header), "pass@1")
-    known = {"model", "benchmark", "policy", *VALUE_COLUMNS.values(), *EXTRAS}
+    metric = _metric(header)
+    known = {"model", "benchmark", "policy", value_column(metric), *VALUE_COLUMNS.values(), *EXTRAS}
     others = [column for column in header if column and column not in known]
-    missing = [column for column in ("model", "benchmark", VALUE_COLUMNS[metric]) if column not in header]
+    missing = [column for column in ("model", "benchmark", value_column(metric)) if column not in header]
     given = tuple(axis for axis in AXES if axis in header)
     likeness = 0.66 if given else 0.75
     misspelt = [axis for axis in AXES if axis not in header and get_close_matches(axis, others, 1, likeness)]

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from kvatlas.core import Cell, KvatlasError, Map, Trace
-from kvatlas.results.csv_maps import EXTRAS, VALUE_COLUMNS
+from kvatlas.results.csv_maps import EXTRAS, value_column
 from kvatlas.results.store import Store
 
 FORMATS = ("csv", "jsonl", "parquet")
@@ -57,7 +57,7 @@ def csv_text(maps: Sequence[Map]) -> str:
     for one in maps:
         if [name for name, _ in one.axes] != axes or one.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
-    lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, VALUE_COLUMNS[metric], *EXTRAS]]
+    lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS]]
     written = set()
     for one in maps:
         rows, columns = one.axes[0][1], one.axes[1][1]

@@ -149,7 +149,7 @@ def _verdict(one: Standing, mean: Map, ids: Mapping[Place, str]) -> Verdict:
     p = dict(zip(one.settings, np.minimum(1.0, np.exp(-one.race.log_e)), strict=True))
     values = np.array([cell.estimate.value for cell in mean.cells.values()])
     places = list(mean.cells)
-    smallest = min(1.0, min(p.values()) * len(p))
+    smallest = min(1.0, float(min(p.values())) * len(p))
     if any(p[setting] > EARLY for setting in one.settings if setting not in one.active):
         # Dropped by the final test, whose chance of an error this is.
         smallest = min(smallest, LEVEL - EARLY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -14,7 +15,7 @@ from kvatlas.stats.inference import LEVEL, POWER, Contrast, Need, Plateau, Test,
 from kvatlas.stats.maps import MEAN_OF, mean_map
 from kvatlas.stats.verdicts import Name, Place, Verdict, assembled, effects, name_of
 
-DRAWS = 20_000
+DRAWS = 10_000
 BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
 #: Said where a CSV map does not tell its samples.
 ONE_SAMPLE = "the number of samples is not known, so 1 is taken; give it with --samples"
@@ -71,7 +72,7 @@ def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
     square = float(((values - values.mean()) ** 2).sum()) / scale**2
     freedom = max(len(values) - 1, 1)
     test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), f"chi-square test with the {BOUND}")
-    noise = np.random.default_rng(0).standard_normal((DRAWS, len(values)))
+    noise = _noise(len(values))
     gap = float(values.max() - values.min())
     wanted = (gap / (Z + POWER)) ** 2
     enough = math.ceil((samples or 1) * 2 * each / wanted) if gap > 1e-12 else None
@@ -86,6 +87,11 @@ def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
         BOUND,
         () if samples else (ONE_SAMPLE,),
     )
+
+
+@lru_cache(maxsize=8)
+def _noise(cells: int) -> Floats:
+    return np.random.default_rng(0).standard_normal((DRAWS, cells))
 
 
 def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Plateau:

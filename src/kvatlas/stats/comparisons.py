@@ -55,9 +55,10 @@ def comparisons(
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
     have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells and benchmarks.
-    The same for each policy and each pair of models. For each map: its best cell against each baseline.
+    The same for each policy and each pair of models. For each map: its best cell against each baseline. None for the
+    cells of adaptive sweeps: which problems two of them share depends on their outcomes.
     """
-    found = [cell for cell in cells if cell.found]
+    found = [cell for cell in cells if cell.found and not cell.adaptive]
     policies = _policies(found, axes, fix)
     made = [
         _over_cells(metric, first, policies[first], second, policies[second])

@@ -76,32 +76,28 @@ def entrants_of(
 
 
 class _Measure:
-    """One metric of a trace, and whether any trace had it."""
+    """One metric of a trace, and which others traces have."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self.common: Callable[[Trace], float] | None = METRICS.get(metric)
-        self.had = self.lacked = False
+        self.shares: set[str] = set()
         self.others: set[str] = set()
+        self.lacked = False
 
     def __call__(self, trace: Trace) -> float:
         if self.common is not None:
             return self.common(trace)
+        for name, each in trace.grade.metrics.items():
+            (self.others if isinstance(each, str) or not 0 <= each <= 1 else self.shares).add(name)
         value = trace.grade.metrics.get(self.metric)
-        self.others.update(
-            name for name, each in trace.grade.metrics.items() if not isinstance(each, str) and 0 <= each <= 1
-        )
-        if value is None and trace.grade.status in (Status.TRUNCATED, Status.NO_ANSWER):
-            return 0.0
-        if value is None or isinstance(value, str) or not 0 <= value <= 1:
-            self.lacked = True
-            return 0.0
-        self.had = True
-        return float(value)
+        self.lacked |= value is None and trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER)
+        return 0.0 if value is None or isinstance(value, str) else float(value)
 
     def check(self) -> None:
-        if self.common is None and (self.lacked or not self.had):
-            valid = ", ".join([*METRICS, *sorted(self.others - {self.metric})])
+        shares = self.shares - self.others
+        if self.common is None and (self.lacked or self.metric not in shares):
+            valid = ", ".join([*METRICS, *sorted(shares - {self.metric})])
             raise KvatlasError(
                 f"Not every trace was graded by {self.metric!r} with a number from 0 to 1; valid are: {valid}."
             )

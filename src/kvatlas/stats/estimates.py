@@ -221,11 +221,17 @@ def _mean_error(errors: Sequence[float | None]) -> float | None:
 def binomial_bound(value: float, problems: int, samples: int | None = None) -> tuple[float, float]:
     """A 95 % interval for a bare Pass@1 in [0, 1]: for problems like these, or with `samples` for these very problems.
 
-    A `share_interval` with n = problems: however alike the samples of one problem are, the variance between problem
-    means is at most value * (1 - value). With `samples` n = problems * samples: samples of these problems vary at most
-    like independent draws. Both are bounds: wide enough, and often too wide.
+    Without `samples` the interval of one sample a problem (`clustered_interval`): however alike the samples of one
+    problem are, the variance between n problem means is at most value * (1 - value) * n / (n - 1). With `samples` a
+    `share_interval` with n = problems * samples: samples of these problems vary at most like independent draws. Both
+    are bounds: wide enough, and often too wide.
     """
-    low, high = share_interval(value, problems * (samples or 1))
+    if samples is None and problems == 1:
+        return 0.0, 1.0
+    if samples is None:
+        low, high = share_interval(value, problems - 1, float(stats.t.ppf(0.975, problems - 1)))
+    else:
+        low, high = share_interval(value, problems * samples)
     return float(low), float(high)
 
 
@@ -247,6 +253,6 @@ def _with_bound(cell: Cell) -> Cell:
     if estimate.low is not None or estimate.problems is None:
         return cell
     low, high = binomial_bound(estimate.value, estimate.problems)
-    given_low, given_high = binomial_bound(estimate.value, estimate.problems, estimate.samples)
+    given_low, given_high = binomial_bound(estimate.value, estimate.problems, estimate.samples or 1)
     bounded = replace(estimate, low=low, high=high, given_low=given_low, given_high=given_high)
     return replace(cell, estimate=bounded)

@@ -80,12 +80,18 @@ class Plan:
             for policy, baseline in self.policies
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        about = {
-            benchmark.name: found
-            for benchmark in self.benchmarks
-            if (found := {problem.id: problem.about for problem in self.problems[benchmark.name] if problem.about})
-        }
-        return Manifest(axes, expected, self.spec.model_dump(mode="json"), provenance(), about)
+        asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        return Manifest(axes, expected, self.spec.model_dump(mode="json"), {**provenance(), **asked}, self._about())
+
+    def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, problems in self.problems.items():
+            for problem in problems:
+                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
+                if plain:
+                    found.setdefault(name, {})[problem.id] = plain
+        return found
 
     def units(self, model: Model, done: set[Key]) -> list[Unit]:
         """The trees of one model that still lack traces, each with the settings that it lacks.

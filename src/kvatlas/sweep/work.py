@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvatlas import policies
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import Grade, Problem, Sampling, Status, Trace
+from kvatlas.core import Grade, Problem, Sampling, Setting, Status, Trace
 from kvatlas.models import Model
 from kvatlas.noise import stream_key
+from kvatlas.policies import Reference, Signal
 from kvatlas.sweep.plan import Unit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine import Generation
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class Job:
 def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     """Decode and grade the units whose numbers `claims` gives, each pulled when there is room for it.
 
-    Yields every trace as it finishes, with the number of tokens that were decoded for it alone.
+    Yields every trace as it finishes, with the number of tokens that were decoded for it alone. Settings that need the
+    answer of the full-cache trace come last, when that is there.
     """
     import torch
 
@@ -43,33 +51,80 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     model = job.model
     found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
-    engine = Engine(model, model.network(), settings.values(), job.sampling, job.batch_size)
+    full = policies.of(Setting.of("full"))
+    engine = Engine(model, model.network(), [*settings.values(), full], job.sampling, job.batch_size)
+    waiting: dict[int, Request[int]] = {}
 
     def requests() -> Iterator[Request[int]]:
         for number in claims:
             unit = job.units[number]
-            yield Request(
+            request = Request(
                 key=number,
                 prompt=model.encode(found[unit.benchmark].prompt(unit.problem)),
                 stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
                 policies=tuple(settings[setting] for setting in unit.settings),
             )
+            late = tuple(policy for policy in request.policies if Signal.ANSWER in policy.observes)
+            if late:
+                waiting[number] = replace(request, policies=late)
+                early = dict.fromkeys(policy for policy in request.policies if policy not in late)
+                request = replace(request, policies=tuple({**early, full: None}))
+            yield request
 
+    finished: dict[int, tuple[int, ...]] = {}
     for generation in engine.run(requests()):
-        unit = job.units[generation.key]
-        trace = Trace(
-            model=model.name,
-            benchmark=unit.benchmark,
-            problem=unit.problem.id,
-            sample=unit.sample,
-            setting=generation.policy.setting,
-            tokens=generation.tokens,
-            text=model.text(generation.tokens),
-            grade=grade(model, found[unit.benchmark], unit.problem, generation.tokens, generation.finished),
-            usage=generation.usage,
-            fate=generation.fate,
-        )
-        yield trace, generation.decoded
+        if generation.policy == full and generation.key in waiting:
+            finished[generation.key] = generation.tokens
+        if generation.policy.setting in job.units[generation.key].settings:
+            yield _trace(job, found, generation), generation.decoded
+    late_requests = [
+        replace(request, reference=reference(model, engine.network, request.prompt, finished[number]))
+        for number, request in waiting.items()
+    ]
+    for generation in engine.run(late_requests):
+        trace = _trace(job, found, generation)
+        metrics = {**trace.grade.metrics, **departure(generation.tokens, finished[generation.key])}
+        yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
+
+
+def _trace(job: Job, found: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
+    unit, model = job.units[generation.key], job.model
+    return Trace(
+        model=model.name,
+        benchmark=unit.benchmark,
+        problem=unit.problem.id,
+        sample=unit.sample,
+        setting=generation.policy.setting,
+        tokens=generation.tokens,
+        text=model.text(generation.tokens),
+        grade=grade(model, found[unit.benchmark], unit.problem, generation.tokens, generation.finished),
+        usage=generation.usage,
+        fate=generation.fate,
+    )
+
+
+def reference(
+    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> Reference | None:
+    """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
+    from kvatlas.predictor import answer_attention
+
+    split = model.split(tokens)
+    if split is None or split[1] >= len(tokens):
+        return None
+    whole = prompt + tokens
+    attention, _ = answer_attention(network, list(whole), len(prompt) + split[1])
+    return Reference(whole, attention)
+
+
+def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float]:
+    """The metric `departs_at`: new tokens that a trace shares with the full-cache one; none if it is the same."""
+    shared = 0
+    for own, theirs in zip(tokens, full, strict=False):
+        if own != theirs:
+            break
+        shared += 1
+    return {} if tokens == full else {"departs_at": shared}
 
 
 def grade(model: Model, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET, read_maze
 from kvatlas.benchmarks.seqbench.family import grade, prompt
 from kvatlas.benchmarks.seqbench.plans import NO_ERROR, Plan, follow, format_plan, parse_plan
-from kvatlas.core import Grade, KvatlasError, Problem
+from kvatlas.core import Grade, KvatlasError, Problem, digest
 
 _ROOM = r"[A-Z]+\d+"
 #: A fact, whichever the names of agent and target; some texts have "Door between" for "The locked door between".
@@ -52,7 +52,7 @@ class Published:
     @property
     def identity(self) -> list[Any]:
         """What the file holds, so that a copy elsewhere is the same benchmark."""
-        return [[problem.id, problem.question, problem.answer] for problem in self._problems]
+        return [digest([[problem.id, problem.question, problem.answer] for problem in self._problems])]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         """The first `limit` mazes; KvatlasError says which line of the file is no maze."""

@@ -1,0 +1,166 @@
+"""What every policy costs: time per decoding step and per compression, at 1k, 4k and 16k cached tokens.
+
+    python bench/policies.py --tokens 1024 4096 16384 > bench/results/policies.json
+
+One model with random weights, one thread, fp32, eight sequences of equal length. A round decodes one step under every
+policy in turn, from the same cache, with `window` before and after every three; a policy's ratio is the median over the
+rounds of its time to the mean of those two. Times are processor time of the one thread, so that other programs on the
+machine do not count. Policies that want no attention weights (`fast`) are to stay within 3 %. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from decode import bench_model
+from kvatlas import models, policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.loop import _Row
+from kvatlas.models import Model
+from kvatlas.policies import Policy, Selection
+from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.policies.triattention import STATISTICS_FILE
+from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.training import new_head
+
+FAST = ("full", "window", "streaming", "random", "keydiff", "dynts")
+ROWS = 8
+
+
+def settings(model: Model) -> dict[str, Policy]:
+    """Every policy that runs on any model by itself; none compresses before the bench says so."""
+    save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
+    text = tuple(5 + i % 50 for i in range(64))
+    save_file(query_statistics(model, model.network(), [text]), model.folder / STATISTICS_FILE)
+    found: dict[str, Policy] = {}
+    for name in policies.policies.names():
+        if name == "full":
+            found[name] = policies.of(Setting.of(name))
+        elif name != "oracle":
+            values = {"kv_budget": 10**6, "local_window": 256, "ratio": 0.3}
+            found[name] = policies.of(Setting.of(name, **values))
+    return found
+
+
+class Bench:
+    """An engine whose rows are filled by hand: the same cache for every policy."""
+
+    def __init__(self, model: Model, found: dict[str, Policy], tokens: int) -> None:
+        sampling = Sampling(temperature=0.0, max_new_tokens=10**6)
+        self.engine = Engine(model, model.network(), found.values(), sampling, ROWS)
+        self.tokens = tokens
+        slots = self.engine.slots
+        slots.reserve(tokens + 64)
+        torch.manual_seed(0)
+        for table in (*slots.keys, *slots.values, *slots.queries):
+            table.normal_()
+        for column in slots.columns.values():
+            column[..., :tokens].uniform_()
+        self.request = Request(0, tuple(5 + i % 50 for i in range(128)), 7, ())
+        self.written = [5 + i % 50 for i in range(tokens - 128 + 1)]
+        self.decoder = self.engine.network.get_decoder().register_forward_hook(self.engine._keep_hidden)
+
+    def fill(self, policy: Policy) -> None:
+        """Eight rows of `tokens` cached tokens under a policy."""
+        row = _Row(self.request, (policy,), self.engine.observers.asked((policy,)))
+        self.engine._rows = [replace(row, tokens=list(self.written)) for _ in range(ROWS)]
+        self.engine.slots.lengths = [self.tokens] * ROWS
+
+    def step(self, policy: Policy) -> float:
+        """Seconds of one step."""
+        self.fill(policy)
+        began = time.thread_time()
+        self.engine._step()
+        return time.thread_time() - began
+
+    def compression(self, policy: Policy) -> float:
+        """Seconds of one compression of one sequence."""
+        self.fill(policy)
+        snapshot = self.engine.slots.snapshot(0)
+        began = time.thread_time()
+        with torch.inference_mode():
+            self.engine._compress(0)
+        seconds = time.thread_time() - began
+        self.engine.slots.restore(snapshot, 0)
+        return seconds
+
+
+def measure(model: Model, tokens: int, rounds: int, compressions: int) -> dict[str, dict[str, float]]:
+    """Medians for every policy at one cache length."""
+    found = settings(model)
+    bench = Bench(model, found, tokens)
+    seconds: dict[str, list[float]] = {name: [] for name in found}
+    ratios: dict[str, list[float]] = {name: [] for name in found}
+    names = list(found)
+    for turn in range(-1, rounds):
+        before = bench.step(found["window"])
+        for start in range(0, len(names), 3):
+            own = {name: bench.step(found[name]) for name in names[start : start + 3]}
+            after = bench.step(found["window"])
+            for name, taken in own.items() if turn >= 0 else ():
+                seconds[name].append(taken)
+                ratios[name].append(2 * taken / (before + after))
+            before = after
+    rows = {}
+    for name, policy in found.items():
+        row = {
+            "step_ms": round(1000 * statistics.median(seconds[name]), 3),
+            "step_against_window": round(statistics.median(ratios[name]), 4),
+        }
+        if isinstance(policy, Selection):
+            bench.compression(policy)
+            row["compression_ms"] = round(
+                1000 * statistics.median(bench.compression(policy) for _ in range(compressions)), 3
+            )
+        rows[name] = row
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16_384])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=28, help="at the shortest length, fewer at longer ones")
+    parser.add_argument("--compressions", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    gc.disable()
+    with tempfile.TemporaryDirectory() as folder:
+        model = bench_model(Path(folder), options.layers, options.hidden)
+        vars(model).update(tokenizer=models.find("embedded:tiny-llama").tokenizer)
+        found = {}
+        for tokens in options.tokens:
+            rounds = max(7, options.rounds * min(options.tokens) // tokens)
+            found[str(tokens)] = measure(model, tokens, rounds, options.compressions)
+    fast = {tokens: {name: rows[name]["step_against_window"] for name in FAST} for tokens, rows in found.items()}
+    print(
+        json.dumps(
+            {
+                "bench": "policies",
+                "options": vars(options),
+                "torch": torch.__version__,
+                "machine": platform.processor() or platform.machine(),
+                "sequences": ROWS,
+                "cached_tokens": found,
+                "fast": fast,
+                "fast_within_3_percent": all(ratio <= 1.03 for rows in fast.values() for ratio in rows.values()),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvatlas import cli
+from kvatlas.core import Setting
+from tests.wanderers import maze_run
+
+FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
+
+
+@pytest.fixture
+def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    solvers = {("A", FULL): 0.01, ("A", WINDOW): 0.15, ("B", FULL): 0.04}
+    return maze_run(tmp_path_factory.mktemp("compare"), solvers, problems=40)
+
+
+def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "pairs.svg"
+    code, said, _ = kvatlas("compare", run, "--out", out)
+    assert code == 0
+    assert said.splitlines()[:2] == [str(out), str(out.with_suffix(".data.csv"))]
+    assert said.splitlines()[2].startswith("x: A full vs y: A window: x ahead on ")
+    assert len(said.splitlines()) == 5
+    code, said, _ = kvatlas("compare", run, "--out", out, "--only", "window", "--only", "A full", "--json")
+    (pair,) = json.loads(said)["pairs"]
+    assert (pair["x"], pair["y"], pair["problems"]) == ("window", "full", 40)
+    assert pair["above"] + pair["on"] + pair["below"] == pytest.approx(1)
+    assert pair["difference"]["value"] < 0 < pair["above"]
+    assert pair["spearman_given_L"]["low"] <= pair["spearman_given_L"]["value"] <= pair["spearman_given_L"]["high"]
+    code, said, _ = kvatlas("compare", run, "--out", out, "--metric", "recall", "--json")
+    assert json.loads(said)["metric"] == "recall"
+
+
+def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    code, said, _ = kvatlas("curves", run, "--out", out)
+    assert code == 0
+    assert out.is_file()
+    assert said.splitlines()[1].startswith("A full: L0 ")
+    code, said, _ = kvatlas("curves", run, "--out", out, "--only", "B", "--no-published", "--json")
+    (curve,) = json.loads(said)["curves"]
+    assert curve["entrant"] == "B"
+    assert [decay["amplitude"] == 1 for decay in curve["decays"]] == [True, False]
+    assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
+    code, said, _ = kvatlas("curves", run, "--out", out, "--by", "B")
+    assert said.splitlines() == [str(out)]
+
+
+def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "maze.png"
+    assert kvatlas("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", 3)[0] == 0
+    assert out.stat().st_size > 5000
+    words = ("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", "SEQBENCH-6x6-B1-0003", "--run", run)
+    assert kvatlas(*words, "--only", "window", "--sample", 1)[:2] == (0, f"{out}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("compare", "RUN", "--only", "A full"), "needs two or more entrants; there is 1"),
+        (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 entrants"),
+        (("compare", "RUN", "--metric", "beauty"), "Not every trace was graded by 'beauty'"),
+        (("compare", "nowhere"), "is no run"),
+        (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S"),
+        (("maze", "CHAIN4"), "'CHAIN4' has no mazes"),
+        (("maze", "SEQBENCH-5x5", "--problem", "x"), "has no maze 'x'; its first is SEQBENCH-5x5-0000"),
+        (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one entrant with sample 0 of SEQBENCH-6x6-B1-0000"),
+        (("maze", "SEQBENCH-6x6-B1", "--run", "RUN", "--sample", "7"), "there are: none"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    kvatlas: Call, run: Path, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    code, _, error = kvatlas(*(run if word == "RUN" else word for word in words), "--out", tmp_path / "x.png")
+    assert code == 2
+    assert error.startswith("kvatlas: ")
+    assert error.count("\n") == 1
+    assert sentence in error

@@ -1,0 +1,225 @@
+"""Pairwise maps, curves and mazes read back: axes, texts, colour where there are data and white elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from kvatlas.benchmarks import find
+from kvatlas.benchmarks.seqbench import format_plan, parse_plan
+from kvatlas.core import SERVED, KvatlasError, Setting, Trace, Usage
+from kvatlas.figures.decay import curve, curves_figure
+from kvatlas.figures.look import save
+from kvatlas.figures.maze import ERROR_WORDS, maze_figure
+from kvatlas.figures.pairwise import density, names_of, numbers, pairwise_figure, save_pairwise
+from kvatlas.results import Store
+from kvatlas.stats.decay import PUBLISHED_L0
+from kvatlas.stats.entrants import Entrant, entrants_of
+from kvatlas.stats.pairwise import pairs_of
+from tests.wanderers import maze_run
+
+FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    solvers = {("A", FULL): 0.01, ("A", WINDOW): 0.15, ("B", FULL): 0.04, ("C", SERVED): 0.08}
+    return maze_run(tmp_path_factory.mktemp("pairs"), solvers)
+
+
+def entrants(run: Path, metric: str = "progress") -> list[Entrant]:
+    with Store.open(run) as store:
+        return entrants_of([(store.manifest(), store.traces(texts=False))], metric)
+
+
+def texts(figure, folder: Path) -> list[str]:
+    path, *_ = save(figure, folder / "figure.svg")
+    root = ElementTree.parse(path).getroot()
+    return ["".join(one.itertext()).strip() for one in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_four_entrants_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:
+    four = entrants(run)
+    pairs = pairs_of(four)
+    figure = pairwise_figure(four, pairs, "progress", ["PARTIAL: one is missing"])
+    panels = [axes for axes in figure.axes if axes.get_xlabel()]
+    assert len(panels) == 6
+    assert len({round(axes.get_position().y0, 6) for axes in panels}) == 2
+    assert len({round(axes.get_position().x0, 6) for axes in panels}) == 3
+    titles = [axes.get_title(loc="left") for axes in panels]
+    assert titles[:3] == ["x: A full vs y: A window", "x: A full vs y: B full", "x: A full vs y: C"]
+    for axes in panels:
+        assert axes.get_xlim() == axes.get_ylim() == (0, 1)
+        assert list(axes.get_xticks()) == list(axes.get_yticks()) == [0.2, 0.4, 0.6, 0.8]
+        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+        assert [list(line.get_xdata()) for line in dashed] == [[0, 1]]
+        dots = next(c for c in axes.collections if len(c.get_offsets()) == 150)
+        assert dots.get_alpha() < 1
+    shown = texts(figure, tmp_path)
+    for _, _, found in pairs:
+        assert all(line in shown for line in numbers(found) if line)
+    assert any("share of the panel's densest point" in text for text in shown)
+    assert "PARTIAL: one is missing" in shown
+    assert "Given L: partial Spearman correlation" in " ".join(shown)
+
+
+def test_dots_are_in_the_data_beside_the_figure(run: Path, tmp_path: Path) -> None:
+    two = entrants(run)[:2]
+    figure = pairwise_figure(two, pairs_of(two), "progress")
+    assert len([axes for axes in figure.axes if axes.get_xlabel()]) == 1
+    paths = save_pairwise(figure, tmp_path / "two.png", two, "progress")
+    assert [path.name for path in paths] == ["two.png", "two.data.csv"]
+    rows = list(csv.DictReader(paths[1].open()))
+    assert len(rows) == 150
+    assert float(rows[0]["progress: A full"]) == pytest.approx(two[0].means()[rows[0]["benchmark"], rows[0]["problem"]])
+    assert int(rows[0]["L"]) > 4
+
+
+def test_colour_is_where_the_data_are_and_white_where_they_are_not(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x, y = 0.2 + 0.05 * generator.random(200), 0.7 + 0.05 * generator.random(200)
+    shares = density(x, y)
+    row, column = np.unravel_index(shares.argmax(), shares.shape)
+    assert shares.max() == 1
+    assert 0.2 < column / shares.shape[1] < 0.25
+    assert 0.7 < row / shares.shape[0] < 0.75
+    assert shares[:60].max() < 0.05
+    # All problems at one point, at an edge: no bandwidth to estimate, nothing lost over the edge.
+    corner = density(np.ones(50), np.ones(50))
+    assert corner[-1, -1] == 1
+    one = Entrant("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)}, {}, 200)
+    other = Entrant("b", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(y)}, {}, 200)
+    figure = pairwise_figure([one, other], pairs_of([one, other]), "progress")
+    path, *_ = save(figure, tmp_path / "f.png")
+    pixels = mpl.image.imread(path)[..., :3]
+    box = figure.axes[0].get_position()
+
+    def at(px: float, py: float) -> np.ndarray:
+        height, width = pixels.shape[:2]
+        return pixels[int(height * (1 - box.y0 - py * box.height)), int(width * (box.x0 + px * box.width))]
+
+    assert np.allclose(at(0.8, 0.2), 1)
+    assert not np.allclose(at(0.215, 0.735), 1, atol=0.2)
+
+
+def test_names_are_as_short_as_they_can_be() -> None:
+    def names(*pairs: tuple[str, Setting]) -> list[str]:
+        return names_of([Entrant(model, setting) for model, setting in pairs])
+
+    assert names(("hf:lab/A", FULL), ("embedded:b", FULL)) == ["A", "b"]
+    assert names(("hf:lab/A", FULL), ("hf:lab/A", WINDOW)) == ["full", "window"]
+    two = [Setting.of("window", ratio=r, kv_budget=9) for r in (0.1, 0.2)]
+    assert names(("A", two[0]), ("A", two[1])) == ["ratio=0.1", "ratio=0.2"]
+    assert names(("A", FULL), ("A", two[0]), ("A", two[1])) == ["full", "window ratio=0.1", "window ratio=0.2"]
+    assert names(("A", FULL), ("openai/g", SERVED)) == ["A full", "openai/g"]
+    assert names(("hf:x/A", FULL), ("hf:y/A", FULL)) == ["hf:x/A", "hf:y/A"]
+    assert names(("hf:x/A", FULL), ("hf:y/A", FULL), ("B", WINDOW))[:2] == ["hf:x/A full", "hf:y/A full"]
+
+
+def test_too_many_panels_are_refused() -> None:
+    many = [Entrant(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}, {}, 2) for i in range(9)]
+    with pytest.raises(KvatlasError, match=r"36 panels; at most 28 \(8 entrants\)"):
+        pairwise_figure(many, pairs_of(many), "progress")
+
+
+def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
+    flat = Entrant("a", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 1.0}}, {}, 2)
+    other = Entrant("b", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 0.5}}, {}, 2)
+    lines = numbers(pairs_of([flat, other])[0][2])
+    assert lines[lines.index("Spearman") + 1] == "undefined: a side"
+    assert lines[-1] == "given L: unknown"
+    assert "x ahead 50.0 %" in lines
+
+
+def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Path) -> None:
+    success, progress = entrants(run, "pass@1"), entrants(run)
+    figure, curves = curves_figure(success, progress, names_of(success))
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "log"]
+    shown = texts(figure, tmp_path)
+    for one in curves:
+        assert [decay.amplitude == 1 for decay in one.decays] == [True, False]
+        assert one.decays[0].low < one.decays[0].depth < one.decays[0].high
+        assert sum(estimate.problems for _, estimate in one.points) == 150
+        assert all(a[0] < b[0] for a, b in zip(one.points, one.points[1:], strict=False))
+        assert any(text.startswith(f"L0 {one.decays[0].depth:.1f} (") for text in shown)
+    # A chance c of failing at each action is a depth of -1 / log(1 - c), but for the first action, which never fails.
+    assert curves[1].decays[0].low * 0.9 < -1 / math.log(1 - 0.15) < curves[1].decays[0].high
+    grey = [line for line in figure.axes[0].lines if line.get_color() == "#c4c4c4"]
+    assert len(grey) == len(PUBLISHED_L0)
+    assert any("gemini-2.0-flash 40.2" in text for text in shown)
+
+
+def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
+    runs = [
+        maze_run(tmp_path / str(b), {("A", FULL): 0.05}, benchmark=f"SEQBENCH-6x6-B{b}", problems=30) for b in (0, 1, 2)
+    ]
+    stores = [Store.open(run) for run in runs]
+    merged = {
+        metric: entrants_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
+        for metric in ("pass@1", "progress")
+    }
+    figure, curves = curves_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
+    assert [level for level, _ in curves[0].points] == [0, 1, 2]
+    assert curves[0].decays == ()
+    assert figure.axes[2].get_xlabel() == "Locked doors B"
+    with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; valid are L, B, N, S"):
+        curves_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
+    with pytest.raises(KvatlasError, match="does not say the L of its problems"):
+        curve(Entrant("a", FULL, {("CHAIN4", "1"): {0: 1.0}}, {}, 1), "L")
+    with pytest.raises(KvatlasError, match="9 entrants are too many"):
+        curves_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
+
+
+def attempt(problem, plan: str, benchmark: str = "SEQBENCH-6x6-B1") -> Trace:
+    usage = Usage(1, 1, 0, 2, 1.0, 0, 0.1)
+    grade = find(benchmark).grade(problem, plan)
+    return Trace("embedded:m", benchmark, problem.id, 0, Setting.of("dynts"), (), plan, grade, usage)
+
+
+def test_a_maze_shows_both_paths_and_the_first_error(tmp_path: Path) -> None:
+    problem = find("SEQBENCH-6x6-B1").problems(4)[3]
+    plan = list(parse_plan(problem.answer))
+    lost = [action for action in plan if action[0] != "pick_up_key"]
+    figure = maze_figure(problem, attempt(problem, format_plan(lost)))
+    shown = texts(figure, tmp_path)
+    assert f"first error at action 5 (use_key 10): {ERROR_WORDS['key_not_held']}" in shown
+    assert "m, dynts, sample 0: 8 actions, progress ratio 0.22" in shown
+    assert {"Bob", "Alice", "key 10", "10"} <= set(shown)
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
+    assert len(crosses) == 1
+    # The cross is in E1, where the door to F1 stays locked: column 5, row 1, a little apart from the optimal path.
+    assert round(float(crosses[0].get_xdata()[0])) == 5
+    assert round(float(crosses[0].get_ydata()[0])) == 1
+    alone = maze_figure(problem)
+    assert not [line for line in alone.axes[0].lines if line.get_marker() == "X"]
+
+
+@pytest.mark.parametrize("kind", ["solved", "longer", "none", "beside"])
+def test_mazes_with_other_attempts(kind: str, tmp_path: Path) -> None:
+    benchmark = "SEQBENCH-40x40-L60-B1-N1"
+    problem = find(benchmark).problems(1)[0]
+    plan = list(parse_plan(problem.answer))
+    texts_by_kind = {
+        "solved": problem.answer,
+        "longer": format_plan([*plan[:2], ("move_to", plan[0][1]), *plan[1:]]),
+        "none": "no way",
+        "beside": format_plan([*plan[:20], ("move_to", "A1"), *plan[20:]]),
+    }
+    figure = maze_figure(problem, attempt(problem, texts_by_kind[kind], benchmark))
+    shown = " ".join(texts(figure, tmp_path))
+    assert ("first error" in shown) == (kind in ("longer", "beside"))
+    assert ("no plan" in shown) == (kind == "none")
+    with pytest.raises(KvatlasError, match="is of SEQBENCH-40x40"):
+        maze_figure(find("SEQBENCH-6x6-B1").problems(1)[0], attempt(problem, "", benchmark))
+
+
+def test_the_words_of_errors_cover_all_classes() -> None:
+    from kvatlas.benchmarks.seqbench.plans import ERRORS
+
+    assert set(ERROR_WORDS) == set(ERRORS)

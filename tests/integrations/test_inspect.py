@@ -1,0 +1,279 @@
+"""Our tasks under Inspect and its logs in our stores: with scripted answers, and against a real server on loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.benchmarks import find
+from kvatlas.benchmarks.seqbench import format_plan, parse_plan
+from kvatlas.core import SERVED, KvatlasError, Status
+from kvatlas.results import Store
+from kvatlas.stats.entrants import entrants_of
+from kvatlas.stats.pairwise import pairs_of
+
+pytest.importorskip("inspect_ai", reason="needs the extra inspect")
+
+NAME = "SEQBENCH-5x5"
+
+
+def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Path:
+    """An Inspect log of the maze task, answered by these (text, stop reason), one problem each."""
+    from inspect_ai import eval as inspect_eval
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
+
+    from kvatlas.integrations.inspect_tasks import seqbench
+
+    outputs = [ModelOutput.from_content("mockllm/model", text, stop_reason=stop) for text, stop in answers]
+    for output in outputs:
+        output.usage = ModelUsage(input_tokens=100, output_tokens=40, total_tokens=140, reasoning_tokens=30)
+    task = changes.pop("task", None) or seqbench(NAME, problems=len(answers) // changes.get("epochs", 1))
+    (log,) = inspect_eval(
+        task,
+        model=get_model("mockllm/model", custom_outputs=outputs, memoize=False),
+        model_args={"api_key": "sk-not-a-real-key"},
+        log_dir=str(folder),
+        display="none",
+        max_samples=1,
+        **changes,
+    )
+    return Path(log.location.removeprefix("file://"))
+
+
+def answers() -> list[tuple[str, str]]:
+    first, second, third, *_ = find(NAME).problems(4)
+    lost = list(parse_plan(second.answer))
+    lost[1] = ("move_to", "Z1")
+    return [
+        (f"<think>[1]</think>\n{first.answer}", "stop"),
+        (format_plan(lost), "stop"),
+        (third.answer, "max_tokens"),
+        ("<think>I never stop to think", "stop"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_task(tmp_path_factory.mktemp("logs"), answers(), temperature=0.6)
+
+
+def test_inspect_shows_our_metrics(log: Path) -> None:
+    from inspect_ai.log import read_eval_log
+
+    read = read_eval_log(str(log))
+    assert (read.status, read.eval.task) == ("success", "kvatlas/seqbench")
+    shown = {score.name: score.metrics["mean"].value for score in read.results.scores}
+    assert shown["correct"] == 0.25
+    lost = len(parse_plan(find(NAME).problems(2)[1].answer))
+    assert shown["progress"] == pytest.approx((1 + 1 / lost) / 4)
+    assert {"valid", "progress_valid", "precision", "recall"} <= set(shown)
+    samples = {sample.id: next(iter(sample.scores.values())) for sample in read.samples}
+    assert samples[f"{NAME}-0001"].metadata == {"status": "ok", "first_error": "no_such_door"}
+
+
+def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_path: Path) -> None:
+    from kvatlas.integrations.inspect_logs import import_log
+
+    cell, added = import_log(log, tmp_path / "run")
+    assert (cell.model, cell.benchmark, cell.setting, added) == ("mockllm/model", NAME, SERVED, 4)
+    import_log(log, tmp_path / "run")
+    with Store.open(tmp_path / "run") as store:
+        manifest, traces = store.manifest(), [trace for _, trace in store.traces()]
+    assert [cell.problems for cell in manifest.expected] == [tuple(p.id for p in find(NAME).problems(4))]
+    assert manifest.about[NAME][f"{NAME}-0000"]["L"] == find(NAME).problems(1)[0].about["L"]
+    assert manifest.provenance["imported"][f"mockllm/model {NAME}"]["sampling"] == {"temperature": 0.6}
+    assert [t.grade.status for t in traces] == [Status.OK, Status.OK, Status.TRUNCATED, Status.NO_ANSWER]
+    assert [t.grade.correct for t in traces] == [True, False, False, False]
+    assert traces[1].grade.metrics["first_error"] == "no_such_door"
+    usage = traces[0].usage
+    assert (usage.prompt_tokens, usage.output_tokens, usage.thinking_tokens, usage.peak_kv_tokens) == (100, 40, 30, 140)
+    assert b"sk-not-a-real-key" not in b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
+
+
+def test_the_command_says_what_came_in(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvatlas import cli
+
+    monkeypatch.setattr(sys, "argv", ["kvatlas", "import", str(log), str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"{tmp_path / 'run'}: 4 of 4 traces of mockllm/model on SEQBENCH-5x5\n"
+
+
+def test_any_benchmark_is_a_task() -> None:
+    from kvatlas.integrations.inspect_tasks import benchmark
+
+    task = benchmark("CHAIN5", problems=7)
+    assert len(task.dataset) == 7
+    assert task.dataset[0].input == find("CHAIN5").problems(1)[0].question
+    assert task.metadata == {"kvatlas_benchmark": "CHAIN5", "kvatlas_version": find("CHAIN5").version}
+
+
+def test_samples_are_epochs(tmp_path: Path) -> None:
+    from kvatlas.integrations.inspect_logs import import_log
+
+    cell, added = import_log(run_task(tmp_path / "logs", answers(), epochs=2), tmp_path / "run")
+    assert (cell.samples, len(cell.problems), added) == (2, 2, 4)
+    with Store.open(tmp_path / "run") as store:
+        assert sorted((t.problem, t.sample) for _, t in store.traces()) == [
+            (f"{NAME}-000{problem}", sample) for problem in (0, 1) for sample in (0, 1)
+        ]
+
+
+def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
+    from inspect_ai import Task
+    from inspect_ai.dataset import Sample
+    from inspect_ai.log import read_eval_log, write_eval_log
+
+    from kvatlas.integrations.inspect_logs import import_log
+
+    def refused(path: Path, sentence: str, run: str = "run") -> None:
+        with pytest.raises(KvatlasError, match=sentence):
+            import_log(path, tmp_path / run)
+
+    other = run_task(tmp_path / "logs", [("4", "stop")], task=Task(dataset=[Sample("2 + 2?", target="4")], name="sums"))
+    refused(other, "is of the task 'sums'; valid are logs of kvatlas/seqbench and kvatlas/benchmark")
+    refused(tmp_path / "none.eval", "is not there")
+    (tmp_path / "text.eval").write_text("no log")
+    refused(tmp_path / "text.eval", "is no Inspect log")
+    (tmp_path / "text.json").write_text("{}")
+    refused(tmp_path / "text.json", "is no Inspect log")
+
+    def changed(name: str, change: Any) -> Path:
+        read = read_eval_log(str(log))
+        change(read)
+        write_eval_log(read, str(tmp_path / name))
+        return tmp_path / name
+
+    refused(changed("a.eval", lambda read: read.eval.metadata.update(kvatlas_version=99)), "asks version 99 of SEQB")
+    refused(changed("b.eval", lambda read: setattr(read.samples[0], "input", "Find Alice!")), "in another way than")
+    refused(changed("c.eval", lambda read: setattr(read.samples[0], "id", "x")), "asks 'x' in another way than")
+    refused(changed("d.eval", lambda read: read.samples.clear()), "has no samples")
+
+    def two(read: Any) -> None:
+        read.eval.model = "another/model"
+        del read.samples[2:]
+
+    import_log(log, tmp_path / "held")
+    refused(changed("e.eval", two), "holds other problems of SEQBENCH-5x5 than the log", "held")
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The embedded model behind transformers' own OpenAI-compatible server, on loopback."""
+    pytest.importorskip("fastapi", reason="transformers serve needs fastapi and uvicorn")
+    pytest.importorskip("openai", reason="Inspect asks OpenAI-compatible servers through the package openai")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "transformers.cli.transformers",
+            "serve",
+            "tiny-llama",
+            "--device",
+            "cpu",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ],
+        cwd=str(files("kvatlas.models") / "embedded"),
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=1)
+                break
+            except OSError:
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.25)
+        yield f"{address}/v1"
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@pytest.mark.slow
+def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_path: Path) -> None:
+    """`inspect eval kvatlas/benchmark` against a real server, imported, and compared with our own engine."""
+    if not any(point.value == "kvatlas.integrations.inspect_tasks" for point in entry_points(group="inspect_ai")):
+        pytest.skip("kvatlas was installed before it had the entry point; install it again")
+    key = "sk-not-a-real-key-either"
+    environment = {**os.environ, "LOCAL_BASE_URL": server, "LOCAL_API_KEY": key}
+    asked = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "inspect_ai",
+            "eval",
+            "kvatlas/benchmark",
+            "--model",
+            "openai-api/local/tiny-llama",
+            "-T",
+            "name=CHAIN4",
+            "-T",
+            "problems=15",
+            "--max-tokens",
+            "200",
+            "--temperature",
+            "0.6",
+            "--log-dir",
+            str(tmp_path / "logs"),
+            "--display",
+            "none",
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    (log,) = (tmp_path / "logs").glob("*.eval")
+
+    def kvatlas(*words: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvatlas", *map(str, words)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "15 of 15 traces of openai-api/local/tiny-llama on CHAIN4" in kvatlas("import", log, tmp_path / "served")
+    kvatlas(
+        "run", "embedded:tiny-llama", "CHAIN4", "--problems", 15, "--max-new-tokens", 200, "--workers", 1,
+        "--out", tmp_path / "local", "--quiet",
+    )  # fmt: skip
+    kvatlas("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
+    assert (tmp_path / "pair.png").stat().st_size > 10_000
+    with Store.open(tmp_path / "served") as one, Store.open(tmp_path / "local") as two:
+        found = entrants_of([(store.manifest(), store.traces(texts=False)) for store in (one, two)])
+    ((_, _, pair),) = pairs_of(found)
+    # The same weights, sampled twice: both solve these chains, whichever program decodes.
+    assert len(pair.places) == 15
+    assert min(pair.x.mean(), pair.y.mean()) > 0.9
+    written = [path for folder in ("served", "local") for path in (tmp_path / folder).iterdir()]
+    assert not any(key.encode() in path.read_bytes() for path in [*written, log])

@@ -1,0 +1,31 @@
+"""Without the extras their benchmarks and commands say which one is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words", "sentence"),
+    [
+        ("reasoning_gym", ["plan", "SPEC"], "Benchmarks RG-... need the extra: pip install 'kvatlas[reasoning-gym]'."),
+        (
+            "inspect_ai",
+            ["import", "LOG", "run"],
+            "Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.",
+        ),
+    ],
+)
+def test_a_missing_extra_is_named(tmp_path: Path, hidden: str, words: list[str], sentence: str) -> None:
+    (tmp_path / "SPEC").write_text(
+        "models: [embedded:tiny-llama]\nbenchmarks: [RG-chain_sum]\nsamples: 1\nbaseline: {policy: full}\n"
+    )
+    (tmp_path / "LOG").write_text("")
+    code = f"import sys; sys.modules[{hidden!r}] = None; sys.argv[1:] = {words!r}; from kvatlas.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"kvatlas: {sentence}"

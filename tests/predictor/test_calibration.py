@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas.core import KvatlasError
+from kvatlas.models import Model
+from kvatlas.predictor.calibration import query_statistics
+from tests.engine.test_loop import prompts
+
+
+@pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])
+def test_statistics_are_those_of_the_queries_before_rotation(
+    random_models: dict[str, Model], kind: str, part: str
+) -> None:
+    model = random_models[kind]
+    network = model.network()
+    texts = [prompt[:20] for prompt in prompts(model, 3)]
+    found = query_statistics(model, network, texts)
+
+    shape, planes = model.shape, model.shape.head_dim // 2
+    recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
+
+    def note(layer: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+            recorded[layer].append(output.reshape(-1, shape.heads, shape.head_dim).double())
+
+        return hook
+
+    for layer, block in enumerate(network.get_decoder().layers):
+        getattr(block.self_attn, part).register_forward_hook(note(layer))
+    with torch.inference_mode():
+        for text in texts:
+            network.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
+    for layer in range(shape.layers):
+        queries = torch.cat(recorded[layer])
+        pairs = torch.complex(queries[..., :planes], queries[..., planes:])
+        center = torch.complex(found["center_real"][layer], found["center_imag"][layer])
+        torch.testing.assert_close(center, pairs.mean(0).to(center.dtype), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
+    wanted = 10_000.0 ** -(torch.arange(planes) / planes)
+    torch.testing.assert_close(found["frequency"], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_what_cannot_be_calibrated_is_said(random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_models["llama"]
+    network = model.network()
+    with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
+        query_statistics(model, network, [])
+    rotary = network.get_decoder().rotary_emb
+    monkeypatch.setattr(rotary, "inv_freq", rotary.inv_freq[:4])
+    with pytest.raises(KvatlasError, match="it rotates 8 of 16"):
+        query_statistics(model, network, [(5, 6)])
+    monkeypatch.setattr(rotary, "rope_type", "dynamic")
+    with pytest.raises(KvatlasError, match="rotation of positions is not steady"):
+        query_statistics(model, network, [(5, 6)])

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.results import Store
+from kvatlas.stats.entrants import check_complete, choose, entrants_of, trace_of
+from tests.wanderers import maze_run
+
+FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    solvers = {("hf:lab/A-7B", FULL): 0.01, ("hf:lab/A-7B", SMALL): 0.2, ("hf:lab/A-7B", LARGE): 0.05, ("B", FULL): 0.1}
+    return maze_run(tmp_path_factory.mktemp("entrants"), solvers, problems=12)
+
+
+def entrants(run: Path, metric: str = "progress"):
+    with Store.open(run) as store:
+        return entrants_of([(store.manifest(), store.traces(texts=False))], metric)
+
+
+def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run: Path) -> None:
+    found = entrants(run)
+    assert [(e.model, e.setting) for e in found] == [
+        ("hf:lab/A-7B", FULL), ("hf:lab/A-7B", SMALL), ("hf:lab/A-7B", LARGE), ("B", FULL),
+    ]  # fmt: skip
+    assert all(e.promised == 24 and e.missing == 0 and len(e.outcomes) == 12 for e in found)
+    assert all(e.about[place]["L"] > 4 for e in found for place in e.outcomes)
+    with Store.open(run) as store:
+        one = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))
+    assert found[3].outcomes[one.benchmark, one.problem][1] == one.grade.progress
+
+
+@pytest.mark.parametrize("metric", ["pass@1", "progress", "progress_valid", "valid", "precision", "recall"])
+def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
+    found = entrants(run, metric)
+    values = [value for e in found for samples in e.outcomes.values() for value in samples.values()]
+    assert len(values) == 96
+    assert min(values) < max(values) <= 1
+
+
+@pytest.mark.parametrize("metric", ["first_error", "first_error_index", "beauty"])
+def test_what_is_no_share_is_refused(run: Path, metric: str) -> None:
+    valid = "pass@1, progress, precision, progress_valid, recall, valid"
+    with pytest.raises(KvatlasError, match=f"'{metric}' with a number from 0 to 1; valid are: {valid}"):
+        entrants(run, metric)
+
+
+def test_names_fit_one_entrant_in_the_order_given(run: Path) -> None:
+    found = entrants(run)
+    assert choose(found, []) == found
+    assert choose(found, ["dynts ratio=0.5", "A-7B full", "B"]) == [found[2], found[0], found[3]]
+    for name, sentence in [
+        ("full", "'full' fits 2 of the 4 entrants and must fit one. It fits: hf:lab/A-7B full; B full"),
+        ("dynts ratio=0.7", "fits none of the 4 entrants and must fit one. There are: hf:lab/A-7B full; hf:lab"),
+    ]:
+        with pytest.raises(KvatlasError, match=sentence):
+            choose(found, [name])
+    with pytest.raises(KvatlasError, match="say an entrant twice"):
+        choose(found, ["B", "B full"])
+
+
+def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Path) -> None:
+    other = maze_run(tmp_path, {("B", FULL): 0.1}, benchmark="SEQBENCH-5x5", problems=5)
+    with Store.open(run) as one, Store.open(other) as two:
+        runs = [(store.manifest(), list(store.traces(texts=False))) for store in (one, two)]
+    both = entrants_of(runs)
+    assert len(both[3].outcomes) == 17
+    with pytest.raises(KvatlasError, match="compare runs that do not overlap"):
+        entrants_of([runs[0], runs[0]])
+
+
+def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
+    with Store.open(run) as store:
+        half = [pair for pair in store.traces(texts=False) if pair[1].sample == 0]
+        found = entrants_of([(store.manifest(), half)])
+    with pytest.raises(KvatlasError, match="48 of 96 traces are missing"):
+        check_complete(found, False)
+    assert check_complete(found, True) == ["PARTIAL: 48 of 96 traces are missing"]
+    assert check_complete(entrants(run), False) == []
+
+
+def test_one_trace_by_name(run: Path) -> None:
+    with Store.open(run) as store:
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    problem = traces[0][1].problem
+    trace = trace_of(manifest, traces, problem, 1, "dynts ratio=0.1")
+    assert (trace.setting, trace.sample, trace.problem) == (SMALL, 1, problem)
+    with pytest.raises(KvatlasError, match="Name one entrant with sample 0"):
+        trace_of(manifest, traces, problem, 0)
+    with pytest.raises(KvatlasError, match="there are: none"):
+        trace_of(manifest, traces, problem, 9)
