@@ -34,7 +34,7 @@ test: $(VENV)/dev.stamp
 
 # The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
 example: demo
-	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --no-folder
+	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --megabytes 0.8 --no-folder
 
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/decode.py

@@ -97,13 +97,11 @@ def test_wrong_wishes_are_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_of_the_command_line_says_what_it_wrote(
-    kvatlas: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     code, out, err = kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0)
     assert (code, out, err) == (0, f"{tmp_path / 'r.html'}\n", "")
-    monkeypatch.setattr("kvatlas.report.page.TRACES_LIMIT", 20_000)
-    code, out, _ = kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0, "--traces", 1)
+    few = ("--attention", 0, "--traces", 1, "--megabytes", 0.02)
+    code, out, _ = kvatlas("report", run, "--out", tmp_path / "r.html", *few)
     assert code == 0
     assert f"{tmp_path / 'r.traces'} (38 pages with all traces)" in out
     assert len(list((tmp_path / "r.traces").iterdir())) == 38

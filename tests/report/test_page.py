@@ -9,7 +9,8 @@ import pytest
 
 from kvatlas.core import Fate, KvatlasError, Setting
 from kvatlas.report.document import front, short_names
-from kvatlas.report.page import Figure, write_report
+from kvatlas.report.page import write_report
+from kvatlas.report.pictures import Picture
 from kvatlas.report.safe import visible
 from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
 from kvatlas.results import Store
@@ -97,9 +98,10 @@ def test_outcomes_say_what_every_trace_came_to(tmp_path):
 
 def test_it_needs_no_network_and_runs_its_own_script_alone(html):
     tags = _Tags(html)
-    assert not {"link", "img", "iframe", "object", "form"} & set(tags.tags)
+    assert not {"link", "iframe", "object", "form"} & set(tags.tags)
     assert tags.tags.count("script") == 2
-    assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("src", "style")]
+    assert not [name for name, _ in tags.attributes if name.startswith("on") or name == "style"]
+    assert all(value.startswith("data:image/") for name, value in tags.attributes if name == "src")
     assert all(value.startswith("#") for name, value in tags.attributes if name == "href")
     assert "https://" not in html
     assert html.replace("http://www.w3.org/2000/svg", "").count("http://") == 0
@@ -113,7 +115,8 @@ def test_hostile_text_is_inert_and_visible(tmp_path):
     html = report(tmp_path, hostile, texts=lambda _: HOSTILE)
     tags = _Tags(html)
     assert tags.tags.count("script") == 2
-    assert "img" not in tags.tags
+    assert [value[:22] for name, value in tags.attributes if name == "src"] == ["data:image/png;base64,"]
+    assert tags.tags.count("img") == 1
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", html)
     data = json.loads(tags.data)
     assert data["traces"][0]["text"] == visible(HOSTILE)
@@ -229,6 +232,7 @@ def test_runs_without_two_axes_have_a_page_too(tmp_path, settings, axes, rows, c
     data = data_of(html)
     assert data["maps"][1]["rows"] == rows
     assert data["maps"][1]["columns"] == columns
+    assert '<img src="data:image/svg+xml;base64,' in html
     assert "Paired comparisons" not in html
 
 
@@ -237,10 +241,21 @@ def test_finished_figures_are_embedded_as_images(tmp_path):
     from kvatlas.report.page import page
 
     held = gathered(build(tmp_path, manifest(grid("dynts"), problems=2)), "pass@1", False, None, 1, 0, 10**6)
-    html = page(held, [Figure("Pairwise", "densities", b"<svg/>"), Figure("P", "", b"\x89PNG...")])
+    html = page(held, [Picture("Pairwise", "densities", b"<svg/>"), Picture("P", "", b"\x89PNG...")])
     assert 'src="data:image/svg+xml;base64,PHN2Zy8+" alt="densities"' in html
     assert 'src="data:image/png;base64,' in html
     assert '<a href="#figures">' in html
+
+
+def test_problems_graded_by_progress_get_the_pairwise_figure(html, tmp_path):
+    assert "a panel for every two of full, dynts, random" in html
+    plan = manifest(grid("dynts"), problems=2)
+    with Store.create(tmp_path / "plain") as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan):
+            store.add(key, replace(one, grade=replace(one.grade, progress=float(one.grade.correct))))
+    write_report(tmp_path / "plain", tmp_path / "plain.html")
+    assert "Every two against each other" not in (tmp_path / "plain.html").read_text("utf-8")
 
 
 def test_a_front_holds_what_no_other_beats():

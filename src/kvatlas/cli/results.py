@@ -69,6 +69,7 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
     metric: Metric = "pass@1",
     traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
+    megabytes: Annotated[float, typer.Option(min=0, help="Of traces in the page, at most.")] = 4.0,
     attention: Annotated[
         int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
     ] = 4,
@@ -82,8 +83,9 @@ def report(
     from kvatlas.report.page import write_report
 
     written = write_report(
-        run, out, metric, partial, fixed(fix), per_cell=traces, measure=attention, beside=folder and traces > 0
-    )
+        run, out, metric, partial, fixed(fix),
+        per_cell=traces, measure=attention, limit=int(megabytes * 1e6), beside=folder and traces > 0,
+    )  # fmt: skip
     typer.echo(written[0])
     if len(written) > 1:
         typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")

@@ -111,7 +111,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise KvatlasError(f"A figure cannot be written as {path.name!r}; the name must end in {', '.join(SUFFIXES)}.")
-    content = _rendered(figure, suffix)
+    content = rendered(figure, suffix)
     with replacing(path) as part:
         part.write_bytes(content)
     if data is None and maps and len({(one.metric, *(name for name, _ in one.axes)) for one in maps}) == 1:
@@ -124,7 +124,8 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     return [path, beside]
 
 
-def _rendered(figure: Figure, suffix: str) -> bytes:
+def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
+    """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`, fonts embedded."""
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     inches = figure.get_figwidth() * figure.get_figheight()
     file = io.BytesIO()
@@ -132,7 +133,7 @@ def _rendered(figure: Figure, suffix: str) -> bytes:
         figure.savefig(
             file,
             format=suffix[1:],
-            dpi=min(300, int((_PIXELS / inches) ** 0.5)),
+            dpi=min(dots, int((_PIXELS / inches) ** 0.5)),
             metadata=dates,
             facecolor=figure.get_facecolor(),
         )

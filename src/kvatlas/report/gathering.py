@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.core import KvatlasError, Map, Trace
 from kvatlas.figures import style
 from kvatlas.report import prose
 from kvatlas.report.attention import measured
 from kvatlas.report.document import Cells, document, letter, short_names
+from kvatlas.report.pictures import Picture, pictures
 from kvatlas.report.safe import embedded
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import choose, trace_document
@@ -26,9 +27,6 @@ from kvatlas.stats.grid import map_axes
 from kvatlas.stats.judgement import judge
 from kvatlas.stats.maps import maps_of_cells
 from kvatlas.stats.verdicts import Name, Verdict
-
-if TYPE_CHECKING:
-    from kvatlas.report.page import Figure
 
 Traces = list[tuple[str, Trace]]
 
@@ -50,7 +48,7 @@ class Gathering:
     homes: Mapping[int, tuple[str, str]]
     sources: Sources
     complete: bool
-    figures: Sequence[Figure] = field(default_factory=list)
+    figures: Sequence[Picture] = field(default_factory=list)
 
     def shards(self, folder: Path, pages: Mapping[str, int]) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """For each page beside the report its path, its cell and its data: all traces of the cell."""
@@ -111,7 +109,8 @@ def gathered(
         places, homes = _places(cells, numbered)
         sources = Sources.of(manifest)
         data["traces"], complete = _traces(store, traces, places, sources, per_cell, measure, limit)
-    return Gathering(manifest, maps, words, compared, data, places, homes, sources, complete)
+    shown = pictures(manifest, traces, maps, metric, partial, fix)
+    return Gathering(manifest, maps, words, compared, data, places, homes, sources, complete, shown)
 
 
 def _places(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 from kvatlas.core import Map
 from kvatlas.figures import style
 from kvatlas.report.gathering import Gathering, gathered
+from kvatlas.report.pictures import Picture
 from kvatlas.report.safe import embedded, policy_hash, visible
 from kvatlas.report.traces import LETTERS
 from kvatlas.report.words import p_text
@@ -24,21 +23,6 @@ TRACES_LIMIT = 4_000_000
 _SCRIPTS = ("page.js", "maps.js", "charts.js", "problems.js", "traces.js")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A finished picture for the page: its title, what it shows in words, and its SVG or PNG content."""
-
-    title: str
-    about: str
-    content: bytes
-
-    @property
-    def address(self) -> str:
-        """A data address; SVG shown as an image runs nothing."""
-        kind = "image/png" if self.content.startswith(b"\x89PNG") else "image/svg+xml"
-        return f"data:{kind};base64,{base64.b64encode(self.content).decode()}"
-
-
 def write_report(
     folder: Path,
     out: Path,
@@ -48,17 +32,19 @@ def write_report(
     *,
     per_cell: int = 2,
     measure: int = 4,
+    limit: int | None = None,
     beside: bool = False,
-    figures: Sequence[Figure] = (),
+    figures: Sequence[Picture] = (),
 ) -> list[Path]:
     """Write the report of the run in `folder` to the HTML file `out`, whole or not at all; returns what was written.
 
     `metric`, `partial` and `fix` as in `stats.maps.maps_of_run`. All traces stand in the page if they fit
-    (`TRACES_LIMIT`); else `per_cell` of each cell do and, with `beside`, all are in a folder NAME.traces, a page for
+    into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell do and, with `beside`, all are in a folder NAME.traces, a page for
     each cell. `measure` traces get their predicted importance and the answer's attention, from the model (0: none).
-    Raises KvatlasError as `maps_of_run` does, for a folder that holds no run, and for a file that cannot be written.
+    `figures` are shown besides the run's own pictures. Raises KvatlasError as `maps_of_run` does, for a folder that
+    holds no run, and for a file that cannot be written.
     """
-    held = gathered(folder, metric, partial, fix, per_cell, measure, TRACES_LIMIT)
+    held = gathered(folder, metric, partial, fix, per_cell, measure, TRACES_LIMIT if limit is None else limit)
     pages = {}
     if beside and not held.complete:
         name = f"{out.stem}.traces"
@@ -75,7 +61,7 @@ def write_report(
     return written
 
 
-def page(held: Gathering, figures: Sequence[Figure] = ()) -> str:
+def page(held: Gathering, figures: Sequence[Picture] = ()) -> str:
     """The HTML of a report."""
     manifest, maps = held.manifest, held.maps
     return _rendered(
@@ -109,13 +95,13 @@ def _rendered(*, data: Mapping[str, Any], **values: Any) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=visible
     )
     environment.globals.update(p_text=p_text)
-    environment.filters.update(points=lambda value: f"{100 * value:+.1f}")
-    style_sheet, script = _file("page.css"), "\n".join(_file(name) for name in _SCRIPTS)
+    environment.filters.update(points=lambda value: style.signed(100 * value))
+    sheet, script = _file("page.css"), "\n".join(_file(name) for name in _SCRIPTS)
     return environment.from_string(_file("page.html.j2")).render(
         **values,
-        style=Markup(style_sheet),
+        style=Markup(sheet),
         script=Markup(script),
-        style_hash=Markup(policy_hash(style_sheet)),
+        style_hash=Markup(policy_hash(sheet)),
         script_hash=Markup(policy_hash(script)),
         data=Markup(embedded({**data, "letters": LETTERS})),
     )

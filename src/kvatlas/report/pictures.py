@@ -1,0 +1,86 @@
+"""Finished pictures that a report embeds: entrants problem by problem, line charts of runs with one axis."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvatlas.core import KvatlasError, Map, Trace
+from kvatlas.figures import style
+from kvatlas.figures.look import rendered
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.curves import curves_of_run, one_axis
+from kvatlas.stats.entrants import Entrant, entrants_of
+from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.pairwise import pairs_of
+
+#: Entrants of the pairwise figure: six panels.
+ENTRANTS = 4
+_DOTS = 130
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished picture for the page: its title, what it shows in words, and its SVG or PNG content."""
+
+    title: str
+    about: str
+    content: bytes
+
+    @property
+    def address(self) -> str:
+        """A data address; SVG shown as an image runs nothing."""
+        kind = "image/png" if self.content.startswith(b"\x89PNG") else "image/svg+xml"
+        return f"data:{kind};base64,{base64.b64encode(self.content).decode()}"
+
+
+def pictures(
+    manifest: Manifest,
+    traces: Sequence[tuple[str, Trace]],
+    maps: Sequence[Map],
+    metric: str,
+    partial: bool,
+    fix: Mapping[str, Any] | None,
+) -> list[Picture]:
+    """The line chart of a run with one axis, and the pairwise figure where problems are graded by progress."""
+    found = []
+    if one_axis(manifest, fix):
+        from kvatlas.figures.curves import curve_figure
+
+        figure = curve_figure(curves_of_run(manifest, traces, metric, partial, fix))
+        about = f"{style.label(metric)} with 95 % intervals."
+        found.append(Picture("Line chart.", about, rendered(figure, ".svg")))
+    compared = _pairwise(manifest, traces, maps)
+    return [*found, *([compared] if compared else [])]
+
+
+def _pairwise(manifest: Manifest, traces: Sequence[tuple[str, Trace]], maps: Sequence[Map]) -> Picture | None:
+    """Baselines and each policy's highest cell against each other; None where progress says no more than right."""
+    if not any(0 < trace.grade.progress < 1 for _, trace in traces):
+        return None
+    from kvatlas.figures.pairwise import names_of, pairwise_figure
+
+    try:
+        entrants = _chosen(entrants_of([(manifest, traces)], "progress"), maps)
+        pairs = pairs_of(entrants)
+        figure = pairwise_figure(entrants, pairs, "progress", [])
+    except KvatlasError:
+        return None
+    about = f"Progress problem by problem, a panel for every two of {', '.join(names_of(entrants))}."
+    return Picture("Every two against each other.", about, rendered(figure, ".png", _DOTS))
+
+
+def _chosen(entrants: Sequence[Entrant], maps: Sequence[Map]) -> list[Entrant]:
+    """The baselines of each model and the highest cell of each of its maps, means before single benchmarks."""
+    wanted: dict[tuple[str, str], None] = {}
+    for model in dict.fromkeys(one.model for one in maps):
+        own = [one for one in maps if one.model == model]
+        for one in mean_maps(own) or own:
+            wanted |= dict.fromkeys((model, cell.setting.id) for cell in one.baselines.values())
+        for one in mean_maps(own) or own:
+            best = max(one.cells.values(), key=lambda cell: cell.estimate.value)
+            wanted[model, best.setting.id] = None
+    by_name = {(entrant.model, entrant.setting.id): entrant for entrant in entrants}
+    return [by_name[name] for name in wanted if name in by_name][:ENTRANTS]
