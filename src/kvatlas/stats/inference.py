@@ -73,7 +73,7 @@ def omnibus(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0) -
     A problem's deviations from its own mean over cells could under "no difference" as well have the other sign; the
     statistic is the sum of squares of the cells' mean deviations. Unlike shuffling the cells of each problem this does
     not take cells to be equally alike: settings that share the beginning of a trace are more alike the nearer they
-    are, and shuffling then rejects in 8 to 11 % of maps without any difference (bench/results/calibration.json).
+    are, and shuffling then rejects in up to 10 % of maps without any difference (bench/results/calibration.json).
     Source: Romano (1990), JASA 85:686-692 (sign changes); Phipson and Smyth (2010), SAGMB 9:39 (p is never 0).
     """
     if means.shape[1] < 2:
