@@ -38,7 +38,7 @@ def save_tokenizer(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...]
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     texts = [json.loads(line)["problem"] for line in AIME.read_text().splitlines()]
-    texts += [(DATA.parents[1] / "README.md").read_text()]
+    texts += [(DATA / "words.txt").read_text()]
     trainer = trainers.BpeTrainer(
         vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[BOS, EOS, USER, ASSISTANT]
     )

@@ -53,3 +53,14 @@ def test_the_kept_measurements_are_whole() -> None:
     kept = json.loads((BENCH / "results" / "labels.json").read_text())
     assert kept["exponent"]["blocks"] < 1.2 < 1.8 < kept["exponent"]["matrix"]
     assert set(kept["blocks"]) == {"2048", "4096", "8192", "16384"}
+
+
+def test_the_program_of_policies_measures_every_one_of_them() -> None:
+    from kvatlas.policies import policies
+
+    found = run("policies.py", "--tokens", "320", "--layers", "2", "--hidden", "128", "--rounds", "2")
+    rows = found["cached_tokens"]["320"]
+    assert list(rows) == [name for name in policies.names() if name != "oracle"]
+    assert all(row["step_ms"] > 0 and row["step_against_window"] > 0 for row in rows.values())
+    assert all(row["compression_ms"] > 0 for name, row in rows.items() if name != "full")
+    assert set(found["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import Model
 from kvatlas.policies import Policy
 from tests.conftest import ARCHITECTURES
+from tests.r1 import save_model
 
 BUDGET = 96
 
@@ -174,3 +176,15 @@ def test_soft_capped_attention_is_refused(random_models: dict[str, Model]) -> No
 
     with pytest.raises(KvatlasError, match=r"layers with softcap = 50.0; valid are models whose layers attend"):
         attend(*[torch.zeros(1)] * 4, None, 1.0, None, softcap=50.0)  # type: ignore[arg-type]
+
+
+def test_half_precision_decodes_under_observing_policies(tmp_path: Path) -> None:
+    """What a GPU run does, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
+    model = models.find(save_model("llama", tmp_path / "m").name, dtype="bfloat16", think_close="")
+    common = {"kv_budget": BUDGET, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
+    settings = [policies.of(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]
+    engine, found = run(model, requests(model, [policies.of(Setting.of("full")), *settings], 1), 8)
+    assert engine.slots.dtype is torch.bfloat16
+    assert {generation.policy.name for generation in found} == {"full", "dynts", "h2o", "snapkv", "random"}
+    assert any(generation.usage.compressions for generation in found)
+    assert all(g.usage.peak_kv_tokens <= BUDGET for g in found if g.policy.name != "full")

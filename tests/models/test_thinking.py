@@ -176,6 +176,7 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "weights in pickle format"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (lambda f: edit(f, "config.json", model_type="quantum"), "has the unknown model type 'quantum'"),
+        (lambda f: edit(f, "config.json", model_type="llama_of_mine"), "unknown model type 'llama_of_mine'"),
         (lambda f: edit(f, "config.json", layer_types=["linear_attention"]), "has linear_attention layers"),
         (lambda f: edit(f, "config.json", attn_logit_softcapping=50.0), "has soft-capped attention"),
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
@@ -209,3 +210,53 @@ def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
     before = model.weights_digest
     files[0].write_bytes(files[0].read_bytes()[:-1] + b"x")
     assert models.find(model.name).weights_digest != before
+
+
+def test_sizes_that_config_json_leaves_out_are_its_types_own(make: Make, tmp_path: Path) -> None:
+    model = make()
+
+    def shorten(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text())
+        for name in ("head_dim", "num_key_value_heads", "max_position_embeddings"):
+            content.pop(name, None)
+        (folder / "config.json").write_text(json.dumps(content))
+
+    short = broken(model, tmp_path / "short", shorten)
+    # Llama's own: as many KV heads as heads, the hidden size shared among them.
+    assert (short.shape.kv_heads, short.shape.head_dim) == (4, 16)
+    assert short.positions is None
+    nested = json.loads((model.folder / "config.json").read_text())
+    parts = {"model_type": "llama", "text_config": {k: v for k, v in nested.items() if k != "model_type"}}
+    outer = broken(model, tmp_path / "nested", lambda f: (f / "config.json").write_text(json.dumps(parts)))
+    assert outer.shape == model.shape
+    assert outer.config["model_type"] == "llama"
+
+
+def test_the_bytes_of_weights_are_known_before_they_are_there(tmp_path: Path) -> None:
+    from kvatlas.hub import Repository
+    from kvatlas.models import Options
+
+    model = save_model("llama", tmp_path / "m", shards="60KB")
+    index = json.loads((model.folder / "model.safetensors.index.json").read_text())
+    assert model.weight_bytes == pytest.approx(index["metadata"]["total_size"], rel=0.1)
+    assert models.find(model.name, dtype="bfloat16").weight_bytes == model.weight_bytes // 2
+    for file in model.folder.glob("model-*.safetensors"):
+        file.unlink()
+    on_hub = Model("R1", model.folder, Options(device="cpu"), Repository("owner/r1"))
+    assert on_hub.weight_bytes == index["metadata"]["total_size"]
+    on_hub.check()
+    (model.folder / "model.safetensors.index.json").unlink()
+    assert Model("R1", model.folder, Options(device="cpu"), Repository("owner/r1")).weight_bytes is None
+
+
+def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(make: Make, tmp_path: Path) -> None:
+    model = make()
+    assert model.stops == {1}
+    many = broken(model, tmp_path / "many", lambda f: edit(f, "generation_config.json", eos_token_id=[1, 5]))
+    assert many.stops == {1, 5}
+    none = broken(model, tmp_path / "none", lambda f: (f / "generation_config.json").unlink())
+    assert none.stops == {none.tokenizer.eos_token_id}
+    vars(none.tokenizer)["_special_tokens_map"]["eos_token"] = None
+    del vars(none)["stops"]
+    with pytest.raises(KvatlasError, match="names no end-of-text token"):
+        _ = none.stops

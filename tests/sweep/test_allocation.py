@@ -16,10 +16,14 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.report.describe import describe_sources
+from kvatlas.report.page import write_report
 from kvatlas.report.prose import as_text
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.cells import gather
-from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.grid import map_axes
+from kvatlas.stats.judgement import judge
+from kvatlas.stats.maps import maps_of_cells, maps_of_run
+from kvatlas.stats.verdicts import verdicts
 from kvatlas.sweep import make_plan, parse_spec, sweep
 from kvatlas.sweep.allocation import order
 from tests.sweep.test_run import contents
@@ -89,6 +93,18 @@ def test_its_description_names_the_plateau_over_all_policies(adaptive: tuple[Pat
     assert "2 of 4 cells are not shown worse than the best" in text
     assert "an adaptive sweep decides on the mean over benchmarks" in text
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]], tmp_path: Path) -> None:
+    with Store.open(adaptive[0]) as store:
+        manifest = store.manifest()
+        cells = gather(manifest, store.traces(texts=False))
+    axes = map_axes(manifest)
+    judged = judge(manifest, cells, maps_of_cells(cells, axes), axes)
+    assert (list(judged.comparisons), len(judged.choices), len(judged.verdicts)) == ([], 1, 1)
+    assert verdicts(cells, axes) == {}
+    write_report(adaptive[0], tmp_path / "page.html", measure=0)
+    assert "0 paired comparisons" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_second_start_decides_the_same_and_decodes_nothing(

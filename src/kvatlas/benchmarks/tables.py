@@ -59,8 +59,12 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     if suffix in (".csv", ".tsv"):
-        csv.field_size_limit(2**27)
-        return list(csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if suffix == ".tsv" else ","))
+        # The limit holds for the whole process, and other readers rely on theirs.
+        before = csv.field_size_limit(2**27)
+        try:
+            return list(csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if suffix == ".tsv" else ","))
+        finally:
+            csv.field_size_limit(before)
     if suffix == ".jsonl":
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     found = json.loads(text) if text.strip() else []

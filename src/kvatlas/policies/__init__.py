@@ -1,7 +1,21 @@
 """Which tokens stay: one file per method, found by name."""
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies.base import Cached, Policy, Reference, Scope, Selection, Signal, Step, select, share
+from kvatlas.policies.base import (
+    Cached,
+    Policy,
+    Reference,
+    Scope,
+    Selection,
+    Signal,
+    Step,
+    number,
+    one_of,
+    scope,
+    select,
+    share,
+    whole,
+)
 from kvatlas.registry import Registry
 
 policies: Registry[type[Policy]] = Registry(
@@ -44,8 +58,12 @@ __all__ = [
     "Selection",
     "Signal",
     "Step",
+    "number",
     "of",
+    "one_of",
     "policies",
+    "scope",
     "select",
     "share",
+    "whole",
 ]

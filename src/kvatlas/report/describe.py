@@ -10,12 +10,12 @@ from kvatlas.core import KvatlasError, Map
 from kvatlas.report.words import describe
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.adaptive import NO_PAIRS, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.comparisons import Comparison, comparisons
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.grid import Axes, map_axes
+from kvatlas.stats.judgement import judge
 from kvatlas.stats.maps import maps_of_cells
 from kvatlas.stats.verdicts import Name, Verdict, verdicts
 
@@ -52,10 +52,10 @@ def describe_sources(
         drawn = maps_of_cells(cells, axes, metric, partial, fix)
         maps += drawn
         if manifest.allocation:
-            held = standings(manifest, cells)
-            found |= adaptive_verdicts(held, cells, drawn, axes, fix)
-            chosen += adaptive_choices(held, cells)
-            notes.append(NO_PAIRS)
+            judged = judge(manifest, cells, drawn, axes, metric, fix)
+            found |= judged.verdicts
+            chosen += judged.choices
+            notes += judged.notes
         else:
             runs.setdefault(axes, []).extend(cells)
     kept = [one for one in maps if policy is None or one.policy == policy]

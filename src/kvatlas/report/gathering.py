@@ -20,13 +20,13 @@ from kvatlas.report.words import describe
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Store
 from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.choice import choices
-from kvatlas.stats.comparisons import Comparison, comparisons
+from kvatlas.stats.comparisons import Comparison
 from kvatlas.stats.curves import POLICY, Curve, curves_of_run, one_axis
 from kvatlas.stats.differences import differences_of_run
 from kvatlas.stats.grid import map_axes
+from kvatlas.stats.judgement import judge
 from kvatlas.stats.maps import maps_of_cells
-from kvatlas.stats.verdicts import Name, Verdict, verdicts
+from kvatlas.stats.verdicts import Name, Verdict
 
 Traces = list[tuple[str, Trace]]
 
@@ -95,9 +95,9 @@ def gathered(
         else:
             axes = map_axes(manifest, fix)
             maps = maps_of_cells(cells, axes, metric, partial, fix)
-            found = verdicts(cells, axes, fix)
-            compared = comparisons(cells, axes, metric, fix)
-            words = _words(describe(maps, compared, verdicts=found, choices=choices(cells, axes, fix)))
+            judged = judge(manifest, cells, maps, axes, metric, fix)
+            found, compared = dict(judged.verdicts), list(judged.comparisons)
+            words = _words(describe(maps, compared, notes=judged.notes, verdicts=found, choices=judged.choices))
             words = _shortened(words, {str(setting): short[setting.id] for setting in settings}, maps)
             against = next((name for one in maps for name in one.baselines), None)
             differences = differences_of_run(manifest, traces, against, metric, fix) if against else {}

@@ -132,7 +132,10 @@ def verdicts_of_run(
 
 
 def verdicts(cells: Sequence[Gathered], axes: Axes, fix: Mapping[str, Any] | None = None) -> dict[Name, Verdict]:
-    """As `verdicts_of_run`, from cells that were gathered already, of one run or of several."""
+    """As `verdicts_of_run`, from cells that were gathered already, of one run or of several.
+
+    Cells of adaptive sweeps are passed over: `stats.adaptive` speaks for them.
+    """
     found: dict[Name, Verdict] = {}
     together: dict[tuple[str, str], list[list[Gathered]]] = {}
 
@@ -140,7 +143,7 @@ def verdicts(cells: Sequence[Gathered], axes: Axes, fix: Mapping[str, Any] | Non
         values = cell.expected.setting.values
         return values[axes[0]], values[axes[1]]
 
-    for name, group in grid_groups(cells, axes, fix).items():
+    for name, group in grid_groups([cell for cell in cells if not cell.adaptive], axes, fix).items():
         together.setdefault((name[0], name[2]), []).append(group)
         held = table([group], place)
         if held is not None:

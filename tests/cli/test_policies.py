@@ -1,0 +1,118 @@
+"""What the command line says of policies, and what it answers to wrong ones: one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from kvatlas.models import Model
+from kvatlas.policies import policies
+from kvatlas.predictor.calibration import query_statistics
+from tests.cli.test_commands import Call, kvatlas  # noqa: F401
+
+RUN = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", "2")
+GOOD = ("--kv-budget", "80", "--local-window", "8", "--ratio", "0.3")
+
+
+def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    rows = json.loads(kvatlas("policies", "--json")[1])
+    assert [row["name"] for row in rows] == policies.names()
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["h2o"]["observes"] == ["attention"]
+    assert by_name["tova"]["scope"] == "layer"
+    assert by_name["snapkv"]["parameters"]["queries"] == 32
+    assert by_name["snapkv"]["published"]["kernel"] == "7 on LongBench, 5 on others"
+    assert all("arXiv" in row["paper"] for row in rows if row["name"] != "full")
+    monkeypatch.setenv("COLUMNS", "220")
+    code, out, _ = kvatlas("policies")
+    assert code == 0
+    for name in policies.names():
+        assert f"\n{name} " in out
+    assert "sinks=4 [4]" in out
+    assert "kv_budget, local_window, ratio, ratio_over=older, keep_prompt=True" in out
+
+
+def test_one_policy_is_explained(kvatlas: Call) -> None:  # noqa: F811
+    code, out, _ = kvatlas("policies", "rkv")
+    assert code == 0
+    for words in ("arXiv 2505.24133", "observes: queries; one choice for: head", "mix = 0.1   (published: 0.1)"):
+        assert words in out
+    assert "local_window: newest tokens that always stay" in out
+    (row,) = json.loads(kvatlas("policies", "rkv", "--json")[1])
+    assert row["description"].startswith("Importance less redundancy")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--policy", "h3o"), "Unknown policy 'h3o'; valid are: full, window, random"),
+        (("--policy", "snapkv", *GOOD, "--set", "depth=3"), "has no parameter 'depth'; valid are: kv_budget"),
+        (("--policy", "h2o", *GOOD[:4], "--ratio", "1.2"), "ratio is 1.2; valid are shares from 0 to 1"),
+        (("--policy", "h2o", *GOOD[:4], "--ratio", "-0.1"), "ratio is -0.1; valid are shares from 0 to 1"),
+        (("--policy", "rkv", "--kv-budget", "80", "--local-window", "0", "--ratio", "0.3"), "local_window is 0; valid"),
+        (("--policy", "rkv", *GOOD[2:], "--kv-budget", "20"), "kv_budget 20 is too small for the longest prompt"),
+        (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; valid are 'global', 'layer', 'head'"),
+        (("--policy", "snapkv", *GOOD, "--set", "queries=0"), "queries is 0; valid are whole numbers from 1 up"),
+        (("--policy", "snapkv", *GOOD, "--set", "pooling=sum"), "pooling is 'sum'; valid are 'max', 'avg'"),
+        (("--policy", "rkv", *GOOD, "--set", "mix=2"), "mix is 2; valid are numbers from 0 to 1"),
+        (("--policy", "vase", *GOOD, "--set", "large=much"), "large is 'much'; valid are numbers from 0 to 1"),
+        (("--policy", "dynts-noprompt", *GOOD, "--set", "keep_prompt=true"), "keep_prompt is True; valid"),
+        (("--policy", "dynts-bottom", *GOOD, "--set", "predictor=no.safetensors"), "there is no file"),
+        (("--policy", "triattention", *GOOD, "--set", "statistics=no.safetensors"), "make it with `kvatlas calibrate`"),
+        (
+            ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/README"),
+            "cannot be read as those of queries",
+        ),
+        (
+            ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/OTHER"),
+            "the model 'embedded:tiny-llama' has",
+        ),
+    ],
+)
+def test_wrong_policies_are_refused_in_one_sentence(
+    kvatlas: Call,  # noqa: F811
+    random_models: dict[str, Model],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    (tmp_path / "README").write_text("hello")
+    model = random_models["llama"]
+    save_file(query_statistics(model, model.network(), [(5, 6, 7)]), tmp_path / "OTHER")
+    given = [word.replace("FOLDER", str(tmp_path)) for word in words]
+    code, out, err = kvatlas(*RUN, *given, "--workers", "1", "--quiet")
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("kvatlas: ")
+    assert err.count("\n") == 1
+
+
+def test_a_model_that_cannot_show_its_attention_is_refused(
+    kvatlas: Call,  # noqa: F811
+    random_models: dict[str, Model],
+    tmp_path: Path,
+) -> None:
+    folder = shutil.copytree(random_models["qwen2"].folder, tmp_path / "capped")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attn_logit_softcapping": 50.0}))
+    code, out, err = kvatlas("run", f"hf:{folder}", "CHAIN4", "--policy", "h2o", *GOOD, "--quiet")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "has soft-capped attention; valid are full and sliding-window attention" in err
+
+
+def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "statistics.safetensors"
+    words = ("calibrate", "embedded:tiny-llama", "CHAIN3", "--problems", "2", "--max-new-tokens", "60")
+    code, out, _ = kvatlas(*words, "--out", file)
+    assert code == 0
+    assert "means over the queries of" in out
+    assert load_file(file)["norm"].shape == (4, 4, 16)
+    options = ("--policy", "triattention", *GOOD[2:], "--kv-budget", "60", "--set", f"statistics={file}")
+    assert kvatlas(*RUN, *options, "--max-new-tokens", "90", "--workers", "1", "--quiet")[0] == 0
+    code, _, err = kvatlas(*words, "--out", tmp_path / "nowhere" / "x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "name a file in a folder that is there" in err
