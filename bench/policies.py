@@ -60,6 +60,8 @@ class Bench:
     def __init__(self, model: Model, found: dict[str, Policy], tokens: int) -> None:
         sampling = Sampling(temperature=0.0, max_new_tokens=10**6)
         self.engine = Engine(model, model.network(), found.values(), sampling, ROWS)
+        # An empty run puts the engine's attention function into the model.
+        list(self.engine.run([]))
         self.tokens = tokens
         slots = self.engine.slots
         slots.reserve(tokens + 64)
