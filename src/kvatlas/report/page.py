@@ -38,11 +38,11 @@ def write_report(
 ) -> list[Path]:
     """Write the report of the run in `folder` to the HTML file `out`, whole or not at all; returns what was written.
 
-    `metric`, `partial` and `fix` as in `stats.maps.maps_of_run`. All traces stand in the page if they fit
-    into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell do and, with `beside`, all are in a folder NAME.traces, a page for
-    each cell. `measure` traces get their predicted importance and the answer's attention, from the model (0: none).
-    `figures` are shown besides the run's own pictures. Raises KvatlasError as `maps_of_run` does, for a folder that
-    holds no run, and for a file that cannot be written.
+    `metric`, `partial` and `fix` as in `stats.maps.maps_of_run`. All traces stand in the page if they fit into `limit`
+    bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell do and, with `beside`, all are in a folder NAME.traces,
+    a page for each cell. `measure` traces get their predicted importance and the answer's attention, from the model
+    (0: none). `figures` are shown besides the run's own pictures. Raises KvatlasError as `maps_of_run` does, for a
+    folder that holds no run, and for a file that cannot be written.
     """
     held = gathered(folder, metric, partial, fix, per_cell, measure, TRACES_LIMIT if limit is None else limit)
     pages = {}
