@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,12 +30,17 @@ NAMES = [name for name in policies.policies.names() if name not in ("full", "ora
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _files(random_models: dict[str, Model]) -> None:
-    """The models have predictors of importance and statistics of their queries in their folders."""
-    for model in (random_models[kind] for kind in ("llama", "qwen3")):
+def _files(random_models: dict[str, Model]) -> Iterator[None]:
+    """The models have predictors of importance and statistics of their queries, for these tests alone."""
+    chosen = [random_models[kind] for kind in ("llama", "qwen3")]
+    for model in chosen:
         torch.manual_seed(0)
         save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
         save_file(query_statistics(model, model.network(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+    yield
+    for model in chosen:
+        for name in (HEAD_FILE, STATISTICS_FILE):
+            (model.folder / name).unlink()
 
 
 def make(name: str, **changes: Any) -> Selection:
