@@ -18,19 +18,16 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.seqbench.facts import read_maze
-from kvatlas.benchmarks.seqbench.mazes import Shape, draw, facts
-from kvatlas.benchmarks.seqbench.plans import format_plan, judge, parse_plan
-from kvatlas.core import Grade, KvatlasError, Problem, Status
+from kvatlas.benchmarks.seqbench.grading import grade, prompt
+from kvatlas.benchmarks.seqbench.mazes import SMALL, Shape, draw, facts
+from kvatlas.benchmarks.seqbench.plans import format_plan
+from kvatlas.core import Grade, KvatlasError, Problem
 
 STANDARD_PROBLEMS = 300
-SMALL = 6
 FORMATS = {"facts": "facts/v1", "full": "seqbench/v1"}
 _EXAMPLES = "SEQBENCH-5x5, SEQBENCH-6x6-B1, SEQBENCH-40x40-L100-B2-N0.5-S1"
 
@@ -115,29 +112,6 @@ class SeqBench:
     def grade(self, problem: Problem, answer: str) -> Grade:
         """The last plan in the answer against the reference and against the maze."""
         return grade(problem, answer)
-
-
-def prompt(prompt_format: str, problem: Problem) -> str:
-    """The user message in a named format."""
-    return problem.question if prompt_format == "facts/v1" else f"{_template()}{problem.question}\n\nPlan:"
-
-
-@cache
-def _template() -> str:
-    return (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
-
-
-def grade(problem: Problem, answer: str) -> Grade:
-    """All metrics of the last plan in the answer; without one, 0 throughout and status `no_answer`."""
-    plan = parse_plan(answer)
-    if plan is None:
-        shares: dict[str, float | str] = dict.fromkeys(("valid", "progress_valid", "precision", "recall"), 0.0)
-        return Grade(False, 0.0, None, Status.NO_ANSWER, {**shares, "first_error": "no_answer", "first_error_index": 0})
-    reference = parse_plan(problem.answer)
-    assert reference is not None, "a reference answer is a plan"
-    verdict = asdict(judge(read_maze(problem.question.splitlines()), reference, plan))
-    verdict["valid"] = float(verdict["valid"])
-    return Grade(verdict.pop("solved"), verdict.pop("progress"), format_plan(plan), Status.OK, verdict)
 
 
 def _default(columns: int, rows: int) -> Shape:

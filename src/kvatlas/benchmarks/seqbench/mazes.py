@@ -13,7 +13,7 @@ Choices where the source is silent:
   again and again. So they are side corridors that look like the path until they end, and a solver must search; facts
   about far-away rooms, which can be left out at a glance, come only when corridors have grown that far.
 - In mazes with locked doors a quarter of the distracting doors are locked, each with its key in a room already named.
-  In mazes without (B = 0) all doors are open.
+  In mazes without (B = 0) and in small grids (up to 6x6) all distracting doors are open.
 - Paths in such trees are seldom longer than five sides of the grid. A longer one without locked doors is laid first: a
   piece of the closed way around a tree of half the grid's size. Kruskal's algorithm then joins the other rooms to it.
 - Every maze is checked by search before it is handed out: the plan is what the shortest way takes, no other plan is
@@ -35,6 +35,8 @@ from kvatlas.core import KvatlasError
 _DRAWS = 400
 _GOALS_PER_TREE = 8
 _DECOY_LOCKED = 0.25
+#: Grids of up to so many rows and columns are small: they have simpler defaults and no locked distracting doors.
+SMALL = 6
 #: Moves over (columns + rows) from which on a path without locked doors is laid before the tree.
 _LAID = 2.5
 
@@ -83,6 +85,11 @@ class Shape:
                 f"L = {self.length} actions are too many for {grid} rooms and B = {self.doors} locked doors; "
                 f"no maze has more than {longest}."
             )
+
+    @property
+    def small(self) -> bool:
+        """Whether the grid is a small one."""
+        return max(self.columns, self.rows) <= SMALL
 
 
 @dataclass(frozen=True)
@@ -277,7 +284,7 @@ def _key_numbers(legs: list[_Leg], shape: Shape, rng: random.Random) -> tuple[li
     if not shape.doors:
         return [], []
     most = sum(len(leg.rooms) for leg in legs) + 3 * shape.doors + 2
-    others = round(shape.noise * most) // 3
+    others = 0 if shape.small else round(shape.noise * most) // 3
     # From one pool, so that a number does not tell whether its key is needed.
     pool = rng.sample(range(1, max(100, 2 * (shape.doors + others))), shape.doors + others)
     numbers = [str(number) for number in pool]

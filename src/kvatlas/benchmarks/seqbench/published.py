@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET, read_maze
-from kvatlas.benchmarks.seqbench.family import grade, prompt
+from kvatlas.benchmarks.seqbench.grading import grade, prompt
 from kvatlas.benchmarks.seqbench.plans import NO_ERROR, Plan, follow, format_plan, parse_plan
 from kvatlas.core import Grade, KvatlasError, Problem, digest
 
