@@ -101,7 +101,8 @@ class Usage:
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
     a compression that it sets off: what memory has to hold. `seconds` is the trace's share of the wall time of the
-    batches that it was part of.
+    batches that it was part of. `replayed_tokens` of the output were taken over from the full cache's trace after the
+    branch's own choice was compared; `near_ties` of these choices were so close that other roundings might turn them.
     """
 
     prompt_tokens: int
@@ -111,6 +112,8 @@ class Usage:
     mean_kv_tokens: float
     compressions: int
     seconds: float
+    replayed_tokens: int = 0
+    near_ties: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import Slots, aligned
+from kvatlas.engine.chunks import Chunks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,8 @@ class Pass:
     `watched` are the rows, ascending, whose policies asked to see attention: `attention` [watched, layers, KV heads,
     slots] gathers the weights that their new tokens pay, summed over them and averaged over the query heads of each KV
     head. `remembered` are the rows whose policies asked for recent queries, which go into the rings of the slots, and
-    `positions` the true positions of the rows' newest tokens. No other row pays for either.
+    `positions` the true positions of the rows' newest tokens. No other row pays for either. `places` [rows] are where
+    they are in the slots; `ahead` are proposed tokens, lines of their own after those of the rows.
     """
 
     slots: Slots
@@ -43,15 +45,18 @@ class Pass:
     prefill: int | None = None
     watched: tuple[int, ...] = ()
     remembered: tuple[int, ...] = ()
+    ahead: Chunks | None = None
+    places: Tensor = field(init=False)
     attention: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         slots, device = self.slots, self.slots.device
         if self.prefill is not None:
+            self.places = torch.tensor([self.prefill], device=device)
             used = self.positions[0] + 1
         else:
             lengths = slots.lengths[: self.rows]
-            self.index = torch.arange(self.rows, device=device)
+            self.places = torch.arange(self.rows, device=device)
             self.lengths = torch.tensor(lengths, device=device)
             self.used = [aligned(max(lengths[start : start + BLOCK]) + 1) for start in range(0, self.rows, BLOCK)]
             used = max(self.used)
@@ -61,7 +66,7 @@ class Pass:
             self.now = torch.tensor(self.positions, device=device, dtype=torch.int32)
             self.runs = _runs(self.watched)
             self.remembering = torch.tensor(self.remembered, device=device)
-            self.places = torch.tensor([self.positions[row] % slots.ring for row in self.remembered], device=device)
+            self.ring = torch.tensor([self.positions[row] % slots.ring for row in self.remembered], device=device)
         if self.watched:
             shape = slots.shape
             self.attention = torch.zeros(
@@ -108,8 +113,14 @@ def attend(
     """
     refuse_unsupported(others)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    run = _prefill if kvatlas.prefill is not None else _decode
-    return run(kvatlas, layer, query, key, value, scaling, sliding_window), None
+    if kvatlas.prefill is not None:
+        return _prefill(kvatlas, layer, query, key, value, scaling, sliding_window), None
+    if kvatlas.ahead is None:
+        return _decode(kvatlas, layer, query, key, value, scaling, sliding_window), None
+    newest, later = slice(kvatlas.rows), slice(kvatlas.rows, None)
+    out = _decode(kvatlas, layer, query[newest], key[newest], value[newest], scaling, sliding_window)
+    ahead = kvatlas.ahead.attend(layer, query[later], key[later], value[later], scaling, sliding_window)
+    return torch.cat([out, ahead]), None
 
 
 def refuse_unsupported(others: Mapping[str, Any]) -> None:
@@ -168,12 +179,12 @@ def _decode(
 ) -> Tensor:
     rows, heads, _, size = query.shape
     keys, values = step.slots.keys[layer], step.slots.values[layer]
-    keys[step.index, :, step.lengths] = key[:, :, 0]
-    values[step.index, :, step.lengths] = value[:, :, 0]
+    keys[step.places, :, step.lengths] = key[:, :, 0]
+    values[step.places, :, step.lengths] = value[:, :, 0]
     if step.remembered:
-        step.slots.queries[layer][step.remembering, :, step.places] = query[step.remembering, :, 0]
+        step.slots.queries[layer][step.remembering, :, step.ring] = query[step.remembering, :, 0]
     if window is not None:
-        step.slots.positions_of(layer)[step.index, :, step.lengths] = step.now[:, None]
+        step.slots.positions_of(layer)[step.places, :, step.lengths] = step.now[:, None]
     masks = step.masks(layer, window)
     # The query heads that share a KV head stand where queries of one head would: no copy of keys for each of them.
     query = query.view(rows, keys.shape[1], heads // keys.shape[1], size)

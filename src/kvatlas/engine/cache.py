@@ -83,6 +83,14 @@ class Slots:
             self.positions[layer] = torch.zeros(shape, device=self.device, dtype=torch.int32)
         return self.positions[layer]
 
+    def key(self, layer: int, row: int) -> Tensor:
+        """The keys [KV heads, capacity, head size] of a row."""
+        return self.keys[layer][row]
+
+    def value(self, layer: int, row: int) -> Tensor:
+        """The values [KV heads, capacity, head size] of a row."""
+        return self.values[layer][row]
+
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` in every row."""
         if tokens <= self.capacity:

@@ -5,7 +5,8 @@ last token of every row through the model; (3) let policies observe; (4) draw th
 rows; (6) fork and compress the rows whose cache reached a KV budget.
 
 All settings of a request run as one tree. They share the trunk, one row, until the first compression; there the row is
-forked into one branch per setting. What comes out equals separate runs: on CPU in fp32 bit for bit.
+forked into one branch per setting. Branches of a request that the full cache decodes, too, wait for its tokens and
+replay them in chunks as long as they choose the same. What comes out equals separate runs: on CPU in fp32 bit for bit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -20,9 +22,11 @@ import torch
 from kvatlas.core import Fate, Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
 from kvatlas.engine.cache import Slots, Snapshot
+from kvatlas.engine.chunks import Chunks
 from kvatlas.engine.fates import Record
 from kvatlas.engine.observation import Asked, Observers, column_name
-from kvatlas.engine.sampling import draw
+from kvatlas.engine.replay import LONGEST, TOGETHER, Reader, Replay, Tree
+from kvatlas.engine.sampling import draw, near_ties
 from kvatlas.policies import Cached, Policy, Reference, Selection, Signal, select
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ SMALLEST_BATCH = 8
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER).
+    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `script` are its new
+    tokens where they are known already, for replay.
     """
 
     key: K
@@ -49,6 +54,7 @@ class Request(Generic[K]):
     stream: int
     policies: tuple[Policy, ...]
     reference: Reference | None = None
+    script: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ class _Row(Generic[K]):
     policies: tuple[Policy, ...]
     #: What these policies want to see.
     asked: Asked
+    tree: Tree = field(default_factory=Tree)
+    reader: Reader = field(default_factory=Reader)
     tokens: list[int] = field(default_factory=list)
     thinking_end: int | None = None
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
@@ -107,6 +115,7 @@ class Engine:
         policies: Iterable[Policy],
         sampling: Sampling,
         batch_size: int = 64,
+        replay: Replay = Replay.AUTO,
     ) -> None:
         from transformers import AttentionInterface
 
@@ -115,10 +124,13 @@ class Engine:
         self.observers = Observers(policies)
         rows = max(batch_size, SMALLEST_BATCH)
         weight = next(network.parameters())
-        self.slots = Slots(
-            model.shape, rows, self.observers.columns(model.shape), self.observers.ring, weight.device, weight.dtype
-        )
-        self.decoded_tokens = 0
+        # Rejected tokens may have been remembered: what they replaced must not be needed any more.
+        ring = self.observers.ring + LONGEST if self.observers.ring else 0
+        columns = self.observers.columns(model.shape)
+        self.slots = Slots(model.shape, rows, columns, ring, weight.device, weight.dtype)
+        self.replay, self.exact = replay, weight.device.type == "cpu"
+        self.wary = replay is Replay.STRICT and not (self.exact and weight.dtype is torch.float32)
+        self.decoded_tokens = self.replayed_tokens = self.passes = 0
         self._rows: list[_Row[Any]] = []
         self._waiting: list[tuple[Snapshot, _Row[Any]]] = []
         self._hidden: Tensor | None = None
@@ -166,7 +178,8 @@ class Engine:
         """Start a request in the next free row. One by one, so that its numbers do not depend on its neighbours."""
         began = time.perf_counter()
         index, length = len(self._rows), len(request.prompt)
-        row = _Row(request, request.policies, self.observers.asked(request.policies))
+        script = None if self.replay is Replay.OFF else request.script
+        row = _Row(request, request.policies, self.observers.asked(request.policies), Tree(script))
         self._rows.append(row)
         self.slots.reserve(length + 1)
         self.slots.clear(index)
@@ -181,7 +194,7 @@ class Engine:
         row.seconds += time.perf_counter() - began
         return self._hand_out(index, row) if self._ended(row) else []
 
-    # -- (2) to (6) one token for every row ----------------------------------------------------------------------
+    # -- (2) to (6) one token for every row, and what is proposed after it ---------------------------------------
 
     @torch.inference_mode()
     def _step(self) -> list[Generation[Any]]:
@@ -190,31 +203,87 @@ class Engine:
         padding = max(0, SMALLEST_BATCH - count)
         for index in range(count, count + padding):
             self.slots.lengths[index] = 0
-        self.slots.reserve(max(self.slots.lengths[:count]) + 1)
+        proposals = [self._proposal(index, row) for index, row in enumerate(self._rows)]
+        fed = [1 + len(proposal) for proposal in proposals]
+        self.slots.reserve(max(map(sum, zip(self.slots.lengths, fed, strict=False))))
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
         step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
-        logits = self._forward(tokens, [[position] for position in positions], step)
-        at = torch.tensor(positions, device=self.slots.device)[:, None]
-        self.observers.show(self.model, step, asked, step.lengths[:, None], at, self._hidden)
-        drawn = self._draw(logits[:count], self._rows, [row.position + 1 for row in self._rows])
-        share = (time.perf_counter() - began) / count
-        self.decoded_tokens += count
+        step.ahead = self._ahead(step, proposals)
+        places = [[position] for position in positions]
+        for proposal, row in zip(proposals, self._rows, strict=True):
+            tokens += [[token] for token in proposal]
+            places += [[row.position + number] for number in range(1, len(proposal) + 1)]
+        logits = self._forward(tokens, places, step)
+        hidden, at = self._hidden, torch.tensor(positions, device=self.slots.device)[:, None]
+        self.observers.show(self.model, step, asked, step.lengths[:, None], at, hidden)
+        drawn = self._choose(logits, step, proposals)
+        if step.ahead is not None:
+            self._show_ahead(step.ahead, asked, [len(tokens) - 1 for tokens in drawn], hidden)
+        share = (time.perf_counter() - began) / sum(fed)
+        self.passes += 1
+        ended = [
+            self._take(index, row, own, share * fed[index])
+            for index, (row, own) in enumerate(zip(self._rows, drawn, strict=True))
+        ]
         generations: list[Generation[Any]] = []
-        for index, (row, token) in enumerate(zip(self._rows, drawn, strict=True)):
-            length = self.slots.lengths[index] = self.slots.lengths[index] + 1
-            row.kv_peak = max(row.kv_peak, length)
-            row.kv_sum += length
-            row.seconds += share
-            self._append(row, token)
         for index in range(count - 1, -1, -1):
             row = self._rows[index]
-            if self._ended(row):
+            if ended[index]:
                 generations += self._hand_out(index, row)
             elif row.due(self.slots.lengths[index]):
                 self._fork(index, row)
         return generations
+
+    def _proposal(self, index: int, row: _Row[Any]) -> list[int]:
+        """What a row replays in this step: never past the length at which it forks or compresses."""
+        if row.tree.script is None:
+            return []
+        budgets = [policy.budget for policy in row.policies if policy.budget is not None]
+        room = min([LONGEST, TOGETHER // len(self._rows), *(b - self.slots.lengths[index] - 1 for b in budgets)])
+        return row.reader.proposal(row.tree.script, len(row.tokens), room)
+
+    def _ahead(self, step: Pass, proposals: list[list[int]]) -> Chunks | None:
+        if not any(proposals):
+            return None
+        proposed = [len(proposal) for proposal in proposals]
+        return Chunks(self.slots, proposed, step.positions, step.rows, step.watched, step.remembered, exact=self.exact)
+
+    def _choose(self, logits: Tensor, step: Pass, proposals: list[list[int]]) -> list[list[int]]:
+        """The new tokens of each row: its draws up to the first that is no proposed one, that included."""
+        drawn = self._draw(logits[: len(self._rows)], self._rows, [row.position + 1 for row in self._rows])
+        if step.ahead is None:
+            return [[token] for token in drawn]
+        ahead = logits[step.rows :], [self._rows[row] for row in step.ahead.rows], (step.ahead.now + 1).tolist()
+        later, close = iter(self._draw(*ahead)), iter(self._near_ties(*ahead))
+        chosen = []
+        for row, first, proposal in zip(self._rows, drawn, proposals, strict=True):
+            own, near = [first, *islice(later, len(proposal))], list(islice(close, len(proposal)))
+            kept = row.reader.take_over(proposal, own, near, self.wary)
+            self.replayed_tokens += kept
+            chosen.append(own[: kept + 1])
+        return chosen
+
+    def _show_ahead(self, ahead: Chunks, asked: list[Asked], accepted: list[int], hidden: Tensor | None) -> None:
+        """Show observers the accepted tokens, one of each row at a time, as in decoding."""
+        for look in ahead.looks(accepted, [bool(wanted) for wanted in asked], SMALLEST_BATCH):
+            owners = [asked[ahead.rows[line - ahead.first]] for line in look.lines.tolist()]
+            seen = None if hidden is None else hidden[look.lines]
+            self.observers.show(self.model, look, owners, look.entered, look.positions, seen)
+
+    def _take(self, index: int, row: _Row[Any], tokens: list[int], seconds: float) -> bool:
+        """Add the new tokens of a row; whether it is done."""
+        row.seconds += seconds
+        for token in tokens:
+            length = self.slots.lengths[index] = self.slots.lengths[index] + 1
+            row.kv_peak = max(row.kv_peak, length)
+            row.kv_sum += length
+            self.decoded_tokens += 1
+            self._append(row, token)
+            if self._ended(row):
+                return True
+        return False
 
     def _forward(self, tokens: list[list[int]], positions: list[list[int]], step: Pass) -> Tensor:
         """Logits [rows, vocabulary] after the last of `tokens` [rows][new]; positions are given, never counted."""
@@ -243,7 +312,15 @@ class Engine:
         drawn: list[int] = draw(logits, self.sampling, streams, torch.tensor(positions, device=device)).tolist()
         return drawn
 
+    def _near_ties(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[bool]:
+        device = self.slots.device
+        streams = torch.tensor([row.request.stream for row in rows], device=device)
+        found: list[bool] = near_ties(logits, self.sampling, streams, torch.tensor(positions, device=device)).tolist()
+        return found
+
     def _append(self, row: _Row[Any], token: int) -> None:
+        if row.tree.script is not None:
+            row.reader.note(row.tree.script, len(row.tokens), token)
         row.tokens.append(token)
         if row.thinking_end is None:
             row.thinking_end = self.model.thinking_end(row.tokens)
@@ -267,7 +344,13 @@ class Engine:
             mean_kv_tokens=(row.kv_sum or row.kv_peak) / steps,
             compressions=row.compressions,
             seconds=row.seconds,
+            replayed_tokens=row.reader.replayed,
+            near_ties=row.reader.near_ties,
         )
+        if any(policy.budget is None for policy in row.policies) and self.replay is not Replay.OFF:
+            row.tree.script = tuple(row.tokens)
+            self._waiting += row.tree.held
+            row.tree.held = []
         finished = row.tokens[-1] in self.model.stops
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(row.tokens) - row.forked_at] + [0] * (len(row.policies) - 1)
@@ -284,12 +367,18 @@ class Engine:
         heirs = due if rest else due[1:]
         if heirs:
             snapshot = self.slots.snapshot(index)
+            waiting = row.tree.held if self._awaits(row, rest) else self._waiting
             for policy in reversed(heirs):
-                branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens))
-                self._waiting.append((snapshot, self._bound(branch, (policy,))))
+                branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens), reader=replace(row.reader))
+                waiting.append((snapshot, self._bound(branch, (policy,))))
         self._bound(row, rest or due[:1])
         if not rest:
             self._compress(index)
+
+    def _awaits(self, row: _Row[Any], rest: tuple[Policy, ...]) -> bool:
+        """Whether the full cache goes on to write what the branches of a row can replay."""
+        unknown = self.replay is not Replay.OFF and row.tree.script is None
+        return unknown and any(policy.budget is None for policy in rest)
 
     def _bound(self, row: _Row[Any], policies: tuple[Policy, ...]) -> _Row[Any]:
         """The row, now under these policies alone."""
@@ -331,3 +420,4 @@ class Engine:
         row.since = row.position
         row.record = row.record.after(row.kept, row.position, len(row.tokens))
         row.compressions += 1
+        row.reader.compressed()

@@ -10,6 +10,7 @@ import torch
 
 from kvatlas.engine.attention import Pass
 from kvatlas.engine.cache import Slots
+from kvatlas.engine.chunks import Look
 from kvatlas.policies import Policy, Signal, Step
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Observers:
     def show(
         self,
         model: Model,
-        step: Pass,
+        step: Pass | Look,
         asked: Sequence[Asked],
         entered: Tensor,
         positions: Tensor,
@@ -81,10 +82,10 @@ class Observers:
                 continue
             index = torch.tensor(rows, device=entered.device)
             seen = None if hidden is None or Signal.HIDDEN not in policy.observes else hidden[index]
-            columns = _Columns(step.slots, policy, index + first, entered[index], attention)
+            columns = _Columns(step.slots, policy, step.places[index], entered[index], attention)
             policy.observe(Step(model, positions[index], seen, attention, columns))
 
-    def _attention(self, policy: Policy, step: Pass, rows: list[int]) -> Tensor:
+    def _attention(self, policy: Policy, step: Pass | Look, rows: list[int]) -> Tensor:
         places = {row: place for place, row in enumerate(step.watched)}
         attention = step.attention[[places[row] for row in rows]] if len(rows) < len(places) else step.attention
         layers, heads = policy.scope.width(step.slots.shape)

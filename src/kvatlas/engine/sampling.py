@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from kvatlas.core import Sampling
 
+#: Draws count as near ties if they differ by less than so many roundings of the largest logit.
+TIE = 4
+
 
 def draw(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor) -> Tensor:
     """Next tokens [rows] from logits [rows, vocabulary].
@@ -23,6 +26,23 @@ def draw(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor)
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
+    scores, tokens = _scores(logits, sampling, streams, positions)
+    best = scores.argmax(-1, keepdim=True)
+    return tokens.gather(-1, best).squeeze(-1)
+
+
+def near_ties(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor) -> Tensor:
+    """Which of these draws [rows] other roundings of the logits might turn: the runner-up is nearer than `TIE`."""
+    scores = logits.double() if sampling.temperature == 0 else _scores(logits, sampling, streams, positions)[0]
+    largest = logits.double().abs().amax(-1) / (sampling.temperature or 1)
+    if scores.shape[-1] < 2:
+        return torch.zeros_like(positions, dtype=torch.bool)
+    first, second = scores.topk(2, dim=-1).values.unbind(-1)
+    return first - second < TIE * torch.finfo(logits.dtype).eps * largest
+
+
+def _scores(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Scaled logits with noise [rows, candidates], -inf for those that were cut, and the candidates' token ids."""
     scaled = logits.double() / sampling.temperature
     size = scaled.shape[-1]
     cutting = 0 < sampling.top_k < size or sampling.top_p < 1
@@ -36,5 +56,4 @@ def draw(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor)
         # A token stays while the likelier ones before it have not yet reached top_p; the likeliest always stays.
         scaled = scaled.masked_fill(shares.cumsum(-1) - shares >= sampling.top_p, float("-inf"))
     noise = gumbel(streams[:, None], positions[:, None], tokens)
-    best = (scaled + noise).argmax(-1, keepdim=True)
-    return tokens.gather(-1, best).squeeze(-1)
+    return scaled + noise, tokens
