@@ -103,6 +103,7 @@ class Usage:
     a compression that it sets off: what memory has to hold. `seconds` is the trace's share of the wall time of the
     batches that it was part of. `replayed_tokens` of the output were taken over from the full cache's trace after the
     branch's own choice was compared; `near_ties` of these choices were so close that other roundings might turn them.
+    Both say how a trace was made, not what it is, and so does `seconds`.
     """
 
     prompt_tokens: int
@@ -112,8 +113,8 @@ class Usage:
     mean_kv_tokens: float
     compressions: int
     seconds: float
-    replayed_tokens: int = 0
-    near_ties: int = 0
+    replayed_tokens: int = field(default=0, compare=False)
+    near_ties: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -151,3 +151,30 @@ def test_what_counts_as_an_answer(tiny_llama: Model) -> None:
     assert grade(tiny_llama, chain, problem, (close, *answer), False).status is Status.TRUNCATED
     assert grade(tiny_llama, chain, problem, (*answer, end), True).status is Status.NO_ANSWER
     assert grade(tiny_llama, chain, problem, (*answer, close, end), True).status is Status.NO_ANSWER
+
+
+@pytest.mark.parametrize("replay", ["off", "strict"])
+def test_replay_changes_no_trace(spec_data: Build, finished: Path, tmp_path: Path, replay: str) -> None:
+    sweep(make_plan(parse_spec(spec_data(replay=replay))), tmp_path, workers=1)
+    assert contents(tmp_path) == contents(finished)
+    with Store.open(tmp_path) as store:
+        assert any(trace.usage.replayed_tokens for _, trace in store.traces()) == (replay == "strict")
+
+
+def test_branches_that_are_missing_replay_the_stored_full_trace(
+    spec_data: Build, finished: Path, tmp_path: Path
+) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    full = tuple(found for found in plan.policies if found[0].name == "full")
+    sweep(replace(plan, policies=full), tmp_path, workers=1)
+    told: list[Progress] = []
+    sweep(plan, tmp_path, workers=1, tell=told.append)
+    assert contents(tmp_path) == contents(finished)
+    assert len(told) == plan.traces - plan.traces // len(plan.policies)
+    assert all(progress.trace.usage.replayed_tokens for progress in told if len(progress.trace.tokens) > 60)
+
+
+def test_yaml_reads_off_as_false() -> None:
+    assert parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "replay": False}).replay == "off"
+    with pytest.raises(KvatlasError, match="replay"):
+        parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "replay": "always"})

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Capacities are multiples of this: masked attention over slots is then bitwise the same for every capacity.
 ALIGNMENT = 64
+#: With fewer rows CPU kernels round differently; idle rows pad smaller batches, so that traces never depend on it.
+SMALLEST_BATCH = 8
 
 
 def aligned(tokens: int) -> int:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from kvatlas.engine.cache import Slots, aligned
+from kvatlas.engine.cache import SMALLEST_BATCH, Slots, aligned
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kvatlas.engine.attention import Pass
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class Chunk:
 class Look:
     """What observers are shown of proposed tokens that were accepted: at most one of each row.
 
-    `lines` are their numbers among all lines of the pass, `places` [lines] their rows, `entered` and `positions`
+    `lines` are their numbers among all lines of the pass, `rows` theirs and `places` [lines] where these are in the
+    slots, `entered` and `positions`
     [lines, 1] their slots and true positions, `attention` [watched, layers, KV heads, slots] what the lines `watched`
     pay.
     """
 
     slots: Slots
+    rows: tuple[int, ...]
     lines: Tensor
     places: Tensor
     entered: Tensor
@@ -63,19 +67,16 @@ class Look:
 @dataclass
 class Chunks:
     """All proposed tokens of a pass: `proposed` [rows] says how many each row has, `positions` [rows] where the newest
-    tokens are.
+    tokens are, whose `newest` pass knows which rows show attention and remember queries.
 
-    `first` is the number of lines before theirs. `watched` and `remembered` are the rows whose policies asked for
-    attention and for recent queries. `exact` reads the cache line by line, as in decoding: bit for bit the same on
+    `exact` reads the cache line by line, as in decoding: bit for bit the same on
     CPUs; otherwise all queries of a chunk read it together, which is faster.
     """
 
     slots: Slots
     proposed: Sequence[int]
     positions: Sequence[int]
-    first: int
-    watched: tuple[int, ...]
-    remembered: tuple[int, ...]
+    newest: Pass
     exact: bool
     chunks: list[Chunk] = field(init=False, default_factory=list)
     rows: list[int] = field(init=False, default_factory=list)
@@ -85,14 +86,14 @@ class Chunks:
         slots, device = self.slots, self.slots.device
         lines = [(row, step) for row, count in enumerate(self.proposed) for step in range(1, count + 1)]
         self.rows = [row for row, _ in lines]
-        self.places = torch.tensor(self.rows, device=device)
+        self.places = self.newest.places[self.rows]
         self.now = torch.tensor([self.positions[row] + step for row, step in lines], device=device, dtype=torch.int32)
         self.entered = torch.tensor([slots.lengths[row] + step for row, step in lines], device=device)
         #: Numbers of the lines that show attention, with their places in `attention`.
         self.shows = {
-            line: place for place, line in enumerate(n for n, row in enumerate(self.rows) if row in self.watched)
+            line: place for place, line in enumerate(n for n, row in enumerate(self.rows) if row in self.newest.watched)
         }
-        remembering = [line for line, row in enumerate(self.rows) if row in self.remembered]
+        remembering = [line for line, row in enumerate(self.rows) if row in self.newest.remembered]
         self.remembering = torch.tensor(remembering, device=device)
         start = widest = 0
         for row, count in enumerate(self.proposed):
@@ -153,22 +154,23 @@ class Chunks:
         near = cached > self.now[chunk.start : chunk.stop, None, None, None] - window
         return mask.expand(near.shape).masked_fill(~near, float("-inf"))
 
-    def looks(self, accepted: Sequence[int], asking: Sequence[bool], smallest: int) -> Iterator[Look]:
+    def looks(self, accepted: Sequence[int], asking: Sequence[bool]) -> Iterator[Look]:
         """What is shown after the draw, in the order of decoding: the first accepted tokens of all rows, the second...
 
         `accepted` [rows] counts those of each row, `asking` says whose policies want to see something. Short looks
-        repeat their last line up to `smallest` lines, because with fewer CPU kernels round differently.
+        repeat their last line, because with few of them CPU kernels round differently.
         """
         for step in range(max(accepted, default=0)):
             chosen = [c.start + step for c in self.chunks if accepted[c.row] > step and asking[c.row]]
             if not chosen:
                 return
-            chosen += chosen[-1:] * (smallest - len(chosen))
+            chosen += chosen[-1:] * (SMALLEST_BATCH - len(chosen))
             lines = torch.tensor(chosen, device=self.slots.device)
             watched = tuple(number for number, line in enumerate(chosen) if line in self.shows)
             yield Look(
                 slots=self.slots,
-                lines=lines + self.first,
+                rows=tuple(self.rows[line] for line in chosen),
+                lines=lines + self.newest.rows,
                 places=self.places[lines],
                 entered=self.entered[lines, None],
                 positions=self.now[lines, None].long(),

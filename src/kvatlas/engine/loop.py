@@ -14,18 +14,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from kvatlas.core import Fate, Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
-from kvatlas.engine.cache import Slots, Snapshot
+from kvatlas.engine.cache import SMALLEST_BATCH, Slots, Snapshot
 from kvatlas.engine.chunks import Chunks
 from kvatlas.engine.fates import Record
 from kvatlas.engine.observation import Asked, Observers, column_name
-from kvatlas.engine.replay import LONGEST, TOGETHER, Reader, Replay, Tree
+from kvatlas.engine.replay import LONGEST, TOGETHER, Reader, Replay, Tree, taken_over
 from kvatlas.engine.sampling import draw, near_ties
 from kvatlas.policies import Cached, Policy, Reference, Selection, Signal, select
 
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from kvatlas.models import Model
 
 K = TypeVar("K")
-
-#: With fewer rows CPU kernels round differently; idle rows pad smaller batches, so that traces never depend on it.
-SMALLEST_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -100,6 +96,10 @@ class _Row(Generic[K]):
     def position(self) -> int:
         """True position of the newest token, which is not yet cached."""
         return len(self.request.prompt) + len(self.tokens) - 1
+
+    def room(self, length: int) -> int:
+        """Tokens that may enter after the next one before a policy is due."""
+        return min(policy.budget - length - 1 if policy.budget else LONGEST for policy in self.policies)
 
     def due(self, length: int) -> tuple[Policy, ...]:
         return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
@@ -201,32 +201,27 @@ class Engine:
         began = time.perf_counter()
         count = len(self._rows)
         padding = max(0, SMALLEST_BATCH - count)
-        for index in range(count, count + padding):
-            self.slots.lengths[index] = 0
-        proposals = [self._proposal(index, row) for index, row in enumerate(self._rows)]
-        fed = [1 + len(proposal) for proposal in proposals]
+        self.slots.lengths[count : count + padding] = [0] * padding
+        proposals = self._proposals()
+        fed = [1 + len(each) for each in proposals]
         self.slots.reserve(max(map(sum, zip(self.slots.lengths, fed, strict=False))))
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
         step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
-        step.ahead = self._ahead(step, proposals)
-        places = [[position] for position in positions]
-        for proposal, row in zip(proposals, self._rows, strict=True):
-            tokens += [[token] for token in proposal]
-            places += [[row.position + number] for number in range(1, len(proposal) + 1)]
-        logits = self._forward(tokens, places, step)
+        if any(proposals):
+            step.ahead = Chunks(self.slots, [len(each) for each in proposals], positions, step, self.exact)
+            tokens += [[token] for proposal in proposals for token in proposal]
+        places = positions + (step.ahead.now.tolist() if step.ahead else [])
+        logits = self._forward(tokens, [[place] for place in places], step)
         hidden, at = self._hidden, torch.tensor(positions, device=self.slots.device)[:, None]
         self.observers.show(self.model, step, asked, step.lengths[:, None], at, hidden)
         drawn = self._choose(logits, step, proposals)
         if step.ahead is not None:
-            self._show_ahead(step.ahead, asked, [len(tokens) - 1 for tokens in drawn], hidden)
+            self.observers.show_ahead(self.model, step.ahead, asked, [len(own) - 1 for own in drawn], hidden)
         share = (time.perf_counter() - began) / sum(fed)
         self.passes += 1
-        ended = [
-            self._take(index, row, own, share * fed[index])
-            for index, (row, own) in enumerate(zip(self._rows, drawn, strict=True))
-        ]
+        ended = [self._take(index, own, share * fed[index]) for index, own in enumerate(drawn)]
         generations: list[Generation[Any]] = []
         for index in range(count - 1, -1, -1):
             row = self._rows[index]
@@ -236,19 +231,14 @@ class Engine:
                 self._fork(index, row)
         return generations
 
-    def _proposal(self, index: int, row: _Row[Any]) -> list[int]:
-        """What a row replays in this step: never past the length at which it forks or compresses."""
-        if row.tree.script is None:
-            return []
-        budgets = [policy.budget for policy in row.policies if policy.budget is not None]
-        room = min([LONGEST, TOGETHER // len(self._rows), *(b - self.slots.lengths[index] - 1 for b in budgets)])
-        return row.reader.proposal(row.tree.script, len(row.tokens), room)
-
-    def _ahead(self, step: Pass, proposals: list[list[int]]) -> Chunks | None:
-        if not any(proposals):
-            return None
-        proposed = [len(proposal) for proposal in proposals]
-        return Chunks(self.slots, proposed, step.positions, step.rows, step.watched, step.remembered, exact=self.exact)
+    def _proposals(self) -> list[list[int]]:
+        """What each row replays in this step."""
+        most = min(LONGEST, TOGETHER // len(self._rows))
+        rooms = [min(most, row.room(length)) for row, length in zip(self._rows, self.slots.lengths, strict=False)]
+        return [
+            row.reader.proposal(row.tree.script, len(row.tokens), room)
+            for row, room in zip(self._rows, rooms, strict=True)
+        ]
 
     def _choose(self, logits: Tensor, step: Pass, proposals: list[list[int]]) -> list[list[int]]:
         """The new tokens of each row: its draws up to the first that is no proposed one, that included."""
@@ -256,24 +246,14 @@ class Engine:
         if step.ahead is None:
             return [[token] for token in drawn]
         ahead = logits[step.rows :], [self._rows[row] for row in step.ahead.rows], (step.ahead.now + 1).tolist()
-        later, close = iter(self._draw(*ahead)), iter(self._near_ties(*ahead))
-        chosen = []
-        for row, first, proposal in zip(self._rows, drawn, proposals, strict=True):
-            own, near = [first, *islice(later, len(proposal))], list(islice(close, len(proposal)))
-            kept = row.reader.take_over(proposal, own, near, self.wary)
-            self.replayed_tokens += kept
-            chosen.append(own[: kept + 1])
+        near = near_ties(ahead[0], self.sampling, *self._noise(*ahead[1:])).tolist()
+        chosen = taken_over([row.reader for row in self._rows], proposals, drawn, self._draw(*ahead), near, self.wary)
+        self.replayed_tokens += sum(map(len, chosen)) - len(chosen)
         return chosen
 
-    def _show_ahead(self, ahead: Chunks, asked: list[Asked], accepted: list[int], hidden: Tensor | None) -> None:
-        """Show observers the accepted tokens, one of each row at a time, as in decoding."""
-        for look in ahead.looks(accepted, [bool(wanted) for wanted in asked], SMALLEST_BATCH):
-            owners = [asked[ahead.rows[line - ahead.first]] for line in look.lines.tolist()]
-            seen = None if hidden is None else hidden[look.lines]
-            self.observers.show(self.model, look, owners, look.entered, look.positions, seen)
-
-    def _take(self, index: int, row: _Row[Any], tokens: list[int], seconds: float) -> bool:
+    def _take(self, index: int, tokens: list[int], seconds: float) -> bool:
         """Add the new tokens of a row; whether it is done."""
+        row = self._rows[index]
         row.seconds += seconds
         for token in tokens:
             length = self.slots.lengths[index] = self.slots.lengths[index] + 1
@@ -307,20 +287,16 @@ class Engine:
         return attention, queries
 
     def _draw(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[int]:
-        device = self.slots.device
-        streams = torch.tensor([row.request.stream for row in rows], device=device)
-        drawn: list[int] = draw(logits, self.sampling, streams, torch.tensor(positions, device=device)).tolist()
+        drawn: list[int] = draw(logits, self.sampling, *self._noise(rows, positions)).tolist()
         return drawn
 
-    def _near_ties(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[bool]:
-        device = self.slots.device
-        streams = torch.tensor([row.request.stream for row in rows], device=device)
-        found: list[bool] = near_ties(logits, self.sampling, streams, torch.tensor(positions, device=device)).tolist()
-        return found
+    def _noise(self, rows: list[_Row[Any]], positions: list[int]) -> tuple[Tensor, Tensor]:
+        """What the noise of the tokens at these positions is keyed by."""
+        streams = torch.tensor([row.request.stream for row in rows], device=self.slots.device)
+        return streams, torch.tensor(positions, device=self.slots.device)
 
     def _append(self, row: _Row[Any], token: int) -> None:
-        if row.tree.script is not None:
-            row.reader.note(row.tree.script, len(row.tokens), token)
+        row.reader.note(row.tree.script, len(row.tokens), token)
         row.tokens.append(token)
         if row.thinking_end is None:
             row.thinking_end = self.model.thinking_end(row.tokens)
@@ -347,7 +323,7 @@ class Engine:
             replayed_tokens=row.reader.replayed,
             near_ties=row.reader.near_ties,
         )
-        if any(policy.budget is None for policy in row.policies) and self.replay is not Replay.OFF:
+        if self._replays(row.policies):
             row.tree.script = tuple(row.tokens)
             self._waiting += row.tree.held
             row.tree.held = []
@@ -367,7 +343,9 @@ class Engine:
         heirs = due if rest else due[1:]
         if heirs:
             snapshot = self.slots.snapshot(index)
-            waiting = row.tree.held if self._awaits(row, rest) else self._waiting
+            # The full cache among the others goes on to write what the branches can replay.
+            awaited = row.tree.script is None and self._replays(rest)
+            waiting = row.tree.held if awaited else self._waiting
             for policy in reversed(heirs):
                 branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens), reader=replace(row.reader))
                 waiting.append((snapshot, self._bound(branch, (policy,))))
@@ -375,10 +353,8 @@ class Engine:
         if not rest:
             self._compress(index)
 
-    def _awaits(self, row: _Row[Any], rest: tuple[Policy, ...]) -> bool:
-        """Whether the full cache goes on to write what the branches of a row can replay."""
-        unknown = self.replay is not Replay.OFF and row.tree.script is None
-        return unknown and any(policy.budget is None for policy in rest)
+    def _replays(self, policies: tuple[Policy, ...]) -> bool:
+        return self.replay is not Replay.OFF and any(policy.budget is None for policy in policies)
 
     def _bound(self, row: _Row[Any], policies: tuple[Policy, ...]) -> _Row[Any]:
         """The row, now under these policies alone."""

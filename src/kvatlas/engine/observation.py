@@ -10,7 +10,7 @@ import torch
 
 from kvatlas.engine.attention import Pass
 from kvatlas.engine.cache import Slots
-from kvatlas.engine.chunks import Look
+from kvatlas.engine.chunks import Chunks, Look
 from kvatlas.policies import Policy, Signal, Step
 
 if TYPE_CHECKING:
@@ -84,6 +84,14 @@ class Observers:
             seen = None if hidden is None or Signal.HIDDEN not in policy.observes else hidden[index]
             columns = _Columns(step.slots, policy, step.places[index], entered[index], attention)
             policy.observe(Step(model, positions[index], seen, attention, columns))
+
+    def show_ahead(
+        self, model: Model, ahead: Chunks, asked: Sequence[Asked], accepted: Sequence[int], hidden: Tensor | None
+    ) -> None:
+        """Show the proposed tokens that were accepted, `accepted` [rows] of each row, in the order of decoding."""
+        for look in ahead.looks(accepted, [bool(wanted) for wanted in asked]):
+            seen = None if hidden is None else hidden[look.lines]
+            self.show(model, look, [asked[row] for row in look.rows], look.entered, look.positions, seen)
 
     def _attention(self, policy: Policy, step: Pass | Look, rows: list[int]) -> Tensor:
         places = {row: place for place, row in enumerate(step.watched)}

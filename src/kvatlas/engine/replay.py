@@ -48,12 +48,14 @@ class Reader:
     replayed: int = 0
     near_ties: int = 0
 
-    def proposal(self, script: Sequence[int], written: int, room: int) -> list[int]:
+    def proposal(self, script: Sequence[int] | None, written: int, room: int) -> list[int]:
         """What the script goes on with after so many tokens, at most `room`; nothing where the row has departed.
 
         As long as the streak, so chunks double while all agree. The script's last token is never fed.
         """
-        count = min(self.streak, room) if self.streak >= SURE else 0
+        if script is None or self.streak < SURE:
+            return []
+        count = min(self.streak, room)
         return list(script[written : max(written, min(written + count, len(script) - 1))])
 
     def take_over(self, proposal: Sequence[int], own: Sequence[int], near: Sequence[bool], wary: bool) -> int:
@@ -72,10 +74,32 @@ class Reader:
         self.near_ties += sum(ties)
         return kept
 
-    def note(self, script: Sequence[int], written: int, token: int) -> None:
+    def note(self, script: Sequence[int] | None, written: int, token: int) -> None:
         """See the token that follows after so many."""
-        self.streak = self.streak + 1 if written < len(script) and script[written] == token else 0
+        if script is not None:
+            self.streak = self.streak + 1 if written < len(script) and script[written] == token else 0
 
     def compressed(self) -> None:
         """See that the row was compressed: here it is likeliest to depart, so chunks begin short again."""
         self.streak = min(self.streak, SURE)
+
+
+def taken_over(
+    readers: Sequence[Reader],
+    proposals: Sequence[Sequence[int]],
+    drawn: Sequence[int],
+    later: Sequence[int],
+    near: Sequence[bool],
+    wary: bool,
+) -> list[list[int]]:
+    """The new tokens of each row: its draws up to the first that is no proposed token, that included.
+
+    `drawn` are the draws after the rows' newest tokens, `later` those after all proposed ones, near ties or not.
+    """
+    chosen, start = [], 0
+    for reader, proposal, first in zip(readers, proposals, drawn, strict=True):
+        part = slice(start, start + len(proposal))
+        own = [first, *later[part]]
+        chosen.append(own[: 1 + reader.take_over(proposal, own, near[part], wary)])
+        start = part.stop
+    return chosen

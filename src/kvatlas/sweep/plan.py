@@ -25,12 +25,16 @@ PROMPT_FORMAT = "chat-1"
 
 @dataclass(frozen=True)
 class Unit:
-    """One tree of work: a problem and a sample, under all settings that are still to run."""
+    """One tree of work: a problem and a sample, under all settings that are still to run.
+
+    `script` is what the full cache wrote for it, where an earlier session stored that.
+    """
 
     benchmark: str
     problem: Problem
     sample: int
     settings: tuple[Setting, ...]
+    script: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from kvatlas.core import KvatlasError, Trace
+from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.sweep.allocation import Adaptive
@@ -18,6 +18,7 @@ from kvatlas.sweep.work import Job
 
 #: Sequences decoded together by one worker; on CPUs more gain nothing.
 BATCH_SIZE = 64
+FULL = Setting.of("full")
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,11 @@ class _Decode:
                 model=model,
                 weights=model.weights_digest,
                 benchmarks=self.plan.benchmarks,
-                units=tuple(units),
+                units=tuple(self._scripted(model, unit) for unit in units),
                 sampling=self.plan.spec.sampling.sampling(),
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
+                replay=self.plan.spec.replay,
             )
             before = self.finished
             for trace, own in self.run(job, self.workers or (cores() if model.device == "cpu" else 1)):
@@ -119,3 +121,14 @@ class _Decode:
                     f"The workers ended without a result and {len(units)} problems are still to do; what is "
                     "finished is kept, the same command tries again."
                 )
+
+    def _scripted(self, model: Model, unit: Unit) -> Unit:
+        """The unit with what the full cache wrote for it, if that is stored and not asked for again."""
+        key = self.plan.keys.get((model.name, unit.benchmark, FULL))
+        if key is None or FULL in unit.settings:
+            return unit
+        try:
+            trace = self.store.trace((key, FULL.id, unit.benchmark, unit.problem.id, unit.sample))
+        except KeyError:
+            return unit
+        return replace(unit, script=trace.tokens)

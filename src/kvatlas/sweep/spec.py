@@ -103,7 +103,8 @@ class Spec(BaseModel):
 
     `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
-    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`).
+    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `replay` says whether
+    branches replay what `full` wrote (docs/replay.md): `auto`, `strict` or `off`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -119,6 +120,13 @@ class Spec(BaseModel):
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: int | None = Field(default=None, ge=1)
     allocate: Allocation = Allocation()
+    replay: Literal["auto", "strict", "off"] = "auto"
+
+    @field_validator("replay", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        # YAML reads `off` as false.
+        return "off" if value is False else value
 
     @field_validator("allocate", mode="before")
     @classmethod

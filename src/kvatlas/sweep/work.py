@@ -34,6 +34,7 @@ class Job:
     sampling: Sampling
     seed: int
     batch_size: int
+    replay: str = "auto"
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
@@ -44,7 +45,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     """
     import torch
 
-    from kvatlas.engine import Engine, Request
+    from kvatlas.engine import Engine, Replay, Request
 
     # One thread per worker: two busy workers with two threads each are far slower than with one.
     torch.set_num_threads(1)
@@ -52,7 +53,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
     full = policies.of(Setting.of("full"))
-    engine = Engine(model, model.network(), [*settings.values(), full], job.sampling, job.batch_size)
+    replay = Replay(job.replay)
+    engine = Engine(model, model.network(), [*settings.values(), full], job.sampling, job.batch_size, replay)
     waiting: dict[int, Request[int]] = {}
 
     def requests() -> Iterator[Request[int]]:
@@ -63,6 +65,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
                 prompt=model.encode(found[unit.benchmark].prompt(unit.problem)),
                 stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
                 policies=tuple(settings[setting] for setting in unit.settings),
+                script=unit.script,
             )
             late = tuple(policy for policy in request.policies if Signal.ANSWER in policy.observes)
             if late:
@@ -78,7 +81,11 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         if generation.policy.setting in job.units[generation.key].settings:
             yield _trace(job, found, generation), generation.decoded
     late_requests = [
-        replace(request, reference=reference(model, engine.network, request.prompt, finished[number]))
+        replace(
+            request,
+            reference=reference(model, engine.network, request.prompt, finished[number]),
+            script=finished[number],
+        )
         for number, request in waiting.items()
     ]
     for generation in engine.run(late_requests):
