@@ -43,28 +43,27 @@ class Watch:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         from kvatlas.results.store import FILE, Store
-        from kvatlas.stats.cells import gather
+        from kvatlas.stats.cells import gather, measure, usual_metric
 
-        self.manifest = manifest
+        self.manifest, self.metric = manifest, usual_metric(manifest)
+        self.measure = measure(manifest, self.metric)
         self.began = time.monotonic()
         self.latest: Progress | None = None
         earlier: list[Any] = []
         if (folder / FILE).is_file():
             with Store.open(folder) as store:
                 earlier = list(store.traces(texts=False))
-        self.cells: list[Gathered] = gather(manifest, earlier)
+        self.cells: list[Gathered] = gather(manifest, earlier, self.metric)
         self.before = sum(cell.found for cell in self.cells)
         self._by_name = {(c.expected.model, c.expected.benchmark, c.expected.setting.id): c for c in self.cells}
 
     def add(self, progress: Progress) -> None:
         """Count a finished trace."""
-        from kvatlas.stats.cells import METRICS
-
         trace = progress.trace
         self.latest = progress
         cell = self._by_name.get((trace.model, trace.benchmark, trace.setting.id))
         if cell is not None:
-            cell.add(trace, METRICS["pass@1"])
+            cell.add(trace, self.measure)
 
     def text(self) -> str:
         """Traces, rate, what shared trunks save, time left, in one line."""
@@ -100,7 +99,7 @@ class Watch:
         at = self.latest.trace.model, self.latest.trace.benchmark
         cells = [cell for cell in self.cells if (cell.expected.model, cell.expected.benchmark) == at]
         try:
-            return maps_of_cells(cells, map_axes(self.manifest), partial=True)
+            return maps_of_cells(cells, map_axes(self.manifest), self.metric, partial=True)
         except KvatlasError:
             return []
 

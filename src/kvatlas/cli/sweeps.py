@@ -1,8 +1,9 @@
-"""Commands that decode: plan, run, sweep, demo."""
+"""Commands that decode: plan, run, sweep, screen, demo."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,6 +68,41 @@ def sweep(
     from kvatlas.sweep import make_plan, read_spec
 
     drive(make_plan(read_spec(spec)), out, executor=executor, workers=workers, batch_size=batch_size, quiet=quiet)
+
+
+def screen(
+    spec: SpecFile,
+    out: Annotated[Path, typer.Option(metavar="SCREEN", help="Folder of the screen, new or to be resumed.")],
+    traces: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run of the same spec, for its full-cache traces.")
+    ] = None,
+    executor: Executor = "local",
+    workers: Workers = None,
+    batch_size: BatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Where would each setting depart from the full cache? Its traces are read, nothing is decoded; no Pass@1."""
+    from functools import partial
+
+    from kvatlas.stats.cells import SCREENED
+    from kvatlas.sweep import make_plan, read_spec, screening
+    from kvatlas.sweep import screen as read_all
+
+    plan = screening(make_plan(read_spec(spec)))
+    drive(
+        plan,
+        out,
+        partial(read_all, traces=traces),
+        executor=executor,
+        workers=workers,
+        batch_size=batch_size,
+        quiet=quiet,
+    )
+    if not quiet:
+        _note(
+            f"{out} is a screen: it says where settings depart from the full cache, not how often they are right. "
+            f"Draw it with kvatlas map {out} --metric {SCREENED[0]} (or {', '.join(SCREENED[1:])})."
+        )
 
 
 def run(
@@ -144,14 +180,14 @@ def demo(
     finish_demo(folder)
 
 
-def drive(plan: Any, folder: Path, *, quiet: bool, **options: Any) -> None:
-    """Sweep with progress on standard error; Ctrl-C keeps what is finished and says how to go on."""
+def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
+    """Sweep (or other `work`) with progress on standard error; Ctrl-C keeps what is finished and says how to go on."""
     from kvatlas.cli.progress import showing
     from kvatlas.sweep import sweep as decode_all
 
     try:
         with showing(plan.manifest(), folder, quiet) as tell:
-            decode_all(plan, folder, tell=tell, note=_silent if quiet else _note, **options)
+            (work or decode_all)(plan, folder, tell=tell, note=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
@@ -179,5 +215,5 @@ def assignment(option: str, text: str) -> tuple[str, Any]:
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (demo, plan, run, sweep):
+    for command in (demo, plan, run, sweep, screen):
         app.command()(command)

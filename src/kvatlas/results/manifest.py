@@ -38,6 +38,7 @@ class Manifest:
     provenance: Mapping[str, Any]
     about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     allocation: Mapping[str, Any] = field(default_factory=dict)
+    screened: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the store; problem lists are written once per benchmark, and how many of them a cell has."""
@@ -59,6 +60,7 @@ class Manifest:
             "provenance": dict(self.provenance),
             "about": {name: {id_: dict(about) for id_, about in each.items()} for name, each in self.about.items()},
             "allocation": dict(self.allocation),
+            "screened": self.screened,
         }
 
     @classmethod
@@ -74,4 +76,12 @@ class Manifest:
             for model, benchmark, policy, values, key, samples, baseline, *rest in data["expected"]
         )
         axes = tuple((name, tuple(values)) for name, values in data["axes"])
-        return cls(axes, expected, data["spec"], data["provenance"], data.get("about", {}), data.get("allocation", {}))
+        return cls(
+            axes,
+            expected,
+            data["spec"],
+            data["provenance"],
+            data.get("about", {}),
+            data.get("allocation", {}),
+            data.get("screened", False),
+        )

@@ -21,6 +21,8 @@ METRICS: Mapping[str, Callable[[Trace], float]] = {
     "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
     "progress": lambda trace: trace.grade.progress,
 }
+#: What maps of a screen show of each setting and trace (sweep/screen.py says how it is measured).
+SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 
 @dataclass
@@ -28,12 +30,14 @@ class Gathered:
     """The traces of one promised cell: `outcomes[problem][sample]` is the grade, and how many are missing.
 
     With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
-    how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason.
+    how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
+    `screened` run the grades are no Pass@1.
     """
 
     expected: Expected
     rule: Rule | None = None
     adaptive: bool = False
+    screened: bool = False
     outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
     votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
     kept_tokens: list[float] = field(default_factory=list)
@@ -112,12 +116,9 @@ def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str 
     A trace counts where its run key, setting, benchmark, problem and sample are the promised ones, once; all others
     (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for an unknown metric.
     """
-    made = rule(metric)
-    if made is None and metric not in METRICS:
-        valid = ", ".join((*METRICS, "pass@K", "avg@K", "maj@K", "bayes"))
-        raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}.")
-    grade = METRICS["pass@1" if made else metric]
-    cells = [Gathered(expected, made, bool(manifest.allocation)) for expected in manifest.expected]
+    made = None if manifest.screened else rule(metric)
+    grade = measure(manifest, metric)
+    cells = [Gathered(expected, made, bool(manifest.allocation), manifest.screened) for expected in manifest.expected]
     by_key: dict[tuple[str, str, str], list[Gathered]] = {}
     for cell in cells:
         key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)
@@ -126,3 +127,25 @@ def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str 
         for cell in by_key.get((run_key, trace.setting.id, trace.benchmark), []):
             cell.add(trace, grade)
     return cells
+
+
+def usual_metric(manifest: Manifest) -> str:
+    """What maps of a run show if nobody says."""
+    return SCREENED[0] if manifest.screened else "pass@1"
+
+
+def measure(manifest: Manifest, metric: str) -> Callable[[Trace], float]:
+    """How a metric grades one trace of a run; KvatlasError for one that the run does not have."""
+    if manifest.screened:
+        if metric not in SCREENED:
+            raise KvatlasError(
+                f"This run is a screen, which says where settings depart from the full cache and knows no {metric!r}; "
+                f"valid metrics are: {', '.join(SCREENED)}."
+            )
+        return lambda trace: float(trace.grade.metrics[metric])
+    if rule(metric) is not None:
+        return METRICS["pass@1"]
+    if metric not in METRICS:
+        valid = ", ".join((*METRICS, "pass@K", "avg@K", "maj@K", "bayes"))
+        raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}.")
+    return METRICS[metric]

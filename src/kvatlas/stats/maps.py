@@ -15,6 +15,8 @@ from kvatlas.stats.grid import Axes, grid_groups, map_axes
 
 T = TypeVar("T")
 
+SCREEN_NOTE = "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
+
 
 def maps_of_run(
     manifest: Manifest,
@@ -87,6 +89,8 @@ def _map(
         notes = (*notes, f"PARTIAL: {missing} of {promised} traces are missing, in {cells}")
     if any(cell.adaptive for cell in group):
         notes = (*notes, _adaptive_note([len(cell.expected.problems) for cell in group]))
+    if any(cell.screened for cell in group):
+        notes = (*notes, SCREEN_NOTE)
     if any(cell.rule is not None and cell.rule.kind == "bayes" for cell in group):
         notes = (*notes, BAYES_NOTE)
     vertical, horizontal = axes

@@ -21,6 +21,8 @@ from kvatlas.sweep.spec import Spec
 RUN_KEY_VERSION = 2
 #: How a problem becomes tokens: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
+#: Part of the run keys of screening records: rises whenever what a screen measures changes.
+SCREEN_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Unit:
 class Plan:
     """A checked spec.
 
-    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark).
+    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark). A `screened` plan
+    asks for screening records instead of traces.
     """
 
     spec: Spec
@@ -50,16 +53,21 @@ class Plan:
     policies: tuple[tuple[Policy, bool], ...]
     problems: Mapping[str, Sequence[Problem]]
     prompts: Mapping[tuple[str, str], Sequence[int]]
+    screened: bool = False
 
     @cached_property
     def keys(self) -> Mapping[tuple[str, str, Setting], str]:
         """Run keys by (model, benchmark, setting). Made when first asked for: digests read all weights."""
         return {
-            (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
+            (model.name, benchmark.name, policy.setting): self._key(model, benchmark, policy)
             for model in self.models
             for benchmark in self.benchmarks
             for policy, _ in self.policies
         }
+
+    def _key(self, model: Model, benchmark: Benchmark, policy: Policy) -> str:
+        key = run_key(self.spec, model, benchmark, policy)
+        return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
 
     @property
     def traces(self) -> int:
@@ -85,7 +93,8 @@ class Plan:
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
         asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
-        return Manifest(axes, expected, self.spec.model_dump(mode="json"), {**provenance(), **asked}, self._about())
+        spec = self.spec.model_dump(mode="json")
+        return Manifest(axes, expected, spec, {**provenance(), **asked}, self._about(), screened=self.screened)
 
     def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import Model
 from kvatlas.results import Store
@@ -88,6 +89,8 @@ class _Decode:
         self.run, self.workers = run, workers
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
+        full = replace(plan, policies=((policies.of(FULL), True),), screened=False)
+        self.scripts = full.keys
         done = store.keys()
         self.finished = plan.traces - sum(
             len(unit.settings) for model in plan.models for unit in plan.units(model, done)
@@ -106,6 +109,7 @@ class _Decode:
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
                 replay=self.plan.spec.replay,
+                screened=self.plan.screened,
             )
             before = self.finished
             for trace, own in self.run(job, self.workers or (cores() if model.device == "cpu" else 1)):
@@ -124,7 +128,7 @@ class _Decode:
 
     def _scripted(self, model: Model, unit: Unit) -> Unit:
         """The unit with what the full cache wrote for it, if that is stored and not asked for again."""
-        key = self.plan.keys.get((model.name, unit.benchmark, FULL))
+        key = self.scripts.get((model.name, unit.benchmark, FULL))
         if key is None or FULL in unit.settings:
             return unit
         try:

@@ -35,15 +35,22 @@ class Job:
     seed: int
     batch_size: int
     replay: str = "auto"
+    screened: bool = False
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
-    """Decode and grade the units whose numbers `claims` gives, each pulled when there is room for it.
+    """Decode and grade the units whose numbers `claims` gives, each pulled when there is room for it; or screen them.
 
     Yields every trace as it finishes, with the number of tokens that were decoded for it alone. Settings that need the
     answer of the full-cache trace come last, when that is there.
     """
     import torch
+
+    if job.screened:
+        from kvatlas.sweep.screen import read
+
+        yield from read(job, claims)
+        return
 
     from kvatlas.engine import Engine, Replay, Request
 

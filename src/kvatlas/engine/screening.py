@@ -1,0 +1,133 @@
+"""Screening: every setting reads the finished full-cache trace, and what it would have chosen is compared.
+
+The same loop with the same compressions, but the next tokens are always those of the trace (teacher forcing). All
+settings of a sample and the full cache itself read it side by side, so that their distributions meet position by
+position and none has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvatlas import policies
+from kvatlas.core import Setting, Usage
+from kvatlas.engine.attention import Pass
+from kvatlas.engine.loop import Engine, Request
+from kvatlas.policies import Policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Logits of one pass, in numbers: what bounds its tokens where the vocabulary is large; and the most tokens.
+LOGITS, LINES = 2**26, 2048
+
+FULL = policies.of(Setting.of("full"))
+
+
+@dataclass
+class Tally:
+    """What one setting would have chosen along a trace, after its first compression.
+
+    `departs_at` is the number of new tokens before the first that it would have drawn otherwise, None if none. `kl`
+    is the sum over `thinking` tokens of KL(full cache || setting) in nats, of the model's own distributions (without
+    temperature and cuts), `top1` counts those with the same likeliest token; `answer_change` is the change of the
+    answer's log-likelihood, over `answer` tokens.
+    """
+
+    departs_at: int | None = None
+    thinking: int = 0
+    kl: float = 0.0
+    top1: int = 0
+    answer: int = 0
+    answer_change: float = 0.0
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A setting's tally along a trace, and what reading it cost."""
+
+    policy: Policy
+    tally: Tally
+    usage: Usage
+
+
+class Screener(Engine):
+    """Reads finished traces under many settings; made like an engine. One sample at a time."""
+
+    _split: tuple[int, int]
+    _tallies: dict[Policy, Tally]
+
+    def screen(self, request: Request[Any]) -> list[Screened]:
+        """What every policy of a request that compresses would have chosen along the request's script.
+
+        Settings are read in as many groups as the batch size asks for.
+        """
+        assert request.script is not None
+        end = len(request.script)
+        self._split = self.model.split(request.script) or (end, end)
+        compressing = [policy for policy in request.policies if policy.budget is not None]
+        found: list[Screened] = []
+        size = max(1, self.batch_size - 1)
+        for start in range(0, len(compressing), size):
+            group = compressing[start : start + size]
+            self._tallies = {policy: Tally() for policy in group}
+            found += [
+                Screened(generation.policy, self._tallies[generation.policy], generation.usage)
+                for generation in self.run([replace(request, policies=(*group, FULL))])
+                if generation.policy in self._tallies
+            ]
+        return found
+
+    def _proposals(self) -> list[list[int]]:
+        """The same part of the trace for all rows: up to the next compression of any."""
+        script, written = self._rows[0].tree.script, len(self._rows[0].tokens)
+        assert script is not None
+        lines = max(1, min(LINES, LOGITS // self.network.config.get_text_config().vocab_size))
+        rooms = [row.room(length) for row, length in zip(self._rows, self.slots.lengths, strict=False)]
+        count = max(0, min(lines // len(self._rows) - 1, len(script) - 1 - written, *rooms))
+        return [list(script[written : written + count]) for _ in self._rows]
+
+    def _choose(self, logits: Tensor, step: Pass, proposals: list[list[int]]) -> list[list[int]]:
+        """What the trace goes on with, for every row, after seeing what each would have chosen."""
+        script, written = self._rows[0].tree.script, len(self._rows[0].tokens)
+        assert script is not None
+        following = list(script[written : written + 1 + len(proposals[0])])
+        compressed = [index for index, row in enumerate(self._rows) if row.compressions]
+        if compressed:
+            full = next(index for index, row in enumerate(self._rows) if not row.compressions)
+            ahead = torch.arange(len(self._rows) * len(proposals[0])).view(len(self._rows), -1) + step.rows
+            lines = torch.cat([torch.arange(len(self._rows))[:, None], ahead], 1).to(logits.device)
+            self._compare(logits[lines[full]], logits[lines[compressed]], compressed, following)
+        return [following] * len(self._rows)
+
+    def _compare(self, full: Tensor, own: Tensor, rows: Sequence[int], following: list[int]) -> None:
+        """Add up what rows [rows, new, vocabulary] would have chosen beside the full cache [new, vocabulary]."""
+        first = self._rows[rows[0]]
+        start, count = len(first.tokens), len(following)
+        positions = [first.position + 1 + number for number in range(count)] * len(rows)
+        owners = [self._rows[row] for row in rows for _ in following]
+        drawn = torch.tensor(self._draw(own.flatten(0, 1), owners, positions)).view(len(rows), count)
+        likely, likely_own = full.float().log_softmax(-1), own.float().log_softmax(-1)
+        kl = (likely.exp() * (likely - likely_own)).sum(-1).tolist()
+        top1 = (full.argmax(-1) == own.argmax(-1)).tolist()
+        said = torch.tensor(following, device=full.device)[:, None]
+        own_said = likely_own.gather(-1, said.expand(len(rows), -1, -1)).squeeze(-1)
+        change = (own_said - likely.gather(-1, said).squeeze(-1)).tolist()
+        differs = (drawn != torch.tensor(following)).tolist()
+        thinking, answer = self._split
+        for number, row in enumerate(rows):
+            tally = self._tallies[self._rows[row].policies[0]]
+            for place in range(count):
+                if differs[number][place] and tally.departs_at is None:
+                    tally.departs_at = start + place
+                if start + place < thinking:
+                    tally.thinking += 1
+                    tally.kl += kl[number][place]
+                    tally.top1 += top1[number][place]
+                elif start + place >= answer:
+                    tally.answer += 1
+                    tally.answer_change += change[number][place]
