@@ -42,6 +42,7 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
 	$(BIN)/python bench/seqbench.py
 	$(BIN)/python bench/policies.py
+	$(BIN)/python bench/replay.py --problems 6 --out bench/results/replay.json
 
 clean:
 	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -64,3 +64,17 @@ def test_the_program_of_policies_measures_every_one_of_them() -> None:
     assert all(row["step_ms"] > 0 and row["step_against_window"] > 0 for row in rows.values())
     assert all(row["compression_ms"] > 0 for name, row in rows.items() if name != "full")
     assert set(found["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
+
+
+def test_the_program_of_replay_measures_the_same_tokens_both_ways() -> None:
+    words = ["--spec", "demo-quick", "--problems", "1", "--lengths", "128", "--layers", "2", "--hidden", "128"]
+    found = run("replay.py", *words, "--new", "24")
+    grid = found["grid"]
+    assert grid["same_tokens"] is True
+    assert grid["decoded"]["tokens"] == grid["replayed"]["tokens"]
+    assert grid["decoded"]["replayed_tokens"] == 0 < grid["replayed"]["replayed_tokens"]
+    assert grid["screened"]["passes"] < grid["decoded"]["passes"]
+    for rows in (1, 8):
+        measured = found["tokens"][f"128 cached, {rows} rows"]
+        assert measured["passes"][1] < measured["passes"][0] == 23
+        assert measured["replayed_ms"] < measured["decoded_ms"]
