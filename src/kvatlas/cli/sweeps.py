@@ -12,7 +12,10 @@ import typer
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sequences that one worker decodes together.")]
-Executor = Annotated[str, typer.Option(help="Where units are decoded.")]
+Executor = Annotated[str, typer.Option(help="Where problems are decoded: local or ray.")]
+Address = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Ray cluster; without it one is started on this machine.")
+]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -59,6 +62,7 @@ def sweep(
     spec: SpecFile,
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, new or to be resumed.")],
     executor: Executor = "local",
+    ray_address: Address = "",
     workers: Workers = None,
     batch_size: BatchSize = 64,
     quiet: Quiet = False,
@@ -66,7 +70,15 @@ def sweep(
     """Run a sweep, or resume it: only what is missing in RUN is decoded."""
     from kvatlas.sweep import make_plan, read_spec
 
-    drive(make_plan(read_spec(spec)), out, executor=executor, workers=workers, batch_size=batch_size, quiet=quiet)
+    drive(
+        make_plan(read_spec(spec)),
+        out,
+        executor=executor,
+        workers=workers,
+        address=ray_address,
+        batch_size=batch_size,
+        quiet=quiet,
+    )
 
 
 def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
@@ -12,7 +12,7 @@ from kvatlas.core import Grade, Problem, Sampling, Setting, Status, Trace
 from kvatlas.models import Model
 from kvatlas.noise import stream_key
 from kvatlas.policies import Reference, Signal
-from kvatlas.sweep.plan import Unit
+from kvatlas.sweep.plan import Unit, provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +34,12 @@ class Job:
     sampling: Sampling
     seed: int
     batch_size: int
+    made_with: Mapping[str, str] = field(default_factory=provenance)
+
+    def shared_by(self, workers: int) -> Job:
+        """The same for one of so many: no more sequences at a time than leave work for the others."""
+        rows = sum(len(unit.settings) for unit in self.units)
+        return replace(self, batch_size=max(1, min(self.batch_size, -(-rows // workers))))
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
