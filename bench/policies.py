@@ -64,10 +64,12 @@ class Bench:
         list(self.engine.run([]))
         self.tokens = tokens
         slots = self.engine.slots
-        slots.reserve(tokens + 64)
+        for row in range(ROWS):
+            slots.reserve(row, tokens + 64)
         torch.manual_seed(0)
-        for table in (*slots.keys, *slots.values, *slots.queries):
-            table.normal_()
+        for table in (*slots.keys, *slots.values, slots.queries):
+            for part in table:
+                part.normal_()
         for column in slots.columns.values():
             column[..., :tokens].uniform_()
         self.request = Request(0, tuple(5 + i % 50 for i in range(128)), 7, ())
@@ -95,7 +97,7 @@ class Bench:
         with torch.inference_mode():
             self.engine._compress(0)
         seconds = time.thread_time() - began
-        self.engine.slots.restore(snapshot, 0)
+        self.engine.slots.restore(snapshot, 0, None)
         return seconds
 
 

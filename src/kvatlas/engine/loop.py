@@ -35,6 +35,8 @@ K = TypeVar("K")
 
 #: With fewer rows CPU kernels round differently; idle rows pad smaller batches, so that traces never depend on it.
 SMALLEST_BATCH = 8
+#: Trees are begun while the rows have fewer settings left to decode than this many times the batch.
+TREES = 2
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,12 @@ class _Row(Generic[K]):
         """True position of the newest token, which is not yet cached."""
         return len(self.request.prompt) + len(self.tokens) - 1
 
+    @property
+    def bound(self) -> int | None:
+        """Tokens beyond which its cache does not grow while it thinks; None if nothing bounds it."""
+        budgets = [policy.budget for policy in self.policies]
+        return None if None in budgets else max(budget for budget in budgets if budget is not None)
+
     def due(self, length: int) -> tuple[Policy, ...]:
         return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
 
@@ -113,10 +121,14 @@ class Engine:
         AttentionInterface.register("kvatlas", attend)
         self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
         self.observers = Observers(policies)
-        rows = max(batch_size, SMALLEST_BATCH)
         weight = next(network.parameters())
         self.slots = Slots(
-            model.shape, rows, self.observers.columns(model.shape), self.observers.ring, weight.device, weight.dtype
+            model.shape,
+            batch_size,
+            self.observers.columns(model.shape),
+            self.observers.ring,
+            weight.device,
+            weight.dtype,
         )
         self.decoded_tokens = 0
         self._rows: list[_Row[Any]] = []
@@ -153,14 +165,21 @@ class Engine:
             if self._waiting:
                 snapshot, row = self._waiting.pop()
                 self._rows.append(row)
-                self.slots.restore(snapshot, len(self._rows) - 1)
+                self.slots.restore(snapshot, len(self._rows) - 1, row.bound)
                 self._compress(len(self._rows) - 1)
                 continue
+            if self._crowded():
+                break
             request = next(source, None)
             if request is None:
                 break
             generations += self._prefill(request)
         return generations
+
+    def _crowded(self) -> bool:
+        """Whether the open trees have settings enough for all rows: each more would leave a snapshot, and maybe a trunk
+        that no KV budget bounds."""
+        return sum(len(row.policies) for row in self._rows) >= TREES * self.batch_size
 
     def _prefill(self, request: Request[Any]) -> list[Generation[Any]]:
         """Start a request in the next free row. One by one, so that its numbers do not depend on its neighbours."""
@@ -168,8 +187,7 @@ class Engine:
         index, length = len(self._rows), len(request.prompt)
         row = _Row(request, request.policies, self.observers.asked(request.policies))
         self._rows.append(row)
-        self.slots.reserve(length + 1)
-        self.slots.clear(index)
+        self.slots.take(index, row.bound, length)
         step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
         logits = self._forward([list(request.prompt)], [list(range(length))], step)
         entered = torch.arange(length, device=self.slots.device)[None]
@@ -188,13 +206,12 @@ class Engine:
         began = time.perf_counter()
         count = len(self._rows)
         padding = max(0, SMALLEST_BATCH - count)
-        for index in range(count, count + padding):
-            self.slots.lengths[index] = 0
-        self.slots.reserve(max(self.slots.lengths[:count]) + 1)
+        for index in range(count):
+            self.slots.reserve(index, self.slots.lengths[index] + 1)
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
-        step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
+        step = Pass(self.slots, count, positions[:count], None, *self._watched(asked), padding)
         logits = self._forward(tokens, [[position] for position in positions], step)
         at = torch.tensor(positions, device=self.slots.device)[:, None]
         self.observers.show(self.model, step, asked, step.lengths[:, None], at, self._hidden)
@@ -252,11 +269,10 @@ class Engine:
         return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
 
     def _hand_out(self, index: int, row: _Row[Any]) -> list[Generation[Any]]:
-        """The generations of a finished row, which leaves: the last row takes its place."""
+        """The generations of a finished row, which leaves: the last row gets its number."""
         last = len(self._rows) - 1
-        if index != last:
-            self.slots.move(last, index)
-            self._rows[index] = self._rows[last]
+        self.slots.drop(index, last)
+        self._rows[index] = self._rows[last]
         self._rows.pop()
         steps = max(1, len(row.tokens) - 1)
         usage = Usage(
@@ -301,7 +317,7 @@ class Engine:
         row = self._rows[index]
         (policy,) = row.policies
         assert isinstance(policy, Selection)
-        length = self.slots.lengths[index]
+        length, place = self.slots.lengths[index], self.slots.places[index]
         prompt_length = len(row.request.prompt)
         layers, heads = policy.scope.width(self.model.shape)
         fresh = torch.arange(row.since, row.position, device=self.slots.device).expand(layers, heads, -1)
@@ -317,10 +333,10 @@ class Engine:
                 thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
                 length=row.position,
                 stream=row.request.stream,
-                columns={name: self.slots.columns[column][index, ..., :length] for name, column in names.items()},
-                key=lambda layer: self.slots.keys[layer][index, :, :length],
-                value=lambda layer: self.slots.values[layer][index, :, :length],
-                query=lambda layer: self.slots.queries[layer][index][:, recent % self.slots.ring],
+                columns={name: self.slots.columns[column][place, ..., :length] for name, column in names.items()},
+                key=lambda layer: self.slots.key(layer, index)[:, :length],
+                value=lambda layer: self.slots.value(layer, index)[:, :length],
+                query=lambda layer: self.slots.queries[layer][place][:, recent % self.slots.ring],
                 window=self.slots.windows.get,
                 tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
                 reference=row.request.reference,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SAME = ("kvatlas", "torch", "transformers")
 #: How long the driver waits for a trace before it looks after its workers, in seconds.
 WAIT = 2.0
+#: How long a cluster may take to answer at all, in seconds.
+PATIENCE = 10.0
 #: Bytes of the object store of a Ray that is started here: traces pass through it one by one.
 OBJECT_STORE = 128 * 2**20
 
@@ -55,8 +58,12 @@ def _connect(ray: Any, model: Model, crew: Crew) -> None:
         ray.init(num_cpus=room, num_gpus=gpus, include_dashboard=False, object_store_memory=OBJECT_STORE, **common)
         return
     try:
+        # Ray itself would try for minutes to reach a host that does not answer.
+        host, _, port = crew.address.removeprefix("ray://").rpartition(":")
+        if host:
+            socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
         ray.init(address=crew.address, **common)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise KvatlasError(
             f"The Ray cluster {crew.address!r} cannot be reached ({reason}); valid is HOST:PORT of its head node, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +14,6 @@ from kvatlas.sweep.allocation import Adaptive
 from kvatlas.sweep.executors import Crew, Executor, executors
 from kvatlas.sweep.plan import Plan, Unit
 from kvatlas.sweep.work import Job
-
-#: Sequences decoded together by one worker; on CPUs more gain nothing.
-BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,14 @@ def sweep(
     executor: str = "local",
     workers: int | None = None,
     address: str = "",
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
-    Where `workers` is None the executor takes as many as there is room for; `address` is that of a cluster. An adaptive
+    Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
+    decodes as many sequences together as fit into its memory; `address` is that of a cluster. An adaptive
     plan asks block by block, and `note` is told of each and of the reason to stop. Only this process writes the store.
     KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
     """
@@ -76,7 +74,7 @@ class _Decode:
         store: Store,
         run: Executor,
         crew: Crew,
-        batch_size: int,
+        batch_size: int | None,
         tell: Callable[[Progress], None],
     ) -> None:
         self.plan, self.store, self.batch_size, self.tell = plan, store, batch_size, tell
@@ -93,14 +91,14 @@ class _Decode:
         units = asked(self.plan.units(model, self.store.keys()))
         while units:
             job = Job(
-                # Nodes with other devices than the driver's must not choose another type than the run key says.
-                model=replace(model, options=replace(model.options, dtype=model.dtype)),
+                model=model,
                 weights=model.weights_digest,
                 benchmarks=self.plan.benchmarks,
                 units=tuple(units),
                 sampling=self.plan.spec.sampling.sampling(),
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
+                prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
             )
             before = self.finished
             for trace, own in self.run(job, self.crew):
