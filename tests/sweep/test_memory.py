@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine
 from kvatlas.engine.memory import free, out_of_memory, peak
@@ -112,29 +114,37 @@ print(json.dumps(sizes))
 """
 
 
-def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(
-    spec_data: Build, tmp_path: Path, random_models: dict[str, Model]
-) -> None:
+@pytest.fixture
+def wide(random_models: dict[str, Model], tmp_path: Path) -> Model:
+    """A small model whose cached tokens take 32 KB each, so that the cache is what memory goes into."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "wide"
+    shutil.copytree(random_models["llama"].folder, folder)
+    changes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    config = AutoConfig.from_pretrained(folder)
+    config.update(changes)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return models.find(f"hf:{folder}")
+
+
+def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(wide: Model, spec_data: Build, tmp_path: Path) -> None:
     """A real limit of the system on this process's memory, which the batch of 64 does not fit into."""
     from tests.sweep.test_run import contents
 
-    # No trace ends by itself: 64 rows of the full cache take 4 bytes * 192 * 700 * 64 = 34 MB, 16 rows 9.
-    changes = {
-        "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 600},
-        "settings": [],
-        "axes": {},
-        "problems": 12,
-        "samples": 3,
-    }
-    data = spec_data(**changes)
+    assert wide.kv_bytes_per_token == 2**15
+    # Three shelves of 64 tokens and one of 128 take 168 MB.
+    data = spec_data(models=[wide.name], benchmarks=["CHAIN4"])
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, json.dumps(data), str(tmp_path / "little"), str(14 * 2**20)],
+        [sys.executable, "-c", LIMITED, json.dumps(data), str(tmp_path / "little"), str(90 * 2**20)],
         capture_output=True,
         text=True,
         check=True,
     )
-    (early, _) = json.loads(done.stdout.splitlines()[-1])
-    assert early < 64
+    (early, late) = json.loads(done.stdout.splitlines()[-1])
+    assert late <= early < 64
     sweep(make_plan(parse_spec(data)), tmp_path / "much", workers=1)
     assert contents(tmp_path / "little") == contents(tmp_path / "much")
 

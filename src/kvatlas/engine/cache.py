@@ -23,9 +23,10 @@ def aligned(tokens: int) -> int:
     return -(-max(tokens, 1) // ALIGNMENT) * ALIGNMENT
 
 
-def grown(capacity: int, tokens: int) -> int:
-    """The capacity of a shelf that has to hold `tokens`: a quarter more than it had, because growing copies it."""
-    return aligned(tokens if capacity == 0 else max(tokens, capacity + max(256, capacity // 4)))
+def roomy(tokens: int) -> int:
+    """The capacity of a shelf that has to hold `tokens`: up to a quarter more, because growing copies it."""
+    step = max(ALIGNMENT, 2 ** (tokens - 1).bit_length() // 8)
+    return -(-tokens // step) * step
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Slots:
         """Make room for `tokens` in a row, and so on its whole shelf."""
         shelf = self.places[row] // SHELF
         if tokens > self.capacities[shelf]:
-            self._grow(shelf, grown(self.capacities[shelf], tokens))
+            self._grow(shelf, roomy(tokens))
 
     def _grow(self, shelf: int, wanted: int) -> None:
         had, before = self.capacities[shelf], self.capacity

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.engine.cache import SHELF, grown
+from kvatlas.engine.cache import SHELF, roomy
 from kvatlas.engine.loop import TREES
 from kvatlas.engine.observation import Observers
 
@@ -48,22 +48,17 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     on, others (one in each open tree, if any policy has no budget) from the last.
     """
     budgets = sorted({policy.budget for policy in policies if policy.budget is not None})
-    unbounded = any(policy.budget is None for policy in policies)
     open_trees = min(trees, -(-TREES * batch_size // len(policies)))
     longest = prompt + output
-    shelves = [min(SHELF, batch_size - start) for start in range(0, batch_size, SHELF)]
-    long = 0
-    while unbounded and long < len(shelves) and sum(shelves[len(shelves) - long :]) < min(open_trees, batch_size):
-        long += 1
-    short = grown(0, min(longest, budgets[-1]) if budgets else 1)
-    capacity = grown(0, prompt + 1)
-    while capacity < longest:
-        capacity = grown(capacity, capacity + 1)
     rows = min(batch_size, trees * len(policies))
-    used = [min(places, max(0, rows - SHELF * number)) for number, places in enumerate(shelves)]
-    capacities = [
-        capacity if number >= len(shelves) - long else short * bool(used[number]) for number in range(len(shelves))
-    ]
+    unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
+    bounded = rows if budgets else 0
+    shelves = [min(SHELF, batch_size - start) for start in range(0, batch_size, SHELF)]
+    capacities = [roomy(budgets[-1]) if SHELF * shelf < bounded else 0 for shelf in range(len(shelves))]
+    for shelf in reversed(range(len(shelves))):
+        if unbounded > 0:
+            capacities[shelf] = max(capacities[shelf], roomy(longest))
+        unbounded -= shelves[shelf]
     shape, observers = model.shape, Observers(policies)
     cached = sum(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
     columns = sum(layers * heads for layers, heads in observers.columns(shape).values())
