@@ -99,6 +99,7 @@ from kvatlas.sweep import work
 import torch
 plan = make_plan(parse_spec(json.loads(sys.argv[1])))
 assert plan.keys
+vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
 network = plan.models[0].network()
 sizes = []
 begin = work._Rows.decode
@@ -131,7 +132,7 @@ def wide(random_models: dict[str, Model], tmp_path: Path) -> Model:
 
 
 def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(wide: Model, spec_data: Build, tmp_path: Path) -> None:
-    """A real limit of the system on this process's memory, which the batch of 64 does not fit into."""
+    """A real limit of the system on this process's memory, which a batch of 64 traces without end does not fit into."""
     from tests.sweep.test_run import contents
 
     assert wide.kv_bytes_per_token == 2**15
@@ -145,7 +146,9 @@ def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(wide: Model, spec_d
     )
     (early, late) = json.loads(done.stdout.splitlines()[-1])
     assert late <= early < 64
-    sweep(make_plan(parse_spec(data)), tmp_path / "much", workers=1)
+    plan = make_plan(parse_spec(data))
+    vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+    sweep(plan, tmp_path / "much", workers=1)
     assert contents(tmp_path / "little") == contents(tmp_path / "much")
 
 
