@@ -5,7 +5,8 @@
     python bench/decode.py --kvpress ENV/bin/python       # kvpress' decoding press too, in an environment of its own
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
-Every arm decodes the same batch at the same mean cache length; the arms take turns, ratios are medians over rounds:
+Times are CPU seconds of that thread, so that other processes disturb less. Every arm decodes the same batch at the same
+mean cache length; the arms take turns, ratios are medians over rounds:
 
 - `window`: our loop under a KV budget, sampling as published (temperature 0.6, top-k 20, top-p 0.95).
 - `dynamic`: a loop over transformers' DynamicCache with its own attention, greedy, which compresses at the same points
@@ -14,8 +15,8 @@ Every arm decodes the same batch at the same mean cache length; the arms take tu
 - `generate`: transformers' generate with the full cache at that length.
 
 `bandwidth_share` is (bytes of the weights + bytes of the kept keys and values that a step has to read) / seconds of our
-step / measured read bandwidth of one thread. `overhead` is the share of our step outside the model's forward pass.
-Prints one JSON document.
+step / read bandwidth of one thread, measured in each round. `overhead` is the share of our step outside the model's
+forward pass. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -65,17 +66,20 @@ def bench_model(folder: Path, shape: dict[str, Any]) -> Model:
     return model
 
 
-def bandwidth(rounds: int = 5) -> float:
-    """Bytes per second that one thread reads: the best of a sum and a product with a vector."""
-    table = torch.rand(32_768, 4096)
-    vector = torch.rand(4096)
-    best = 0.0
-    for _ in range(rounds):
-        for read in (table.sum, lambda: table @ vector):
-            began = time.perf_counter()
+class Memory:
+    """Half a gigabyte to read."""
+
+    def __init__(self) -> None:
+        self.table, self.vector = torch.rand(32_768, 4096), torch.rand(4096)
+
+    def bandwidth(self) -> float:
+        """Bytes per second that one thread reads: the better of a sum and a product with a vector."""
+        best = 0.0
+        for read in (self.table.sum, lambda: self.table @ self.vector):
+            began = time.thread_time()
             read()
-            best = max(best, table.numel() * 4 / (time.perf_counter() - began))
-    return best
+            best = max(best, self.table.numel() * 4 / (time.thread_time() - began))
+        return best
 
 
 class Case:
@@ -113,9 +117,9 @@ class Case:
         forward = self.engine._forward
 
         def timed(*words: Any) -> Any:
-            began = time.perf_counter()
+            began = time.thread_time()
             found = forward(*words)
-            self.inside += time.perf_counter() - began
+            self.inside += time.thread_time() - began
             return found
 
         self.engine._forward = timed  # type: ignore[method-assign]
@@ -133,19 +137,19 @@ class Case:
     def window(self, steps: int) -> float:
         """Seconds of our steps."""
         self._rows(self.tokens)
-        self.inside, began = 0.0, time.perf_counter()
+        self.inside, began = 0.0, time.thread_time()
         for _ in range(steps):
             self.engine._step()
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     def window_compression(self) -> float:
         """Seconds of our compression of all rows at the budget."""
         self._rows(self.budget)
-        began = time.perf_counter()
+        began = time.thread_time()
         with torch.inference_mode():
             for row in range(self.batch):
                 self.engine._compress(row)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     def _cut(self) -> None:
         longer = self.cache.get_seq_length() - self.tokens
@@ -156,29 +160,29 @@ class Case:
         """Seconds of steps over a DynamicCache, which is cut back to the mean length at first."""
         self._cut()
         ids = torch.full((self.batch, 1), 7)
-        began = time.perf_counter()
+        began = time.thread_time()
         with torch.inference_mode():
             for step in range(steps):
                 at = torch.full((self.batch, 1), self.tokens + step)
                 output = self.reference(input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True)
                 ids = output.logits[:, -1:].argmax(-1)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     def dynamic_compression(self) -> float:
         """Seconds of gathering what stays, for all rows, from a DynamicCache of the budget's length (scaled to it)."""
         self._cut()
         kept = torch.arange(min(self.kept, self.tokens)).expand(self.batch, -1)
-        began = time.perf_counter()
+        began = time.thread_time()
         for layer in self.cache.layers:
             index = kept[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
             _ = layer.keys.gather(2, index), layer.values.gather(2, index)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     def generate(self, steps: int) -> float:
         """Seconds of `generate` that goes on from a full cache of that length."""
         self._cut()
         ids = torch.full((self.batch, self.tokens + 1), 7)
-        began = time.perf_counter()
+        began = time.thread_time()
         self.reference.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -188,10 +192,10 @@ class Case:
             max_new_tokens=steps,
             pad_token_id=0,
         )
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
-    def measure(self, steps: int, rounds: int, limit: float) -> dict[str, Any]:
-        """Medians over rounds in which the arms take turns."""
+    def measure(self, steps: int, rounds: int, memory: Memory) -> dict[str, Any]:
+        """Medians over rounds in which the arms take turns, and reading memory with them."""
         arms: dict[str, Callable[[int], float]] = {
             "window": self.window,
             "dynamic": self.dynamic,
@@ -199,7 +203,9 @@ class Case:
         }
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         overhead: list[float] = []
+        limits: list[float] = []
         for turn in range(-1, rounds):
+            limits += [memory.bandwidth()] if turn >= 0 else []
             for name, arm in arms.items():
                 taken = arm(steps) / steps
                 if turn >= 0:
@@ -227,7 +233,11 @@ class Case:
                 name: round(statistics.median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
                 for name in ("dynamic", "generate")
             },
-            "bandwidth_share": round(read / statistics.median(seconds["window"]) / limit, 3),
+            "read_bytes": read,
+            "bandwidth": round(statistics.median(limits)),
+            "bandwidth_share": round(
+                statistics.median(read / s / limit for s, limit in zip(seconds["window"], limits, strict=True)), 3
+            ),
             "overhead": round(statistics.median(overhead), 4),
         }
 
@@ -253,7 +263,7 @@ def main() -> None:
     cases = FULL if options.full else QUICK
     if options.cases:
         cases = [tuple(int(part) for part in each.split("x")) for each in options.cases]  # type: ignore[misc]
-    limit = bandwidth()
+    memory = Memory()
     found, left_out = [], []
     with tempfile.TemporaryDirectory() as folder:
         model = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
@@ -262,7 +272,7 @@ def main() -> None:
                 left_out.append([batch, tokens])
                 continue
             case = Case(model, batch, tokens)
-            result = case.measure(options.steps, options.rounds, limit)
+            result = case.measure(options.steps, options.rounds, memory)
             if options.kvpress:
                 # Not in turns with the others: a process of its own right after them.
                 result["kvpress"] = _kvpress(options.kvpress, folder, case, options.steps, options.rounds)
@@ -276,7 +286,6 @@ def main() -> None:
             "torch": torch.__version__,
             "machine": platform.processor() or platform.machine(),
             "parameters": parameters,
-            "read_bytes_per_second": round(limit),
             "results": found,
             "left_out_for_memory": left_out,
         }

@@ -29,20 +29,30 @@ from typing import Any
 
 import torch
 
+from kvatlas import models
+from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.results import Store
 from kvatlas.sweep import Plan, Progress, make_plan, parse_spec, sweep
 
-SPEC = {
-    "models": ["embedded:tiny-llama"],
-    "benchmarks": ["CHAIN4", "CHAIN5"],
-    "problems": 4,
-    "samples": 2,
-    "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 90},
-    "baseline": {"policy": "full"},
-    "settings": [{"policy": name, "kv_budget": 80, "ratio_over": "thinking"} for name in ("window", "random")],
-    "axes": {"local_window": [4, 8], "ratio": [0.2, 0.5]},
-}
+
+def spec() -> dict[str, Any]:
+    """Eight settings and the full cache on short chains, at a budget a little above the longest prompt."""
+    model, names = models.find("embedded:tiny-llama"), ["CHAIN4", "CHAIN5"]
+    asked = [(benchmark, problem) for benchmark in map(find, names) for problem in benchmark.problems(4)]
+    budget = 24 + max(len(model.encode(benchmark.prompt(problem))) for benchmark, problem in asked)
+    return {
+        "models": [model.name],
+        "benchmarks": names,
+        "problems": 4,
+        "samples": 2,
+        "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 90},
+        "baseline": {"policy": "full"},
+        "settings": [{"policy": name, "kv_budget": budget, "ratio_over": "thinking"} for name in ("window", "random")],
+        "axes": {"local_window": [4, 8], "ratio": [0.2, 0.5]},
+    }
+
+
 BATCH = 6
 
 
@@ -283,7 +293,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plan = make_plan(parse_spec(SPEC))
+    plan = make_plan(parse_spec(spec()))
     assert plan.keys
     rng = random.Random(options.seed)
     found: dict[str, Any] = {}
