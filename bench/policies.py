@@ -27,7 +27,7 @@ from decode import bench_model
 from kvatlas import models, policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.loop import _Row
+from kvatlas.engine.rows import Row
 from kvatlas.models import Model
 from kvatlas.policies import Policy, Selection
 from kvatlas.policies.dynts import HEAD_FILE
@@ -64,10 +64,12 @@ class Bench:
         list(self.engine.run([]))
         self.tokens = tokens
         slots = self.engine.slots
-        slots.reserve(tokens + 64)
+        for row in range(ROWS):
+            slots.reserve(row, tokens + 64)
         torch.manual_seed(0)
-        for table in (*slots.keys, *slots.values, *slots.queries):
-            table.normal_()
+        for table in (*slots.keys, *slots.values, slots.queries):
+            for part in table:
+                part.normal_()
         for column in slots.columns.values():
             column[..., :tokens].uniform_()
         self.request = Request(0, tuple(5 + i % 50 for i in range(128)), 7, ())
@@ -76,7 +78,7 @@ class Bench:
 
     def fill(self, policy: Policy) -> None:
         """Eight rows of `tokens` cached tokens under a policy."""
-        row = _Row(self.request, (policy,), self.engine.observers.asked((policy,)))
+        row = Row(self.request, (policy,), self.engine.observers.asked((policy,)))
         self.engine._rows = [replace(row, tokens=list(self.written)) for _ in range(ROWS)]
         self.engine.slots.lengths = [self.tokens] * ROWS
 
@@ -95,7 +97,7 @@ class Bench:
         with torch.inference_mode():
             self.engine._compress(0)
         seconds = time.thread_time() - began
-        self.engine.slots.restore(snapshot, 0)
+        self.engine.slots.restore(snapshot, 0, None)
         return seconds
 
 

@@ -108,8 +108,8 @@ def test_keys_in_the_slots_are_those_of_the_tokens_that_the_record_calls_held(
 
 
 def _holds(engine: Engine, whole: Engine, head: int, position: int) -> bool:
-    key = whole.slots.keys[0][0, head, position]
-    mine = engine.slots.keys[0][0, head, : engine.slots.lengths[0]]
+    key = whole.slots.key(0, 0)[head, position]
+    mine = engine.slots.key(0, 0)[head, : engine.slots.lengths[0]]
     return bool(((mine - key).abs().amax(-1) < 1e-4).any())
 
 

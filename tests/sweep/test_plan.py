@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,13 @@ def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
     assert estimate["traces"] == 9
     assert estimate["kv_bytes_per_sequence"] == 64 * plan.models[0].shape.kv_bytes_per_token()
     (model,) = plan.models
-    # Rows are as long as the full cache's, a quarter is for growing; a copy of the trunk waits for its branches.
-    row = 1.25 * (prompt + 90) * model.shape.kv_bytes_per_token() + estimate["kv_bytes_per_sequence"]
     weights = (model.folder / "model.safetensors").stat().st_size
-    assert estimate["batch_size"] == int((0.9 * 2**30 - weights) / row)
+    assert estimate["peak_bytes"]["weights"] == weights
+    assert estimate["batch_size"] > 64
     assert plan.estimate(memory=weights)["batch_size"] == 0
+    for size in (1, 8, 64):
+        taken = plan.estimate(batch_size=size)["peak_bytes"]["total"]
+        assert plan.estimate(memory=math.ceil(taken / 0.9))["batch_size"] >= size
     assert estimate["seconds"] == pytest.approx((80 + 8 * (80 - fork)) / 10, abs=0.1)
     assert plan.estimate()["seconds"] is None
 

@@ -135,7 +135,7 @@ def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Pa
 
 
 def test_an_unknown_executor_is_refused(spec_data: Build, tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match="Unknown executor 'slurm'; valid are: local"):
+    with pytest.raises(KvatlasError, match="Unknown executor 'slurm'; valid are: local, ray"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="slurm")
 
 

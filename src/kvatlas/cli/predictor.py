@@ -39,7 +39,7 @@ def train(
     model_option: ModelOption = None,
     work: Work = None,
     workers: Workers = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
@@ -81,7 +81,7 @@ def evaluate(
     model_option: ModelOption = None,
     work: Work = None,
     workers: Workers = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     quiet: Quiet = False,
 ) -> None:
     """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""

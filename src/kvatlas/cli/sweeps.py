@@ -12,8 +12,13 @@ import typer
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Sequences that one worker decodes together.")]
-Executor = Annotated[str, typer.Option(help="Where units are decoded.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Sequences that one worker decodes together; default: what fits, 64 on CPUs.")
+]
+Executor = Annotated[str, typer.Option(help="Where problems are decoded: local or ray.")]
+Address = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Ray cluster; without it one is started on this machine.")
+]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -50,8 +55,13 @@ def plan(
         f"decoded tokens          {tokens['shared']:>14,}  (expected; {tokens['separate']:,} without shared trunks)"
     )
     typer.echo(f"KV bytes per sequence   {estimate['kv_bytes_per_sequence']:>14,}  (at the largest budget)")
+    peak = estimate["peak_bytes"]
+    typer.echo(
+        f"peak bytes of a worker  {peak['total']:>14,}  (weights {peak['weights']:,}, cache {peak['slots']:,}, "
+        f"snapshots {peak['snapshots']:,})"
+    )
     if estimate["batch_size"] is not None:
-        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits beside the weights)")
+        typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits into the memory)")
     if estimate["seconds"] is not None:
         typer.echo(f"seconds                 {estimate['seconds']:>14,}  ({estimate['seconds'] / 3600:,.1f} hours)")
 
@@ -60,14 +70,23 @@ def sweep(
     spec: SpecFile,
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, new or to be resumed.")],
     executor: Executor = "local",
+    ray_address: Address = "",
     workers: Workers = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep, or resume it: only what is missing in RUN is decoded."""
     from kvatlas.sweep import make_plan, read_spec
 
-    drive(make_plan(read_spec(spec)), out, executor=executor, workers=workers, batch_size=batch_size, quiet=quiet)
+    drive(
+        make_plan(read_spec(spec)),
+        out,
+        executor=executor,
+        workers=workers,
+        address=ray_address,
+        batch_size=batch_size,
+        quiet=quiet,
+    )
 
 
 def screen(
@@ -124,7 +143,7 @@ def run(
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
     workers: Workers = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     quiet: Quiet = False,
 ) -> None:
     """Run one setting: Pass@1 with its interval, its cost, a few traces."""
@@ -162,7 +181,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Default: runs/demo or runs/demo-quick.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives other traces.")] = None,
     workers: Workers = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     quiet: Quiet = False,
 ) -> None:
     """The main job on an embedded model: sweep, maps, report."""

@@ -66,8 +66,8 @@ class Look:
 
 @dataclass
 class Chunks:
-    """All proposed tokens of a pass: `proposed` [rows] says how many each row has, `positions` [rows] where the newest
-    tokens are, whose `newest` pass knows which rows show attention and remember queries.
+    """All proposed tokens of a pass: `proposed` [rows] says how many each row has behind its newest
+    token, whose `newest` pass knows which rows show attention and remember queries.
 
     `exact` reads the cache line by line, as in decoding: bit for bit the same on
     CPUs; otherwise all queries of a chunk read it together, which is faster.
@@ -75,7 +75,6 @@ class Chunks:
 
     slots: Slots
     proposed: Sequence[int]
-    positions: Sequence[int]
     newest: Pass
     exact: bool
     chunks: list[Chunk] = field(init=False, default_factory=list)
@@ -87,7 +86,9 @@ class Chunks:
         lines = [(row, step) for row, count in enumerate(self.proposed) for step in range(1, count + 1)]
         self.rows = [row for row, _ in lines]
         self.places = self.newest.places[self.rows]
-        self.now = torch.tensor([self.positions[row] + step for row, step in lines], device=device, dtype=torch.int32)
+        self.now = torch.tensor(
+            [self.newest.positions[row] + step for row, step in lines], device=device, dtype=torch.int32
+        )
         self.entered = torch.tensor([slots.lengths[row] + step for row, step in lines], device=device)
         #: Numbers of the lines that show attention, with their places in `attention`.
         self.shows = {
@@ -150,7 +151,7 @@ class Chunks:
         mask = chunk.mask[:, None, None]
         if window is None:
             return mask
-        cached = self.slots.positions_of(layer)[chunk.row, None, :, None, : mask.shape[-1]]
+        cached = self.slots.positions_of(layer)[self.slots.places[chunk.row], None, :, None, : mask.shape[-1]]
         near = cached > self.now[chunk.start : chunk.stop, None, None, None] - window
         return mask.expand(near.shape).masked_fill(~near, float("-inf"))
 
@@ -170,7 +171,7 @@ class Chunks:
             yield Look(
                 slots=self.slots,
                 rows=tuple(self.rows[line] for line in chosen),
-                lines=lines + self.newest.rows,
+                lines=lines + self.newest.batch,
                 places=self.places[lines],
                 entered=self.entered[lines, None],
                 positions=self.now[lines, None].long(),

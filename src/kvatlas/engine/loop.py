@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvatlas.core import Fate, Sampling, Usage
+from kvatlas.core import Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
 from kvatlas.engine.cache import SMALLEST_BATCH, Slots, Snapshot
 from kvatlas.engine.chunks import Chunks
-from kvatlas.engine.fates import Record
 from kvatlas.engine.observation import Asked, Observers, column_name
-from kvatlas.engine.replay import LONGEST, TOGETHER, Reader, Replay, Tree, taken_over
+from kvatlas.engine.replay import LONGEST, TOGETHER, Replay, Tree, taken_over
+from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import draw, near_ties
-from kvatlas.policies import Cached, Policy, Reference, Selection, Signal, select
+from kvatlas.policies import Cached, Policy, Selection, Signal, select
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,75 +34,8 @@ if TYPE_CHECKING:
 
     from kvatlas.models import Model
 
-K = TypeVar("K")
-
-
-@dataclass(frozen=True)
-class Request(Generic[K]):
-    """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
-
-    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `script` are its new
-    tokens where they are known already, for replay.
-    """
-
-    key: K
-    prompt: tuple[int, ...]
-    stream: int
-    policies: tuple[Policy, ...]
-    reference: Reference | None = None
-    script: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Generation(Generic[K]):
-    """What one policy of a request wrote.
-
-    `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens`;
-    `thinking_end` counts the new tokens before the end-of-thinking token, None if it never came; `decoded` is the
-    number of tokens that were decoded for this trace alone, without the trunk that it shares.
-    """
-
-    key: K
-    policy: Policy
-    tokens: tuple[int, ...]
-    finished: bool
-    thinking_end: int | None
-    decoded: int
-    usage: Usage
-    fate: Fate
-
-
-@dataclass
-class _Row(Generic[K]):
-    request: Request[K]
-    policies: tuple[Policy, ...]
-    #: What these policies want to see.
-    asked: Asked
-    tree: Tree = field(default_factory=Tree)
-    reader: Reader = field(default_factory=Reader)
-    tokens: list[int] = field(default_factory=list)
-    thinking_end: int | None = None
-    #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
-    kept: Tensor | None = None
-    since: int = 0
-    record: Record = field(default_factory=Record)
-    forked_at: int = 0
-    compressions: int = 0
-    kv_peak: int = 0
-    kv_sum: int = 0
-    seconds: float = 0.0
-
-    @property
-    def position(self) -> int:
-        """True position of the newest token, which is not yet cached."""
-        return len(self.request.prompt) + len(self.tokens) - 1
-
-    def room(self, length: int) -> int:
-        """Tokens that may enter after the next one before a policy is due."""
-        return min(policy.budget - length - 1 if policy.budget else LONGEST for policy in self.policies)
-
-    def due(self, length: int) -> tuple[Policy, ...]:
-        return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
+#: Trees are begun while fewer settings are begun and not done than this many times the batch.
+TREES = 2
 
 
 class Engine:
@@ -122,23 +55,24 @@ class Engine:
         AttentionInterface.register("kvatlas", attend)
         self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
         self.observers = Observers(policies)
-        rows = max(batch_size, SMALLEST_BATCH)
         weight = next(network.parameters())
         # Rejected tokens may have been remembered: what they replaced must not be needed any more.
         ring = self.observers.ring + LONGEST if self.observers.ring else 0
         columns = self.observers.columns(model.shape)
-        self.slots = Slots(model.shape, rows, columns, ring, weight.device, weight.dtype)
+        self.slots = Slots(model.shape, batch_size, columns, ring, weight.device, weight.dtype)
         self.replay, self.exact = replay, weight.device.type == "cpu"
         self.wary = replay is Replay.STRICT and not (self.exact and weight.dtype is torch.float32)
         self.decoded_tokens = self.replayed_tokens = self.passes = 0
-        self._rows: list[_Row[Any]] = []
-        self._waiting: list[tuple[Snapshot, _Row[Any]]] = []
+        #: Settings that are begun and not done.
+        self._open = 0
+        self._rows: list[Row[Any]] = []
+        self._waiting: list[tuple[Snapshot, Row[Any]]] = []
         self._hidden: Tensor | None = None
 
     def run(self, requests: Iterable[Request[K]]) -> Iterator[Generation[K]]:
         """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order."""
         source = iter(requests)
-        self._rows, self._waiting = [], []
+        self._rows, self._waiting, self._open = [], [], 0
         self.network.set_attn_implementation("kvatlas")
         decoder = self.network.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.observers.hidden else None
@@ -161,17 +95,17 @@ class Engine:
     def _fill(self, source: Iterator[Request[Any]]) -> list[Generation[Any]]:
         generations: list[Generation[Any]] = []
         while len(self._rows) < self.batch_size:
-            # Branches before new trunks: depth first, so that few snapshots wait at any time.
-            if self._waiting:
+            # Trunks are begun in time, because branches wait for their full cache; yet few, so that few snapshots wait.
+            request = None if self._open >= TREES * self.batch_size else next(source, None)
+            if request is not None:
+                generations += self._prefill(request)
+            elif self._waiting:
                 snapshot, row = self._waiting.pop()
                 self._rows.append(row)
-                self.slots.restore(snapshot, len(self._rows) - 1)
+                self.slots.restore(snapshot, len(self._rows) - 1, row.bound)
                 self._compress(len(self._rows) - 1)
-                continue
-            request = next(source, None)
-            if request is None:
+            else:
                 break
-            generations += self._prefill(request)
         return generations
 
     def _prefill(self, request: Request[Any]) -> list[Generation[Any]]:
@@ -179,10 +113,10 @@ class Engine:
         began = time.perf_counter()
         index, length = len(self._rows), len(request.prompt)
         script = None if self.replay is Replay.OFF else request.script
-        row = _Row(request, request.policies, self.observers.asked(request.policies), Tree(script))
+        row = Row(request, request.policies, self.observers.asked(request.policies), Tree(script))
         self._rows.append(row)
-        self.slots.reserve(length + 1)
-        self.slots.clear(index)
+        self._open += len(row.policies)
+        self.slots.take(index, row.bound, length)
         step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
         logits = self._forward([list(request.prompt)], [list(range(length))], step)
         entered = torch.arange(length, device=self.slots.device)[None]
@@ -201,21 +135,22 @@ class Engine:
         began = time.perf_counter()
         count = len(self._rows)
         padding = max(0, SMALLEST_BATCH - count)
-        self.slots.lengths[count : count + padding] = [0] * padding
         proposals = self._proposals()
         fed = [1 + len(each) for each in proposals]
-        self.slots.reserve(max(map(sum, zip(self.slots.lengths, fed, strict=False))))
+        for index, new in enumerate(fed):
+            self.slots.reserve(index, self.slots.lengths[index] + new)
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
-        step = Pass(self.slots, count + padding, positions, None, *self._watched(asked))
+        step = Pass(self.slots, count, positions[:count], None, *self._watched(asked), padding)
         if any(proposals):
-            step.ahead = Chunks(self.slots, [len(each) for each in proposals], positions, step, self.exact)
+            step.ahead = Chunks(self.slots, [len(each) for each in proposals], step, self.exact)
             tokens += [[token] for proposal in proposals for token in proposal]
         places = positions + (step.ahead.now.tolist() if step.ahead else [])
         logits = self._forward(tokens, [[place] for place in places], step)
         hidden, at = self._hidden, torch.tensor(positions, device=self.slots.device)[:, None]
-        self.observers.show(self.model, step, asked, step.lengths[:, None], at, hidden)
+        newest = None if hidden is None else hidden[: step.batch]
+        self.observers.show(self.model, step, asked, step.lengths[:, None], at, newest)
         drawn = self._choose(logits, step, proposals)
         if step.ahead is not None:
             self.observers.show_ahead(self.model, step.ahead, asked, [len(own) - 1 for own in drawn], hidden)
@@ -245,7 +180,7 @@ class Engine:
         drawn = self._draw(logits[: len(self._rows)], self._rows, [row.position + 1 for row in self._rows])
         if step.ahead is None:
             return [[token] for token in drawn]
-        ahead = logits[step.rows :], [self._rows[row] for row in step.ahead.rows], (step.ahead.now + 1).tolist()
+        ahead = logits[step.batch :], [self._rows[row] for row in step.ahead.rows], (step.ahead.now + 1).tolist()
         near = near_ties(ahead[0], self.sampling, *self._noise(*ahead[1:])).tolist()
         chosen = taken_over([row.reader for row in self._rows], proposals, drawn, self._draw(*ahead), near, self.wary)
         self.replayed_tokens += sum(map(len, chosen)) - len(chosen)
@@ -286,31 +221,31 @@ class Engine:
         )
         return attention, queries
 
-    def _draw(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[int]:
+    def _draw(self, logits: Tensor, rows: list[Row[Any]], positions: list[int]) -> list[int]:
         drawn: list[int] = draw(logits, self.sampling, *self._noise(rows, positions)).tolist()
         return drawn
 
-    def _noise(self, rows: list[_Row[Any]], positions: list[int]) -> tuple[Tensor, Tensor]:
+    def _noise(self, rows: list[Row[Any]], positions: list[int]) -> tuple[Tensor, Tensor]:
         """What the noise of the tokens at these positions is keyed by."""
         streams = torch.tensor([row.request.stream for row in rows], device=self.slots.device)
         return streams, torch.tensor(positions, device=self.slots.device)
 
-    def _append(self, row: _Row[Any], token: int) -> None:
+    def _append(self, row: Row[Any], token: int) -> None:
         row.reader.note(row.tree.script, len(row.tokens), token)
         row.tokens.append(token)
         if row.thinking_end is None:
             row.thinking_end = self.model.thinking_end(row.tokens)
 
-    def _ended(self, row: _Row[Any]) -> bool:
+    def _ended(self, row: Row[Any]) -> bool:
         return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
 
-    def _hand_out(self, index: int, row: _Row[Any]) -> list[Generation[Any]]:
-        """The generations of a finished row, which leaves: the last row takes its place."""
+    def _hand_out(self, index: int, row: Row[Any]) -> list[Generation[Any]]:
+        """The generations of a finished row, which leaves: the last row gets its number."""
         last = len(self._rows) - 1
-        if index != last:
-            self.slots.move(last, index)
-            self._rows[index] = self._rows[last]
+        self.slots.drop(index, last)
+        self._rows[index] = self._rows[last]
         self._rows.pop()
+        self._open -= len(row.policies)
         steps = max(1, len(row.tokens) - 1)
         usage = Usage(
             prompt_tokens=len(row.request.prompt),
@@ -336,7 +271,7 @@ class Engine:
             for policy, own in zip(row.policies, decoded, strict=True)
         ]
 
-    def _fork(self, index: int, row: _Row[Any]) -> None:
+    def _fork(self, index: int, row: Row[Any]) -> None:
         """Split a row at a KV budget: settings that compress here become branches, the others go on as the trunk."""
         due = row.due(self.slots.lengths[index])
         rest = tuple(policy for policy in row.policies if policy not in due)
@@ -356,7 +291,7 @@ class Engine:
     def _replays(self, policies: tuple[Policy, ...]) -> bool:
         return self.replay is not Replay.OFF and any(policy.budget is None for policy in policies)
 
-    def _bound(self, row: _Row[Any], policies: tuple[Policy, ...]) -> _Row[Any]:
+    def _bound(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
         """The row, now under these policies alone."""
         row.policies, row.asked = policies, self.observers.asked(policies)
         return row
@@ -366,7 +301,7 @@ class Engine:
         row = self._rows[index]
         (policy,) = row.policies
         assert isinstance(policy, Selection)
-        length = self.slots.lengths[index]
+        length, place = self.slots.lengths[index], self.slots.places[index]
         prompt_length = len(row.request.prompt)
         layers, heads = policy.scope.width(self.model.shape)
         fresh = torch.arange(row.since, row.position, device=self.slots.device).expand(layers, heads, -1)
@@ -382,10 +317,10 @@ class Engine:
                 thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
                 length=row.position,
                 stream=row.request.stream,
-                columns={name: self.slots.columns[column][index, ..., :length] for name, column in names.items()},
-                key=lambda layer: self.slots.keys[layer][index, :, :length],
-                value=lambda layer: self.slots.values[layer][index, :, :length],
-                query=lambda layer: self.slots.queries[layer][index][:, recent % self.slots.ring],
+                columns={name: self.slots.columns[column][place, ..., :length] for name, column in names.items()},
+                key=lambda layer: self.slots.key(layer, index)[:, :length],
+                value=lambda layer: self.slots.value(layer, index)[:, :length],
+                query=lambda layer: self.slots.queries[layer][place][:, recent % self.slots.ring],
                 window=self.slots.windows.get,
                 tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
                 reference=row.request.reference,

@@ -64,23 +64,23 @@ class Observers:
     ) -> None:
         """Show every observer what it asked for.
 
-        `entered` [rows, new] are the slots of the new tokens of all rows of the pass, `positions` [rows, new] their
-        true positions, `hidden` [rows, new, hidden size] their last hidden states; `asked` belongs to its first rows.
+        `entered` [rows, new] are the slots of the new tokens of all rows of the pass, `positions` [batch, new] and
+        `hidden` [batch, new, hidden size] the true positions and the last hidden states of its whole batch, which may
+        have idle rows behind; `asked` belongs to its rows.
         """
         first = step.prefill or 0
         for key, policy in self.by_key.items():
-            attention = None
+            attention: Tensor | None = None
+            index: Tensor | slice = slice(None)
             if Signal.ATTENTION in policy.observes:
                 rows = [row for row, wanted in enumerate(asked) if key in wanted]
                 if not rows:
                     continue
                 attention = self._attention(policy, step, [first + row for row in rows])
-            elif Signal.HIDDEN in policy.observes:
-                # All rows, idle ones too: on CPUs fewer than eight would round differently.
-                rows = list(range(len(entered)))
-            else:
+                index = torch.tensor(rows, device=entered.device)
+            elif Signal.HIDDEN not in policy.observes:
                 continue
-            index = torch.tensor(rows, device=entered.device)
+            # Hidden states alone are shown of the whole batch: on CPUs fewer than eight rows would round differently.
             seen = None if hidden is None or Signal.HIDDEN not in policy.observes else hidden[index]
             columns = _Columns(step.slots, policy, step.places[index], entered[index], attention)
             policy.observe(Step(model, positions[index], seen, attention, columns))
@@ -103,7 +103,10 @@ class Observers:
 
 @dataclass(frozen=True)
 class _Columns:
-    """A policy's columns of the rows at hand, over as many slots as the attention that it is shown."""
+    """A policy's columns of the rows at hand, over as many slots as the attention that it is shown.
+
+    `rows` are their places in the slots; values of idle rows, which come behind, are left out.
+    """
 
     slots: Slots
     policy: Policy
@@ -119,7 +122,8 @@ class _Columns:
 
     def enter(self, name: str, values: Tensor) -> None:
         column = self._column(name)
-        column[self.rows[:, None], :, :, self.entered] = values[:, :, None, None].to(column.dtype)
+        shown = values[: len(self.rows), :, None, None]
+        column[self.rows[:, None], :, :, self.entered] = shown.to(column.dtype)
 
     def read(self, name: str) -> Tensor:
         return self._column(name)[self.rows, ..., : self._width()]

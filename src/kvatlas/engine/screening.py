@@ -16,7 +16,8 @@ import torch
 from kvatlas import policies
 from kvatlas.core import Setting, Usage
 from kvatlas.engine.attention import Pass
-from kvatlas.engine.loop import Engine, Request
+from kvatlas.engine.loop import Engine
+from kvatlas.engine.rows import Request
 from kvatlas.policies import Policy
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Screener(Engine):
         compressed = [index for index, row in enumerate(self._rows) if row.compressions]
         if compressed:
             full = next(index for index, row in enumerate(self._rows) if not row.compressions)
-            ahead = torch.arange(len(self._rows) * len(proposals[0])).view(len(self._rows), -1) + step.rows
+            ahead = torch.arange(len(self._rows) * len(proposals[0])).view(len(self._rows), -1) + step.batch
             lines = torch.cat([torch.arange(len(self._rows))[:, None], ahead], 1).to(logits.device)
             self._compare(logits[lines[full]], logits[lines[compressed]], compressed, following)
         return [following] * len(self._rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,8 +56,10 @@ class Model:
     repository: Repository | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
-        # Workers read what they need again; tokenizers and digests need not travel.
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        # Workers read what they need again; tokenizers and digests need not travel. On machines with other devices they
+        # must not choose another type than the run key says.
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**found, "options": replace(self.options, dtype=self.dtype)}
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -102,6 +104,11 @@ class Model:
         """Positions that the model knows; None where it does not say."""
         found = self.config.get("max_position_embeddings")
         return found if isinstance(found, int) else None
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the model can write."""
+        return int(self.config.get("vocab_size") or self._settings["vocab_size"])
 
     @cached_property
     def device(self) -> str:

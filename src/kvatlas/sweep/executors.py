@@ -1,11 +1,12 @@
-"""Where units are decoded: in this process, or in several local ones. Executors are found by name."""
+"""Where units are decoded: in this process, in several local ones, or on a cluster. Executors are found by name."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvatlas.core import KvatlasError, Trace
@@ -15,27 +16,45 @@ from kvatlas.sweep.work import Job, decode
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
+#: A trace with the number of tokens that were decoded for it alone.
+Finished = tuple[Trace, int]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who decodes: `workers` of them (None: as many as there is room for), at the `address` of a cluster if any."""
+
+    workers: int | None = None
+    address: str = ""
+
 
 class Executor(Protocol):
-    """Runs one model's job on `workers` workers and yields traces with their own decoded tokens as they finish.
+    """Runs one model's job and yields traces with their own decoded tokens as they finish.
 
     A worker that dies takes its unfinished units with it; the sweep notices what is missing and asks again.
     """
 
-    def __call__(self, job: Job, workers: int) -> Iterator[tuple[Trace, int]]: ...
+    def __call__(self, job: Job, crew: Crew) -> Iterator[Finished]: ...
 
 
-def local(job: Job, workers: int) -> Iterator[tuple[Trace, int]]:
-    """Decode in this process for one worker, else in `workers` processes of one thread each."""
-    workers = min(workers, len(job.units))
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local(job: Job, crew: Crew) -> Iterator[Finished]:
+    """Decode in this process for one worker, else in several of one thread each: all cores, or one for a GPU."""
+    if crew.address:
+        raise KvatlasError(f"The executor 'local' has no cluster {crew.address!r}; valid with an address is 'ray'.")
+    # Several processes would have to share a GPU.
+    workers = min(crew.workers or (cores() if job.model.device == "cpu" else 1), len(job.units))
     if workers <= 1:
         yield from decode(job, range(len(job.units)))
         return
     context = multiprocessing.get_context("spawn")
     claimed = context.Value("q", 0)
     found: multiprocessing.Queue[Any] = context.Queue()
-    # Each worker takes what is next when it has room, and no more at a time than leaves work for the others.
-    share = replace(job, batch_size=max(1, min(job.batch_size, -(-_rows(job) // workers))))
+    share = job.shared_by(workers)
     processes = [context.Process(target=_work, args=(share, claimed, found), daemon=True) for _ in range(workers)]
     for process in processes:
         process.start()
@@ -62,10 +81,6 @@ def local(job: Job, workers: int) -> Iterator[tuple[Trace, int]]:
             process.join()
 
 
-def _rows(job: Job) -> int:
-    return sum(len(unit.settings) for unit in job.units)
-
-
 def _work(job: Job, claimed: Synchronized[int], found: multiprocessing.Queue[Any]) -> None:
     import signal
 
@@ -81,14 +96,23 @@ def _work(job: Job, claimed: Synchronized[int], found: multiprocessing.Queue[Any
                 return
             yield number
 
+    for message in messages(job, claims()):
+        found.put(message)
+    found.put(None)
+
+
+def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
+    """What a worker tells its driver: finished traces, and a sentence as the last thing if it fails."""
     try:
-        for message in decode(job, claims()):
-            found.put(message)
-        found.put(None)
+        yield from decode(job, claims)
     except KvatlasError as error:
-        found.put(str(error))
+        yield str(error)
     except Exception as error:
-        found.put(f"A worker failed ({type(error).__name__}: {error}); what is finished is kept.")
+        yield f"A worker failed ({type(error).__name__}: {error}); what is finished is kept."
 
 
-executors: Registry[Executor] = Registry("executor", "kvatlas.executors", {"local": "kvatlas.sweep.executors:local"})
+executors: Registry[Executor] = Registry(
+    "executor",
+    "kvatlas.executors",
+    {"local": "kvatlas.sweep.executors:local", "ray": "kvatlas.sweep.ray_executor:on_ray"},
+)

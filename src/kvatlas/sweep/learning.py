@@ -17,7 +17,7 @@ from kvatlas.core import KvatlasError, Problem, Trace, digest
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.sweep.plan import Plan, make_plan
-from kvatlas.sweep.run import BATCH_SIZE, Progress, sweep
+from kvatlas.sweep.run import Progress, sweep
 from kvatlas.sweep.spec import Spec
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def learn(
     *,
     steps: int,
     workers: int | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train a head, judge it on the held-out problems, and write it with its provenance, which is returned."""
@@ -94,7 +94,7 @@ def judge(
     work: Path,
     *,
     workers: int | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
 ) -> Quality:
     """How well a head ranks the thinking tokens of correct traces of all the material's problems."""

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import Model
-from kvatlas.policies import Policy, Selection
+from kvatlas.policies import Policy, Selection, Signal
 from kvatlas.results import Expected, Key, Manifest
 from kvatlas.sweep.spec import Spec
+
+if TYPE_CHECKING:
+    from kvatlas.engine.memory import Peak
 
 #: Part of every run key: rises whenever the meaning of a key changes.
 RUN_KEY_VERSION = 2
@@ -131,57 +134,79 @@ class Plan:
                         units.append(Unit(benchmark.name, problem, sample, missing))
         return units
 
-    def estimate(self, tokens_per_second: float | None = None, memory: int | None = None) -> dict[str, Any]:
+    def estimate(
+        self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64
+    ) -> dict[str, Any]:
         """What the sweep will cost, as `plan --json` prints it.
 
-        `memory` is in bytes, the batch size what fits into it beside the weights (0 if not one sequence does). Trace
-        lengths are expectations (`expected_output_tokens`, else the benchmark's typical length), cut at
-        `max_new_tokens`.
+        `memory` is in bytes; the batch size is then what fits into it (0 if not one sequence does), else `batch_size`.
+        `peak_bytes` are those of one worker with that batch. Trace lengths are expectations (`expected_output_tokens`,
+        else the benchmark's typical length), cut at `max_new_tokens`; memory reckons with the longest trace there is.
         """
         separate = shared = 0
         for model in self.models:
             for benchmark in self.benchmarks:
-                expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
-                output = min(expected, self.spec.sampling.max_new_tokens)
+                output = self._output(benchmark)
                 for prompt in self.prompts[model.name, benchmark.name]:
-                    # The token count at which each setting leaves the trunk; it then decodes the rest alone.
-                    forks = [
-                        min(output, policy.budget - prompt + 1) if policy.budget else output
-                        for policy, _ in self.policies
-                    ]
-                    separate += output * len(forks) * self.spec.samples
-                    shared += (max(forks) + sum(output - fork for fork in forks)) * self.spec.samples
+                    separate += output * len(self.policies) * self.spec.samples
+                    shared += self._tree(prompt, output) * self.spec.samples
+        fitting = self._fitting(memory) if memory else batch_size
+        peaks = [self._peak(model, max(1, fitting), self.spec.sampling.max_new_tokens) for model in self.models]
         return {
             "settings": len(self.policies),
             "traces": self.traces,
             "decoded_tokens": {"separate": separate, "shared": shared},
-            "kv_bytes_per_sequence": max(self._kv_bytes(model)[0] for model in self.models),
-            "batch_size": min(self._batch_size(model, memory) for model in self.models) if memory else None,
+            "kv_bytes_per_sequence": max(self._kv_bytes(model) for model in self.models),
+            "batch_size": fitting if memory else None,
+            "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
         }
 
-    def _kv_bytes(self, model: Model) -> tuple[int, int]:
-        """Bytes of keys and values of one sequence at the largest budget, and of the longest one that may be cached."""
-        longest = max(max(self.prompts[model.name, b.name]) for b in self.benchmarks)
-        longest += self.spec.sampling.max_new_tokens
+    def _output(self, benchmark: Benchmark) -> int:
+        expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
+        return min(expected, self.spec.sampling.max_new_tokens)
+
+    def _tree(self, prompt: int, output: int) -> int:
+        """Tokens decoded for one problem and sample. Settings that need the full-cache answer are a tree of their own,
+        and the first one then holds the full cache in any case."""
+        early = [policy.budget for policy, _ in self.policies if Signal.ANSWER not in policy.observes]
+        late = [policy.budget for policy, _ in self.policies if Signal.ANSWER in policy.observes]
+        if late and None not in early:
+            early.append(None)
+        tokens = 0
+        for budgets in filter(None, (early, late)):
+            # The token count at which each setting leaves the trunk; it then decodes the rest alone.
+            forks = [min(output, budget - prompt + 1) if budget else output for budget in budgets]
+            tokens += max(forks) + sum(output - fork for fork in forks)
+        return tokens
+
+    def _longest_prompt(self, model: Model) -> int:
+        return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
+
+    def _kv_bytes(self, model: Model) -> int:
+        """Bytes of keys and values of one sequence at the largest budget, else of the longest one."""
         budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
-        unlimited = len(budgets) < len(self.policies)
-        at_budget = max(budgets, default=longest)
-        return (
-            at_budget * model.kv_bytes_per_token,
-            (max(at_budget, longest) if unlimited else at_budget) * model.kv_bytes_per_token,
-        )
+        longest = self._longest_prompt(model) + self.spec.sampling.max_new_tokens
+        return max(budgets, default=longest) * model.kv_bytes_per_token
 
-    def _batch_size(self, model: Model, memory: int) -> int:
-        """Sequences that fit beside the weights, with a tenth of the memory left for all else.
+    def _peak(self, model: Model, batch_size: int, output: int) -> Peak:
+        from kvatlas.engine.memory import peak
 
-        All rows of the cache are as long as the longest, and grow in steps of a quarter. Where several settings fork
-        from one trunk, a copy of it waits for them.
-        """
-        at_budget, largest = self._kv_bytes(model)
-        compressing = sum(policy.budget is not None for policy, _ in self.policies)
-        row = 1.25 * largest + (at_budget if compressing > 1 else 0)
-        return max(0, int((0.9 * memory - (model.weight_bytes or 0)) / row))
+        trees = self.spec.samples * sum(len(self.prompts[model.name, each.name]) for each in self.benchmarks)
+        settings = [policy for policy, _ in self.policies]
+        return peak(model, settings, batch_size, trees, self._longest_prompt(model), output)
+
+    def _fitting(self, memory: int) -> int:
+        """Sequences that fit with all models, with a tenth of the memory left for all else."""
+        size = 0
+        while all(
+            self._peak(model, size + 1, self.spec.sampling.max_new_tokens).total <= 0.9 * memory
+            for model in self.models
+        ):
+            size += 1
+            if size == 4096:
+                break
+        return size
 
 
 def make_plan(spec: Spec) -> Plan:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,10 @@ from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.sweep.allocation import Adaptive
-from kvatlas.sweep.executors import executors
+from kvatlas.sweep.executors import Crew, Executor, executors
 from kvatlas.sweep.plan import Plan, Unit
 from kvatlas.sweep.work import Job
 
-#: Sequences decoded together by one worker; on CPUs more gain nothing.
-BATCH_SIZE = 64
 FULL = Setting.of("full")
 
 
@@ -33,30 +30,28 @@ class Progress:
     saved_tokens: int
 
 
-def cores() -> int:
-    """Cores that this process may use: the default number of workers."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def sweep(
     plan: Plan,
     folder: Path,
     *,
     executor: str = "local",
     workers: int | None = None,
-    batch_size: int = BATCH_SIZE,
+    address: str = "",
+    batch_size: int | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
-    `workers` is all cores on CPUs where it is None, and one on a GPU, which several would have to share. An adaptive
+    Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
+    decodes as many sequences together as fit into its memory; `address` is that of a cluster. An adaptive
     plan asks block by block, and `note` is told of each and of the reason to stop. Only this process writes the store.
-    KvatlasError if the folder cannot be used, or if workers die again and again.
+    KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
     """
     run = executors.get(executor)
+    crew = Crew(workers, address)
     with Store.create(folder) as store:
-        decode = _Decode(plan, store, run, workers, batch_size, tell)
+        decode = _Decode(plan, store, run, crew, batch_size, tell)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
             for model in plan.models:
@@ -80,13 +75,13 @@ class _Decode:
         self,
         plan: Plan,
         store: Store,
-        run: Callable[[Job, int], Iterator[tuple[Trace, int]]],
-        workers: int | None,
-        batch_size: int,
+        run: Executor,
+        crew: Crew,
+        batch_size: int | None,
         tell: Callable[[Progress], None],
     ) -> None:
         self.plan, self.store, self.batch_size, self.tell = plan, store, batch_size, tell
-        self.run, self.workers = run, workers
+        self.run, self.crew = run, crew
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
         full = replace(plan, policies=((policies.of(FULL), True),), screened=False)
@@ -110,9 +105,10 @@ class _Decode:
                 batch_size=self.batch_size,
                 replay=self.plan.spec.replay,
                 screened=self.plan.screened,
+                prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
             )
             before = self.finished
-            for trace, own in self.run(job, self.workers or (cores() if model.device == "cpu" else 1)):
+            for trace, own in self.run(job, self.crew):
                 self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
                 self.seen(trace)
                 self.finished += 1

@@ -21,7 +21,7 @@ from kvatlas.results.store import FILE
 from kvatlas.sweep.plan import Plan
 from kvatlas.sweep.run import FULL, Progress, sweep
 from kvatlas.sweep.spec import Allocation
-from kvatlas.sweep.work import reference
+from kvatlas.sweep.work import fitting, reference
 
 if TYPE_CHECKING:
     from kvatlas.engine.screening import Tally
@@ -122,7 +122,8 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     model = job.model
     found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
-    screener = Screener(model, model.network(), settings.values(), job.sampling, max(2, job.batch_size))
+    network, chosen = model.network(), tuple(settings.values())
+    screener = Screener(model, network, chosen, job.sampling, max(2, job.batch_size or fitting(job, chosen)))
     for number in claims:
         unit = job.units[number]
         assert unit.script is not None

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import Grade, Problem, Sampling, Setting, Status, Trace
+from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status, Trace
 from kvatlas.models import Model
 from kvatlas.noise import stream_key
-from kvatlas.policies import Reference, Signal
-from kvatlas.sweep.plan import Unit
+from kvatlas.policies import Policy, Reference, Signal
+from kvatlas.sweep.plan import Unit, provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvatlas.engine import Generation
+    from kvatlas.engine import Generation, Request
+
+
+#: The share of the free memory that a batch is chosen to fill.
+MARGIN = 0.8
 
 
 @dataclass(frozen=True)
 class Job:
     """All that a worker needs to know: one model's units and how to decode them.
 
-    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams.
+    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
+    `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
+    `prompt` tokens.
     """
 
     model: Model
@@ -33,9 +40,20 @@ class Job:
     units: tuple[Unit, ...]
     sampling: Sampling
     seed: int
-    batch_size: int
+    batch_size: int | None = None
+    prompt: int = 0
+    most: int = 2**31
+    workers: int = 1
+    made_with: Mapping[str, str] = field(default_factory=provenance)
     replay: str = "auto"
     screened: bool = False
+
+    def shared_by(self, workers: int) -> Job:
+        """The same for one of so many: no more sequences at a time than leave work for the others."""
+        rows = sum(len(unit.settings) for unit in self.units)
+        share = max(1, -(-rows // workers))
+        size = None if self.batch_size is None else min(self.batch_size, share)
+        return replace(self, batch_size=size, most=share, workers=workers)
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
@@ -52,7 +70,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         yield from read(job, claims)
         return
 
-    from kvatlas.engine import Engine, Replay, Request
+    from kvatlas.engine import Request
 
     # One thread per worker: two busy workers with two threads each are far slower than with one.
     torch.set_num_threads(1)
@@ -60,8 +78,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
     full = policies.of(Setting.of("full"))
-    replay = Replay(job.replay)
-    engine = Engine(model, model.network(), [*settings.values(), full], job.sampling, job.batch_size, replay)
+    network = model.network()
+    rows = _Rows(job, network, tuple(dict.fromkeys([*settings.values(), full])))
     waiting: dict[int, Request[int]] = {}
 
     def requests() -> Iterator[Request[int]]:
@@ -82,7 +100,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             yield request
 
     finished: dict[int, tuple[int, ...]] = {}
-    for generation in engine.run(requests()):
+    for generation in rows.decode(requests()):
         if generation.policy == full and generation.key in waiting:
             finished[generation.key] = generation.tokens
         if generation.policy.setting in job.units[generation.key].settings:
@@ -90,15 +108,90 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     late_requests = [
         replace(
             request,
-            reference=reference(model, engine.network, request.prompt, finished[number]),
+            reference=reference(model, network, request.prompt, finished[number]),
             script=finished[number],
         )
         for number, request in waiting.items()
     ]
-    for generation in engine.run(late_requests):
+    for generation in rows.decode(late_requests):
         trace = _trace(job, found, generation)
         metrics = {**trace.grade.metrics, **departure(generation.tokens, finished[generation.key])}
         yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
+
+
+class _Rows:
+    """An engine whose batch is what memory allows: halved whenever that runs out, for as long as the worker lives."""
+
+    def __init__(self, job: Job, network: PreTrainedModel, found: Sequence[Policy]) -> None:
+        self.job, self.network, self.policies = job, network, found
+        self.batch_size = job.batch_size or fitting(job, found)
+
+    def decode(self, requests: Iterable[Request[int]]) -> Iterator[Generation[int]]:
+        """Generations of all requests. Where memory runs out, what is unfinished starts again with half the rows.
+
+        Raises KvatlasError if it does not suffice for one sequence.
+        """
+        from kvatlas.engine import Engine, Replay
+        from kvatlas.engine.memory import out_of_memory, release
+
+        source = iter(requests)
+        open_: dict[int, Request[int]] = {}
+        while True:
+            began = itertools.chain(list(open_.values()), source)
+            engine = Engine(
+                self.job.model,
+                self.network,
+                self.policies,
+                self.job.sampling,
+                self.batch_size,
+                Replay(self.job.replay),
+            )
+            try:
+                for generation in engine.run(_noted(began, open_)):
+                    request = open_.pop(generation.key)
+                    left = tuple(policy for policy in request.policies if policy != generation.policy)
+                    if left:
+                        script = generation.tokens if generation.policy.budget is None else request.script
+                        open_[generation.key] = replace(request, policies=left, script=script)
+                    yield generation
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                if self.batch_size == 1:
+                    raise KvatlasError(
+                        f"The memory of this machine does not suffice for one sequence of {self.job.model.name!r} "
+                        f"({str(error).splitlines()[0]})."
+                    ) from None
+            else:
+                return
+            self.batch_size //= 2
+            del engine
+            release()
+
+
+def _noted(requests: Iterable[Request[int]], open_: dict[int, Request[int]]) -> Iterator[Request[int]]:
+    for request in requests:
+        open_[request.key] = request
+        yield request
+
+
+def fitting(job: Job, found: Sequence[Policy]) -> int:
+    """The batch size for the memory that there is, shared by the job's workers on a CPU: a power of two.
+
+    At most 64 on a CPU, where more gain nothing, and 256 on a GPU.
+    """
+    from kvatlas.engine.memory import free, peak
+
+    there = free(job.model.device)
+    cpu = job.model.device == "cpu"
+    size = min(64 if cpu else 256, job.most)
+    while there is not None and size > 1:
+        taken = peak(job.model, found, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+        # The weights are loaded already.
+        if taken.total - taken.weights <= MARGIN * there / (job.workers if cpu else 1):
+            break
+        size //= 2
+    return size
 
 
 def _trace(job: Job, found: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:

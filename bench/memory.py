@@ -1,0 +1,104 @@
+"""Peak memory of decoding, measured, against what `kvatlas plan` foretells.
+
+    python bench/memory.py --out bench/results/memory.json
+
+A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, once with the full
+cache beside four settings and once without. Measured is the growth of the resident memory of a fresh process, its
+weights included, up to the peak; foretold is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`:
+weights, slots, waiting snapshots and workspace, not the interpreter and its libraries. Linux only. Prints one JSON
+document."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SHAPE = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+PROMPT, OUTPUT, BUDGET, BATCH, TREES = 64, 400, 256, 32, 12
+CASES = {"grid": False, "grid and full": True}
+
+
+def resident(name: str) -> int:
+    """Bytes that the system counts for this process: VmRSS now, VmHWM at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def measure(folder: Path, full: bool) -> dict[str, Any]:
+    """Decode in this process."""
+    import torch
+
+    from kvatlas import policies
+    from kvatlas.core import Sampling, Setting
+    from kvatlas.engine import Engine, Request
+    from kvatlas.engine.memory import peak
+    from kvatlas.models import Model
+
+    torch.set_num_threads(1)
+    model = Model(f"hf:{folder}", folder)
+    vars(model).update(stops=frozenset(), think_close=-1)
+    values = {"kv_budget": BUDGET, "ratio": 0.3, "ratio_over": "thinking"}
+    settings = [policies.of(Setting.of("window", local_window=window, **values)) for window in (16, 32, 64, 96)]
+    settings += [policies.of(Setting.of("full"))] if full else []
+    prompt = tuple(5 + i % 1000 for i in range(PROMPT))
+    # What libraries allocate once, at their first use, is theirs.
+    network = model.network()
+    list(Engine(model, network, settings, Sampling(max_new_tokens=2), 1).run([Request(0, prompt, 0, (settings[0],))]))
+    weights = sum(each.numel() * each.element_size() for each in network.parameters())
+    before = resident("VmRSS") - weights
+    engine = Engine(model, network, settings, Sampling(max_new_tokens=OUTPUT), BATCH)
+    for _ in engine.run([Request(number, prompt, number, tuple(settings)) for number in range(TREES)]):
+        pass
+    foretold = peak(model, settings, BATCH, TREES, PROMPT, OUTPUT)
+    measured = resident("VmHWM") - before
+    return {
+        "foretold": foretold.to_json(),
+        "measured": measured,
+        "slots_measured": engine.slots.bytes,
+        "foretold_against_measured": round(foretold.total / measured, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=list(CASES), help="only this one, in this process, on the model in --folder")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--out", type=Path, help="keep the document in this file too")
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.folder, CASES[options.case])))
+        return
+
+    from decode import bench_model
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench_model(Path(folder), SHAPE)
+        for case in CASES:
+            command = [sys.executable, __file__, "--case", case, "--folder", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[case] = json.loads(done.stdout.splitlines()[-1])
+    document = json.dumps({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": found})
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(document + "\n")
+    print(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""How long a published grid takes on 1, 8 and 64 GPUs: a model of the cost, not a measurement.
+
+    python bench/scaling.py --bandwidth 3.35e12 --share 0.6 --memory 80
+
+Tokens are those that bench/sweep_cost.py counts for the 4 x 5 grid over four benchmarks with 5 samples, as trees. A
+decoding step reads the weights once and the kept keys and values of every row, and takes as long as that at the
+`--share` of the `--bandwidth` (bytes per second, of the data sheet) that our loop reaches: on a GPU that share is an
+assumption; on a CPU bench/decode.py measures it. The batch is what fits into `--memory` GiB by the formula of `kvatlas
+plan`. A worker starts in `--start` seconds, and at the end one tree of the longest traces is waited for. Prints one
+JSON document."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig
+
+from kvatlas import policies
+from kvatlas.core import Setting
+from kvatlas.engine.memory import peak
+from kvatlas.models import Model
+from sweep_cost import BUDGET, LONGEST, PROMPT, RATIOS, WINDOWS, lengths, tokens
+
+#: Of DeepSeek-R1-Distill-Llama-8B; its parameters are counted, not loaded.
+SHAPE = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "dtype": "bfloat16",
+}
+PARAMETERS = 8_030_261_248
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bandwidth", type=float, default=3.35e12)
+    parser.add_argument("--share", type=float, default=0.6)
+    parser.add_argument("--memory", type=float, default=80)
+    parser.add_argument("--start", type=float, default=60)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--out", type=Path, help="keep the document in this file too")
+    options = parser.parse_args()
+    grid = [
+        policies.of(Setting.of("window", kv_budget=BUDGET, local_window=window, ratio=ratio))
+        for window in WINDOWS
+        for ratio in RATIOS
+    ]
+    found = [length for each in lengths(None, 5, 0).values() for length in each]
+    separate, shared = tokens(found, BUDGET - PROMPT + 1, len(grid))
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaConfig(**SHAPE).save_pretrained(folder)
+        model = Model(f"hf:{folder}", Path(folder))
+        vars(model).update(dtype="bfloat16", weight_bytes=2 * PARAMETERS)
+        room = 0.9 * options.memory * 2**30
+        batch = max(size for size in range(1, 513) if peak(model, grid, size, 10**6, PROMPT, LONGEST).total <= room)
+        # Between compressions a cache grows evenly from what was kept to the budget.
+        kept = statistics.mean(w + r * (BUDGET - w) for w in WINDOWS for r in RATIOS)
+        cached = (kept + BUDGET) / 2
+        read = 2 * PARAMETERS + batch * cached * model.kv_bytes_per_token
+    step = read / (options.bandwidth * options.share)
+    rate = batch / step
+    tail = LONGEST * step
+    hours: dict[str, Any] = {}
+    for gpus in options.gpus:
+        hours[str(gpus)] = {
+            "trees": round((shared / rate / gpus + options.start + tail) / 3600, 2),
+            "separate": round((separate / rate / gpus + options.start + tail) / 3600, 2),
+        }
+    document = json.dumps(
+        {
+            "bench": "scaling",
+            "assumed": {name: getattr(options, name) for name in ("bandwidth", "share", "memory", "start")},
+            "tokens": {"separate": separate, "trees": shared},
+            "batch": batch,
+            "cached_tokens_mean": round(cached),
+            "step_ms": round(1000 * step, 2),
+            "tokens_per_second_and_gpu": round(rate),
+            "hours": hours,
+        }
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(document + "\n")
+    print(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What a 4 x 5 grid costs as trees with shared trunks, against 20 separate runs, at given trace lengths.
+
+    python bench/sweep_cost.py --out bench/results/sweep_cost.json
+    python bench/sweep_cost.py --full                      # every problem of the four benchmarks, 5 samples
+
+Trace lengths follow a log-normal distribution around the means that `kvatlas plan` expects on each benchmark, cut at
+the published 16,384 new tokens; all settings of a problem and sample have the same length.
+`published` counts tokens at these lengths and the published budget of 5000. What is decoded here is the same grid on a
+small random-weight model at a scale of 1 : 24: budget, windows, prompts and lengths are divided by it, and each trace
+ends after exactly its length. Both sides are decoded by the same engine with the same batch size, in turns. Prints one
+JSON document.
+
+`bound` is the least share that any sharing can reach: a setting that compresses at F tokens decodes the L - F after it
+alone, so that 20 settings cost F + 20 (L - F) of 20 L tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decode import bench_model
+from kvatlas import policies
+from kvatlas.benchmarks.public import SOURCES
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.rows import Row
+
+#: Problems and mean new tokens of the four benchmarks.
+LENGTHS = {name: (SOURCES[name].size, SOURCES[name].output_tokens) for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")}
+#: Of the logarithm of a length, around its mean.
+SPREAD = 0.5
+BUDGET, WINDOWS, RATIOS = 5000, (500, 1000, 2000, 3000), (0.1, 0.2, 0.3, 0.4, 0.5)
+PROMPT, LONGEST, SCALE = 200, 16_384, 24
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+
+
+def lengths(problems: int | None, samples: int, seed: int) -> dict[str, list[int]]:
+    """New tokens of every (problem, sample) of each benchmark: their mean before the cut is the benchmark's."""
+    rng = random.Random(seed)
+    found = {}
+    for name, (count, mean) in LENGTHS.items():
+        drawn = [
+            mean * rng.lognormvariate(-SPREAD * SPREAD / 2, SPREAD)
+            for _ in range(min(count, problems or count) * samples)
+        ]
+        found[name] = [min(LONGEST, max(1, round(each))) for each in drawn]
+    return found
+
+
+def tokens(found: list[int], fork: int, settings: int) -> tuple[int, int]:
+    """Decoded tokens of separate runs, and of trees that fork at `fork` tokens."""
+    separate = settings * sum(found)
+    shared = sum(min(each, fork) + settings * max(0, each - fork) for each in found)
+    return separate, shared
+
+
+class Measured(Engine):
+    """An engine whose traces end after the lengths that their requests' keys name."""
+
+    def _ended(self, row: Row[Any]) -> bool:
+        return len(row.tokens) >= row.request.key[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--problems", type=int, default=4, help="of each benchmark, for what is decoded here")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="keep the document in this file too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    settings = len(WINDOWS) * len(RATIOS)
+    published = lengths(None, 5, options.seed)
+    counted = {name: tokens(each, BUDGET - PROMPT + 1, settings) for name, each in published.items()}
+    decoded = lengths(None if options.full else options.problems, 5 if options.full else 1, options.seed)
+    work = [
+        (number, max(2, round(length / SCALE)))
+        for number, length in enumerate(length for each in decoded.values() for length in each)
+    ]
+    prompt = tuple(5 + i % 400 for i in range(round(PROMPT / SCALE)))
+    grid = [
+        policies.of(
+            Setting.of("window", kv_budget=round(BUDGET / SCALE), local_window=round(window / SCALE), ratio=ratio)
+        )
+        for window in WINDOWS
+        for ratio in RATIOS
+    ]
+    arms = {
+        "shared": [Request(key, prompt, key[0], tuple(grid)) for key in work],
+        "separate": [Request(key, prompt, key[0], (policy,)) for policy in grid for key in work],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    written: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = bench_model(Path(folder), SHAPE)
+        network = model.network()
+        for _ in range(options.rounds):
+            for name, requests in arms.items():
+                engine = Measured(model, network, grid, Sampling(max_new_tokens=10**6), options.batch)
+                began = time.perf_counter()
+                traces = sum(1 for _ in engine.run(requests))
+                seconds[name].append(time.perf_counter() - began)
+                assert traces == len(work) * settings
+                written[name] = engine.decoded_tokens
+    separate, shared = (sum(each[side] for each in counted.values()) for side in (0, 1))
+    share = written["shared"] / written["separate"]
+    times = statistics.median(s / a for s, a in zip(seconds["shared"], seconds["separate"], strict=True))
+    document = json.dumps(
+        {
+            "bench": "sweep_cost",
+            "options": {
+                "full": options.full,
+                "problems": options.problems,
+                "rounds": options.rounds,
+                "batch": options.batch,
+                "seed": options.seed,
+            },
+            "machine": platform.processor() or platform.machine(),
+            "published": {
+                "mean_new_tokens": {name: round(statistics.mean(each)) for name, each in published.items()},
+                "traces": {name: len(each) * settings for name, each in published.items()},
+                "decoded_tokens": {"separate": separate, "shared": shared},
+                "share": round(shared / separate, 4),
+                "share_by_benchmark": {name: round(two[1] / two[0], 4) for name, two in counted.items()},
+            },
+            "scale": SCALE,
+            "decoded_tokens": written,
+            "bound": round(
+                tokens([length for _, length in work], grid[0].kv_budget - len(prompt) + 1, settings)[1]
+                / (settings * sum(length for _, length in work)),
+                4,
+            ),
+            "share_of_tokens": round(share, 4),
+            "seconds": {name: round(statistics.median(each), 2) for name, each in seconds.items()},
+            "share_of_time": round(times, 4),
+            "time_against_tokens": round(times / share, 3),
+        }
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(document + "\n")
+    print(document)
+
+
+if __name__ == "__main__":
+    main()

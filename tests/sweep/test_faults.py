@@ -1,0 +1,45 @@
+"""bench/faults.py in small: the finished run equals the undisturbed one, whatever was killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def blows(moments: int, *kinds: str, seed: int = 1) -> dict[str, Any]:
+    words = ["--kinds", *kinds, "--moments", str(moments), "--seed", str(seed)]
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "faults.py"), *words], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["whole"] is True
+    kinds_: dict[str, Any] = found["kinds"]
+    return kinds_
+
+
+def test_kill_9_of_the_driver_and_a_full_disk_lose_nothing() -> None:
+    found = blows(4, "driver", "disk")
+    assert all(each["blows"] == 4 and each["finished_runs"] for each in found.values())
+    # At work, not before it or after.
+    assert any(0 < stored < 144 for stored in found["driver"]["traces_stored_at_blow"])
+    assert any(0 < stored < 144 for stored in found["disk"]["traces_stored_at_blow"])
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_worker_loses_nothing() -> None:
+    found = blows(2, "worker")
+    assert found["worker"]["blows"] == 2
+
+
+def test_the_kept_measurements_are_whole() -> None:
+    kept = json.loads((BENCH / "results" / "faults.json").read_text())
+    assert kept["whole"] is True
+    assert set(kept["kinds"]) == {"driver", "disk", "worker", "ray-worker", "ray-node"}
+    assert all(each["blows"] == 20 for each in kept["kinds"].values())
