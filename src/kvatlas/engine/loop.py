@@ -151,6 +151,7 @@ class Engine:
         """
         source = iter(requests)
         self._rows, self._waiting, self._open = [], [], True
+        before = self.network.config._attn_implementation
         self.network.set_attn_implementation("kvatlas")
         decoder = self.network.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.observers.hidden else None
@@ -164,6 +165,7 @@ class Engine:
         finally:
             if hook is not None:
                 hook.remove()
+            self.network.set_attn_implementation(before)
 
     def _keep_hidden(self, _module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
         self._hidden = output[0]

@@ -206,13 +206,12 @@ def _decode(
     requests: Sequence[Request[int]],
     batch_size: int,
 ) -> list[tuple[int, ...]]:
-    """New tokens of each request; the network gets its own attention function back afterwards."""
-    before, training = network.config._attn_implementation, network.training
+    """New tokens of each request."""
+    training = network.training
     engine = Engine(found, network.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
         tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
-        network.set_attn_implementation(before)
         network.train(training)
     return [tokens[request.key] for request in requests]
 

@@ -22,7 +22,7 @@ from kvatlas.server.answers import DONE, Shape, error, event, usage_of
 from kvatlas.server.metrics import Metrics
 from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
 from kvatlas.service import Ask, BusyError, ClosedError, Decoder, Service, Ticket, Writing, stream_of
-from kvatlas.service.asking import drawing, room_for
+from kvatlas.service.asking import LengthError, drawing, room_for
 
 #: Seconds after which a refused client is advised to try again.
 RETRY_AFTER = "1"
@@ -312,7 +312,7 @@ def _answer_errors_as_openai_does(app: FastAPI) -> None:
             return answer(429, body, {"Retry-After": RETRY_AFTER})
         if isinstance(found, ClosedError):
             return answer(503, error(str(found), "server_error"), {"Retry-After": RETRY_AFTER})
-        long = "positions" in str(found)
+        long = isinstance(found, LengthError)
         return answer(400, error(str(found), code="context_length_exceeded" if long else None))
 
     @app.exception_handler(HTTPException)

@@ -16,6 +16,10 @@ from kvatlas.policies import Policy, Selection, Signal
 MOST_NEW_TOKENS = Sampling().max_new_tokens
 
 
+class LengthError(KvatlasError):
+    """Prompt and new tokens are more than the model has positions for."""
+
+
 @dataclass(frozen=True)
 class Ask:
     """One generation to be made: token ids of the prompt, how to draw, its random stream, texts that end it.
@@ -32,7 +36,7 @@ class Ask:
 
 
 def chosen(model: Model, policy: str, values: dict[str, Any]) -> Policy:
-    """The policy of that name for this model; values that are None are left out, dtype and number texts are read.
+    """The policy of that name for this model; values that are None are left out, texts are read as numbers.
 
     Raises KvatlasError for unknown or missing parameters, and for policies that look at a finished trace.
     """
@@ -87,15 +91,15 @@ def drawing(sampling: Sampling, **changes: Any) -> Sampling:
 def room_for(model: Model, policy: Policy, prompt: tuple[int, ...], wanted: int | None) -> int:
     """New tokens for this prompt: `wanted`, else as many as the model has positions for, at most the published number.
 
-    Raises KvatlasError if the prompt is empty, if prompt and new tokens are more than the model has positions for, or
-    if no compression could get below the KV budget.
+    Raises LengthError if prompt and new tokens are more than the model has positions for, KvatlasError if the prompt is
+    empty or no compression could get below the KV budget.
     """
     if not prompt:
         raise KvatlasError("The prompt is empty; valid are prompts of one token or more.")
     known = model.positions
     left = MOST_NEW_TOKENS if known is None else known - len(prompt)
     if left < 1 or (wanted is not None and known is not None and wanted > left):
-        raise KvatlasError(
+        raise LengthError(
             f"The model has {known} positions: a prompt of {len(prompt)} tokens and {wanted or 1} new tokens are more."
         )
     if isinstance(policy, Selection):

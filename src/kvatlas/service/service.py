@@ -162,7 +162,7 @@ class Service:
         return self._closing
 
     def ask(self, asks: Iterable[Ask]) -> list[Ticket]:
-        """A ticket for each ask, all or none. Raises BusyError if they do not fit into the line, ClosedError after the end."""
+        """A ticket for each ask, all or none. BusyError if they do not fit into the line, ClosedError after the end."""
         tickets = [Ticket(ask, self.model, self._drop) for ask in asks]
         if len(tickets) > self.batch_size + self.line:
             raise KvatlasError(
@@ -174,7 +174,7 @@ class Service:
             free = max(0, self.batch_size - len(self._decoding))
             if len(self._waiting) + len(tickets) > self.line + free:
                 raise BusyError(
-                    f"{len(self._waiting)} requests are waiting already, and {self.line} may; try again later."
+                    f"{len(self._waiting)} requests are waiting, and {self.line} may; try again later."
                 )
             self._waiting.extend(tickets)
             self._news.notify()

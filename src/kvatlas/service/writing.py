@@ -46,17 +46,21 @@ class Decoder:
 class Writing:
     """What a model writes, split where thinking ends and cut at stop texts; the same for every way to cut it in pieces.
 
-    Thinking is what the prompt or the model's first words open; without `split` everything is the answer.
+    Thinking is what the prompt or the model's first words open; without `split` everything is the answer. `opened` says
+    whether the prompt does, by default whether the chat template does.
     """
 
-    def __init__(self, model: Model, stop: Sequence[str] = (), split: bool = True) -> None:
+    def __init__(
+        self, model: Model, stop: Sequence[str] = (), split: bool = True, opened: bool | None = None
+    ) -> None:
         self._tags = model.thinking
         self._stop = tuple(stop)
         self._held = ""
         if not (split and self._tags.close):
             self._part = _Part.ANSWER
         else:
-            self._part = _Part.THINKING if model.opens_thinking or not self._tags.open else _Part.UNKNOWN
+            opened = model.opens_thinking if opened is None else opened
+            self._part = _Part.THINKING if opened or not self._tags.open else _Part.UNKNOWN
 
     @property
     def stopped(self) -> bool:
