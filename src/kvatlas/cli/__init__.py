@@ -11,7 +11,19 @@ from kvatlas.core import KvatlasError
 
 def new_app() -> typer.Typer:
     """The command line with all its commands."""
-    from kvatlas.cli import benchmarks, calibration, compare, imports, lists, lm_eval, maps, predictor, results, serve, sweeps
+    from kvatlas.cli import (
+        benchmarks,
+        calibration,
+        compare,
+        imports,
+        lists,
+        lm_eval,
+        maps,
+        predictor,
+        results,
+        serve,
+        sweeps,
+    )
 
     app = typer.Typer(
         name="kvatlas",

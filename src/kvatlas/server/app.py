@@ -7,7 +7,6 @@ import hmac
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -39,19 +38,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def application(service: Service, name: str, api_key: str | None = None) -> FastAPI:
-    """The server's application over a service; `name` is what clients call the model."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start()
-        yield
-        await asyncio.to_thread(service.close)
-
+    """The server's application over a service that was started; `name` is what clients call the model."""
     app = FastAPI(
         title="kvatlas",
         version=__version__,
         summary="OpenAI-compatible chat and text completions under KV-cache token selection.",
-        lifespan=lifespan,
         responses=_ERRORS,
     )
     _answer_errors_as_openai_does(app)

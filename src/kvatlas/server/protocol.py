@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -97,6 +98,10 @@ class Generating(BaseModel):
         """Leave out what asks for nothing; refuse what is known and not honoured."""
         if not isinstance(data, dict):
             return data
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("texts hold half characters, which JSON can spell and no text can hold") from error
         for name, neutral in cls.neutral.items():
             value = data.get(name)
             # False equals 0 in Python, and means something else here.

@@ -33,14 +33,13 @@ class _Server(uvicorn.Server):
 
 
 def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
-    """Serve until SIGINT or SIGTERM. KvatlasError where the address cannot be had or the engine failed."""
+    """Load the weights and serve until SIGINT or SIGTERM. KvatlasError where the address cannot be had or the engine failed."""
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level="warning",
         access_log=False,
-        lifespan="on",
         timeout_graceful_shutdown=int(grace) + _FAREWELL,
     )
     server = _Server(config, service, grace)
@@ -48,8 +47,12 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
         sockets = [config.bind_socket()]
     except SystemExit as error:
         raise KvatlasError(f"The address {host}:{port} cannot be had; name another with --host and --port.") from error
+    service.start()
     number = sockets[0].getsockname()[1]
     print(f"Serving on http://{f'[{host}]' if ':' in host else host}:{number}/v1 (Ctrl-C stops)", flush=True)
-    asyncio.run(server.serve(sockets))
+    try:
+        asyncio.run(server.serve(sockets))
+    finally:
+        service.close()
     if service.failure is not None:
         raise KvatlasError(f"The engine failed: {service.failure!r}.")

@@ -173,9 +173,7 @@ class Service:
             # What finds a free row at once does not have to wait, so it needs no place in the line.
             free = max(0, self.batch_size - len(self._decoding))
             if len(self._waiting) + len(tickets) > self.line + free:
-                raise BusyError(
-                    f"{len(self._waiting)} requests are waiting, and {self.line} may; try again later."
-                )
+                raise BusyError(f"{len(self._waiting)} requests are waiting, and {self.line} may; try again later.")
             self._waiting.extend(tickets)
             self._news.notify()
         return tickets

@@ -50,9 +50,7 @@ class Writing:
     whether the prompt does, by default whether the chat template does.
     """
 
-    def __init__(
-        self, model: Model, stop: Sequence[str] = (), split: bool = True, opened: bool | None = None
-    ) -> None:
+    def __init__(self, model: Model, stop: Sequence[str] = (), split: bool = True, opened: bool | None = None) -> None:
         self._tags = model.thinking
         self._stop = tuple(stop)
         self._held = ""
