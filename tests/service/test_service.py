@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: Model) -> N
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
-        assert all(later[: len(earlier)] == earlier for earlier, later in zip(pieces, pieces[1:], strict=False))
+        assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(pieces))
         assert len(pieces[-1]) == 40
 
 

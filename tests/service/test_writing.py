@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ PLAIN = sorted(set(range(len(MODEL.tokenizer))) - MODEL.stops)
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)] or [""]
+    return [text[a:b] for a, b in pairwise(places)] or [""]
 
 
 def parts(writing: Writing, texts: list[str]) -> tuple[str, str]:

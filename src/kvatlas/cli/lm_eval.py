@@ -14,10 +14,9 @@ def lm_eval(context: typer.Context) -> None:
     try:
         import lm_eval.__main__ as harness
 
-        from kvatlas.integrations import lm_eval as ours
+        import kvatlas.integrations.lm_eval  # noqa: F401 (registers the class)
     except ModuleNotFoundError as error:
         raise KvatlasError("Running lm-eval needs the extra: pip install 'kvatlas[lm-eval]'.") from error
-    assert ours.SelectedLM
     sys.argv = ["kvatlas lm-eval", *context.args]
     harness.cli_evaluate()
 

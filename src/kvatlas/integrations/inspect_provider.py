@@ -87,7 +87,11 @@ class SelectedModel(ModelAPI):
         self._asked: Counter[tuple[int, ...]] = Counter()
 
     async def generate(
-        self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
+        self,
+        input: list[ChatMessage],  # noqa: A002 (Inspect's name)
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
     ) -> ModelOutput:
         """One answer or several (`num_choices`) to a conversation.
 

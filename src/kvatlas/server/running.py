@@ -33,7 +33,7 @@ class _Server(uvicorn.Server):
 
 
 def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
-    """Load the weights and serve until SIGINT or SIGTERM. KvatlasError where the address cannot be had or the engine failed."""
+    """Load the weights, serve until SIGINT or SIGTERM. KvatlasError: no such address to be had, or a failed engine."""
     config = uvicorn.Config(
         app,
         host=host,
