@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,7 +110,6 @@ def test_inspect_eval_runs_on_an_embedded_model(tmp_path: Path, native: bool) ->
     done = subprocess.run(
         [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
         cwd=tmp_path,
-        env={**os.environ, "INSPECT_TELEMETRY": "0"},
         capture_output=True,
         text=True,
         check=False,
