@@ -17,7 +17,11 @@ def interpreter(version: str) -> str | None:
     """The Python of that version that is here, if there is one."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
-    return shutil.which(f"python{version}")
+    found = shutil.which(f"python{version}")
+    # Version managers leave commands of versions that they do not have.
+    return (
+        found if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0 else None
+    )
 
 
 def build(project: Path, out: Path) -> dict[str, Path]:

@@ -24,10 +24,10 @@ SPEC = {
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """kvatlas and the plug-ins from their wheels."""
     made = Environment.made(tmp_path_factory.mktemp("plugged") / "env", sys.executable)
-    made.install(build(ROOT, tmp_path_factory.mktemp("kvatlas"))["whl"])
+    made.install(built["whl"])
     made.install(build(PLUGIN, tmp_path_factory.mktemp("plugin"))["whl"])
     return made
 
@@ -46,11 +46,10 @@ def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path
         words = ("sweep", "spec.yaml", "--out", executor, "--executor", executor, "--workers", "1", "--quiet")
         done = environment.run(tmp_path, "-m", "kvatlas", *words)
         assert done.returncode == 0, done.stderr
-        exported = environment.run(tmp_path, "-m", "kvatlas", "export", executor, "--format", "jsonl")
-        rows = [json.loads(line) for line in exported.stdout.splitlines()]
-        traces.append(
-            sorted((r["policy"], str(r.get("local_window")), r["problem"], r["sample"], r["text"]) for r in rows)
-        )
+        environment.run(tmp_path, "-m", "kvatlas", "export", executor, "--format", "jsonl", "--out", "traces")
+        rows = [json.loads(line) for line in (tmp_path / "traces").read_text().splitlines()]
+        names = ("policy", "local_window", "problem", "sample", "text")
+        traces.append(sorted(tuple(str(row.get(name)) for name in names) for row in rows))
     assert traces[0] == traces[1]
     assert {trace[0] for trace in traces[0]} == {"full", "sinks"}
     unknown = environment.run(tmp_path, "-m", "kvatlas", "sweep", "spec.yaml", "--out", "x", "--executor", "cloud")
