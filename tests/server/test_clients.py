@@ -167,6 +167,11 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
         ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
+        ({"messages": [{"role": "tool", "content": "w"}]}, "messages.0.role: Input should be 'system'"),
+        (
+            {"messages": [{"role": "assistant", "content": "w", "tool_calls": [{}]}]},
+            "messages.0.tool_calls is not known",
+        ),
         ({"n": 999}, "n: Input should be less than or equal to 128."),
         ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
     ],
@@ -183,7 +188,11 @@ def test_what_is_not_honoured_is_refused_by_name(client: openai.OpenAI, changes:
 def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(
         model=NAME,
-        messages=[{"role": "user", "content": [{"type": "text", "text": questions(1)[0]}]}],
+        messages=[
+            {"role": "developer", "content": "w"},
+            {"role": "assistant", "content": "w", "reasoning_content": "x", "tool_calls": None},
+            {"role": "user", "content": [{"type": "text", "text": "w"}], "name": "someone"},
+        ],
         max_tokens=2,
         logprobs=False,
         frequency_penalty=0,

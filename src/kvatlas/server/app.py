@@ -44,6 +44,9 @@ def application(service: Service, name: str, api_key: str | None = None) -> Fast
         version=__version__,
         summary="OpenAI-compatible chat and text completions under KV-cache token selection.",
         responses=_ERRORS,
+        # Its pages would fetch their script and style from elsewhere.
+        docs_url=None,
+        redoc_url=None,
     )
     _answer_errors_as_openai_does(app)
     _add_endpoints(app, Desk(service, name), _key_check(api_key))

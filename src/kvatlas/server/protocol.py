@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-#: Longest prompt in tokens that is looked at: longer ones are refused before they cost anything.
-LONGEST = 1_000_000
+#: More new tokens than this nobody means.
+MOST_TOKENS = 1_000_000
 MOST_CHOICES = 128
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[int, Field(ge=1, le=LONGEST)]
+Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -34,12 +34,22 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation. Thinking of earlier turns is left out, as the chat templates of the field do."""
+    """One message of a conversation; of answers that are sent back only the content is read, not the thinking."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    #: What may stand beside the content and is passed over.
+    silent: ClassVar[tuple[str, ...]] = ("name", "reasoning_content", "reasoning", "refusal", "annotations")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value not in (None, []) and name not in cls.silent}
 
     @property
     def text(self) -> str:
