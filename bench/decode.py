@@ -129,7 +129,14 @@ class Case:
         written = [5 + i % 50 for i in range(length - PROMPT + 1)]
         asked = self.engine.observers.asked((self.policy,))
         self.engine._rows = [
-            Row(Request(row, prompt, row, (self.policy,)), (self.policy,), asked, tokens=list(written))
+            Row(
+                Request(row, prompt, row, (self.policy,)),
+                (self.policy,),
+                asked,
+                self.engine.sampling,
+                self.engine.sampling.max_new_tokens,
+                tokens=list(written),
+            )
             for row in range(self.batch)
         ]
         self.engine.slots.lengths[: self.batch] = [length] * self.batch

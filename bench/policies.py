@@ -78,7 +78,8 @@ class Bench:
 
     def fill(self, policy: Policy) -> None:
         """Eight rows of `tokens` cached tokens under a policy."""
-        row = Row(self.request, (policy,), self.engine.observers.asked((policy,)))
+        asked = self.engine.observers.asked((policy,))
+        row = Row(self.request, (policy,), asked, self.engine.sampling, self.engine.sampling.max_new_tokens)
         self.engine._rows = [replace(row, tokens=list(self.written)) for _ in range(ROWS)]
         self.engine.slots.lengths = [self.tokens] * ROWS
 

@@ -12,7 +12,7 @@ replay them in chunks as long as they choose the same. What comes out equals sep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,29 +62,45 @@ class Engine:
         self.slots = Slots(model.shape, batch_size, columns, ring, weight.device, weight.dtype)
         self.replay, self.exact = replay, weight.device.type == "cpu"
         self.wary = replay is Replay.STRICT and not (self.exact and weight.dtype is torch.float32)
-        self.decoded_tokens = self.replayed_tokens = self.passes = 0
-        #: Settings that are begun and not done.
-        self._open = 0
+        self.decoded_tokens = self.replayed_tokens = self.passes = self.evicted_tokens = 0
+        #: Whether the source may have more requests; settings that are begun and not done.
+        self._open, self._begun = False, 0
         self._rows: list[Row[Any]] = []
         self._waiting: list[tuple[Snapshot, Row[Any]]] = []
         self._hidden: Tensor | None = None
 
-    def run(self, requests: Iterable[Request[K]]) -> Iterator[Generation[K]]:
-        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order."""
+    @property
+    def active_rows(self) -> int:
+        """Sequences that are being decoded."""
+        return len(self._rows)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the caches of these sequences."""
+        return sum(self.slots.lengths[: len(self._rows)])
+
+    def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
+        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order.
+
+        A source that has nothing now but may have later gives None: rows that are active go on, and it is asked again.
+        """
         source = iter(requests)
-        self._rows, self._waiting, self._open = [], [], 0
+        self._rows, self._waiting, self._open, self._begun = [], [], True, 0
+        before = self.network.config._attn_implementation
         self.network.set_attn_implementation("kvatlas")
         decoder = self.network.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.observers.hidden else None
         try:
             while True:
                 yield from self._fill(source)
-                if not self._rows:
+                if self._rows:
+                    yield from self._step()
+                elif not self._open:
                     return
-                yield from self._step()
         finally:
             if hook is not None:
                 hook.remove()
+            self.network.set_attn_implementation(before)
 
     def _keep_hidden(self, _module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
         self._hidden = output[0]
@@ -92,11 +108,10 @@ class Engine:
     # -- (1) free rows -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _fill(self, source: Iterator[Request[Any]]) -> list[Generation[Any]]:
+    def _fill(self, source: Iterator[Request[Any] | None]) -> list[Generation[Any]]:
         generations: list[Generation[Any]] = []
         while len(self._rows) < self.batch_size:
-            # Trunks are begun in time, because branches wait for their full cache; yet few, so that few snapshots wait.
-            request = None if self._open >= TREES * self.batch_size else next(source, None)
+            request = self._next(source)
             if request is not None:
                 generations += self._prefill(request)
             elif self._waiting:
@@ -108,14 +123,27 @@ class Engine:
                 break
         return generations
 
+    def _next(self, source: Iterator[Request[Any] | None]) -> Request[Any] | None:
+        """The next request, if there is one now. Trunks are begun in time, because branches wait for their full cache;
+        yet few of them, so that few snapshots wait."""
+        if not self._open or self._begun >= TREES * self.batch_size:
+            return None
+        try:
+            return next(source)
+        except StopIteration:
+            self._open = False
+            return None
+
     def _prefill(self, request: Request[Any]) -> list[Generation[Any]]:
         """Start a request in the next free row. One by one, so that its numbers do not depend on its neighbours."""
         began = time.perf_counter()
         index, length = len(self._rows), len(request.prompt)
-        script = None if self.replay is Replay.OFF else request.script
-        row = Row(request, request.policies, self.observers.asked(request.policies), Tree(script))
+        script = None if self.replay is Replay.OFF or request.adjust else request.script
+        sampling, asked = request.sampling or self.sampling, self.observers.asked(request.policies)
+        how, limit = replace(sampling, max_new_tokens=0), sampling.max_new_tokens
+        row = Row(request, request.policies, asked, how, limit, Tree(script))
         self._rows.append(row)
-        self._open += len(row.policies)
+        self._begun += len(row.policies)
         self.slots.take(index, row.bound, length)
         step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
         logits = self._forward([list(request.prompt)], [list(range(length))], step)
@@ -181,7 +209,7 @@ class Engine:
         if step.ahead is None:
             return [[token] for token in drawn]
         ahead = logits[step.batch :], [self._rows[row] for row in step.ahead.rows], (step.ahead.now + 1).tolist()
-        near = near_ties(ahead[0], self.sampling, *self._noise(*ahead[1:])).tolist()
+        near = self._each(near_ties, *ahead)
         chosen = taken_over([row.reader for row in self._rows], proposals, drawn, self._draw(*ahead), near, self.wary)
         self.replayed_tokens += sum(map(len, chosen)) - len(chosen)
         return chosen
@@ -222,13 +250,23 @@ class Engine:
         return attention, queries
 
     def _draw(self, logits: Tensor, rows: list[Row[Any]], positions: list[int]) -> list[int]:
-        drawn: list[int] = draw(logits, self.sampling, *self._noise(rows, positions)).tolist()
-        return drawn
+        for index, row in enumerate(rows):
+            if row.request.adjust is not None:
+                logits[index] = row.request.adjust([*row.request.prompt, *row.tokens], logits[index])
+        return self._each(draw, logits, rows, positions)
 
-    def _noise(self, rows: list[Row[Any]], positions: list[int]) -> tuple[Tensor, Tensor]:
-        """What the noise of the tokens at these positions is keyed by."""
+    def _each(
+        self, ask: Callable[..., Tensor], logits: Tensor, rows: list[Row[Any]], positions: list[int]
+    ) -> list[int]:
+        """What `draw` or `near_ties` say of each row, by its own sampling."""
         streams = torch.tensor([row.request.stream for row in rows], device=self.slots.device)
-        return streams, torch.tensor(positions, device=self.slots.device)
+        places = torch.tensor(positions, device=self.slots.device)
+        found = torch.empty_like(streams)
+        for sampling in dict.fromkeys(row.sampling for row in rows):
+            own = torch.tensor([row.sampling == sampling for row in rows], device=self.slots.device)
+            found[own] = ask(logits[own], sampling, streams[own], places[own]).long()
+        numbers: list[int] = found.tolist()
+        return numbers
 
     def _append(self, row: Row[Any], token: int) -> None:
         row.reader.note(row.tree.script, len(row.tokens), token)
@@ -237,7 +275,10 @@ class Engine:
             row.thinking_end = self.model.thinking_end(row.tokens)
 
     def _ended(self, row: Row[Any]) -> bool:
-        return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
+        """Whether a row is done with its newest token; asked once for each, so that `watch` sees each once."""
+        watch = row.request.watch
+        told = watch is not None and watch(row.tokens)
+        return told or row.tokens[-1] in self.model.stops or len(row.tokens) >= row.limit
 
     def _hand_out(self, index: int, row: Row[Any]) -> list[Generation[Any]]:
         """The generations of a finished row, which leaves: the last row gets its number."""
@@ -245,7 +286,7 @@ class Engine:
         self.slots.drop(index, last)
         self._rows[index] = self._rows[last]
         self._rows.pop()
-        self._open -= len(row.policies)
+        self._begun -= len(row.policies)
         steps = max(1, len(row.tokens) - 1)
         usage = Usage(
             prompt_tokens=len(row.request.prompt),
@@ -258,7 +299,7 @@ class Engine:
             replayed_tokens=row.reader.replayed,
             near_ties=row.reader.near_ties,
         )
-        if self._replays(row.policies):
+        if self._replays(row, row.policies):
             row.tree.script = tuple(row.tokens)
             self._waiting += row.tree.held
             row.tree.held = []
@@ -279,7 +320,7 @@ class Engine:
         if heirs:
             snapshot = self.slots.snapshot(index)
             # The full cache among the others goes on to write what the branches can replay.
-            awaited = row.tree.script is None and self._replays(rest)
+            awaited = row.tree.script is None and self._replays(row, rest)
             waiting = row.tree.held if awaited else self._waiting
             for policy in reversed(heirs):
                 branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens), reader=replace(row.reader))
@@ -288,8 +329,10 @@ class Engine:
         if not rest:
             self._compress(index)
 
-    def _replays(self, policies: tuple[Policy, ...]) -> bool:
-        return self.replay is not Replay.OFF and any(policy.budget is None for policy in policies)
+    def _replays(self, row: Row[Any], policies: tuple[Policy, ...]) -> bool:
+        """Whether what a row writes under these policies is what its branches replay."""
+        asked = self.replay is not Replay.OFF and row.request.adjust is None
+        return asked and any(policy.budget is None for policy in policies)
 
     def _bound(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
         """The row, now under these policies alone."""
@@ -327,6 +370,7 @@ class Engine:
             ),
         )
         self.slots.compact(index, kept, tuple(names.values()))
+        self.evicted_tokens += length - kept.shape[-1]
         row.kept = positions.gather(-1, kept)
         row.since = row.position
         row.record = row.record.after(row.kept, row.position, len(row.tokens))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvatlas.engine.cache import SHELF, roomy
 from kvatlas.engine.loop import TREES
 from kvatlas.engine.observation import Observers
+from kvatlas.engine.replay import LONGEST, TOGETHER
 
 if TYPE_CHECKING:
     from kvatlas.models import Model
@@ -52,6 +53,8 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     longest = prompt + output
     rows = min(batch_size, trees * len(policies))
     unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
+    # Beside the newest tokens of all rows, branches are fed what they replay of the full cache.
+    lines = rows + (TOGETHER if unbounded and budgets else 0)
     bounded = rows if budgets else 0
     shelves = [min(SHELF, batch_size - start) for start in range(0, batch_size, SHELF)]
     capacities = [roomy(budgets[-1]) if SHELF * shelf < bounded else 0 for shelf in range(len(shelves))]
@@ -63,13 +66,13 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     cached = sum(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
     columns = sum(layers * heads for layers, heads in observers.columns(shape).values())
     size = 4 if model.dtype == "float32" else 2
-    ring = observers.ring * shape.layers * shape.heads * shape.head_dim * size
+    ring = (observers.ring + LONGEST if observers.ring else 0) * shape.layers * shape.heads * shape.head_dim * size
     waiting = [budget for budget in budgets if budget < longest] if len(policies) > 1 else []
     return Peak(
         weights=model.weight_bytes or 0,
         slots=cached * model.kv_bytes_per_token + batch_size * (4 * columns * max(capacities) + ring),
         snapshots=open_trees * sum(waiting) * model.kv_bytes_per_token,
-        workspace=rows * model.vocabulary * (size + 2 * 8)
+        workspace=lines * model.vocabulary * (size + 2 * 8)
         + max(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
         * (model.kv_bytes_per_token // (2 * shape.layers)),
     )

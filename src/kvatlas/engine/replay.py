@@ -58,7 +58,7 @@ class Reader:
         count = min(self.streak, room)
         return list(script[written : max(written, min(written + count, len(script) - 1))])
 
-    def take_over(self, proposal: Sequence[int], own: Sequence[int], near: Sequence[bool], wary: bool) -> int:
+    def take_over(self, proposal: Sequence[int], own: Sequence[int], near: Sequence[int], wary: bool) -> int:
         """How many proposed tokens stay: those before the first that differs from the row's own draw in its place.
 
         `own` has one draw more: the first was drawn as in decoding, the others after proposed tokens, `near` tie or
@@ -89,7 +89,7 @@ def taken_over(
     proposals: Sequence[Sequence[int]],
     drawn: Sequence[int],
     later: Sequence[int],
-    near: Sequence[bool],
+    near: Sequence[int],
     wary: bool,
 ) -> list[list[int]]:
     """The new tokens of each row: its draws up to the first that is no proposed token, that included.

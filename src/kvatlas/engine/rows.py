@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvatlas.core import Fate, Usage
+from kvatlas.core import Fate, Sampling, Usage
 from kvatlas.engine.fates import Record
 from kvatlas.engine.replay import LONGEST, Reader, Tree
 from kvatlas.policies import Policy, Reference
@@ -23,7 +24,9 @@ class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
     `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `script` are its new
-    tokens where they are known already, for replay.
+    tokens where they are known already, for replay. `sampling` is the engine's if None. `watch` is told the new tokens
+    so far after each draw, and ends the generation there by True; `adjust` changes logits [vocabulary] before the next
+    token is drawn, given prompt and new tokens.
     """
 
     key: K
@@ -32,13 +35,17 @@ class Request(Generic[K]):
     policies: tuple[Policy, ...]
     reference: Reference | None = None
     script: tuple[int, ...] | None = None
+    sampling: Sampling | None = None
+    watch: Callable[[Sequence[int]], bool] | None = None
+    adjust: Callable[[Sequence[int], Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Generation(Generic[K]):
     """What one policy of a request wrote.
 
-    `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens`;
+    `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens` or by
+    the request's `watch`;
     `thinking_end` counts the new tokens before the end-of-thinking token, None if it never came; `decoded` is the
     number of tokens that were decoded for this trace alone, without the trunk that it shares.
     """
@@ -61,6 +68,9 @@ class Row(Generic[K]):
     policies: tuple[Policy, ...]
     #: What these policies want to see.
     asked: Asked
+    #: How it draws; `limit` is its `max_new_tokens`, which draws alike do not differ by.
+    sampling: Sampling
+    limit: int
     tree: Tree = field(default_factory=Tree)
     reader: Reader = field(default_factory=Reader)
     tokens: list[int] = field(default_factory=list)
