@@ -37,7 +37,11 @@ example: demo
 	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --megabytes 0.8 --no-folder
 
 bench: $(VENV)/user.stamp
+	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/sweep_cost.py
+	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/fresh_problems.py
 	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
 	$(BIN)/python bench/seqbench.py
