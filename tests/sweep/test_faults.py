@@ -24,6 +24,7 @@ def blows(moments: int, *kinds: str, seed: int = 1) -> dict[str, Any]:
     return kinds_
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_driver_and_a_full_disk_lose_nothing() -> None:
     found = blows(4, "driver", "disk")
     assert all(each["blows"] == 4 and each["finished_runs"] for each in found.values())
