@@ -41,7 +41,11 @@ site: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build
 
 bench: $(VENV)/user.stamp
+	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/sweep_cost.py
+	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/fresh_problems.py
 	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
 	$(BIN)/python bench/seqbench.py

@@ -296,7 +296,9 @@ def main() -> None:
     plan = make_plan(parse_spec(spec()))
     assert plan.keys
     rng = random.Random(options.seed)
-    found: dict[str, Any] = {}
+    # Kinds that the document holds already and that are not asked for again stay in it.
+    kept = json.loads(options.out.read_text())["kinds"] if options.out and options.out.is_file() else {}
+    found: dict[str, Any] = {name: each for name, each in kept.items() if name not in options.kinds}
     with tempfile.TemporaryDirectory() as scratch:
         folders = (Path(scratch) / str(number) for number in range(10**6))
         undisturbed = next(folders)
@@ -307,16 +309,19 @@ def main() -> None:
         for kind in options.kinds:
             ledger = Ledger(plan, wanted, options.moments)
             KINDS[kind](ledger, rng, folders, typical)
-            found[kind] = ledger.to_json()
-    wrong = ("runs_unlike_the_undisturbed_one", "reported_traces_lost", "traces_reported_twice")
-    whole = not any(each[name] for each in found.values() for name in wrong)
-    said = {"moments": options.moments, "seed": options.seed}
-    document = json.dumps({"bench": "faults", "options": said, "traces": plan.traces, "whole": whole, "kinds": found})
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
+            found[kind] = {"seed": options.seed, **ledger.to_json()}
+            document = json.dumps({"bench": "faults", "traces": plan.traces, "whole": whole(found), "kinds": found})
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(document + "\n")
     print(document)
-    sys.exit(not whole)
+    sys.exit(not whole(found))
+
+
+def whole(kinds: dict[str, Any]) -> bool:
+    """Whether nothing was lost, nothing came twice, and every finished run equals the undisturbed one."""
+    wrong = ("runs_unlike_the_undisturbed_one", "reported_traces_lost", "traces_reported_twice")
+    return not any(each[name] for each in kinds.values() for name in wrong)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a 4 x 5 grid costs as trees with shared trunks, against 20 separate runs, at given trace lengths.
 
-    python bench/sweep_cost.py --out bench/results/sweep_cost.json
+    python bench/sweep_cost.py --rounds 2 --out bench/results/sweep_cost.json
     python bench/sweep_cost.py --full                      # every problem of the four benchmarks, 5 samples
 
 Trace lengths follow a log-normal distribution around the means that `kvatlas plan` expects on each benchmark, cut at
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--problems", type=int, default=4, help="of each benchmark, for what is decoded here")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="keep the document in this file too")

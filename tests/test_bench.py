@@ -55,6 +55,50 @@ def test_the_kept_measurements_are_whole() -> None:
     assert set(kept["blocks"]) == {"2048", "4096", "8192", "16384"}
 
 
+def kept(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((BENCH / "results" / name).read_text())
+    return found
+
+
+def test_decoding_is_measured_against_others_in_turns() -> None:
+    found = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1")
+    (case,) = found["results"]
+    assert set(case["step_ms"]) == {"window", "dynamic", "generate"}
+    assert case["kept"] < case["kv_tokens"] < case["budget"]
+    assert case["bandwidth_share"] > 0
+    assert 0 < case["overhead"] < 1
+
+
+def test_the_kept_speed_is_three_times_a_dynamic_cache() -> None:
+    case = next(each for each in kept("decode.json")["results"] if (each["batch"], each["kv_tokens"]) == (8, 4096))
+    assert case["speed_against"]["dynamic"] >= 3
+    assert case["overhead"] < 0.1
+
+
+def test_the_kept_cost_of_a_grid_is_what_its_lengths_allow() -> None:
+    found = kept("sweep_cost.json")
+    assert found["published"]["share"] <= 0.45
+    assert found["share_of_tokens"] == found["bound"]
+    assert found["share_of_time"] <= found["share_of_tokens"] * 1.1
+
+
+def test_the_kept_memory_is_within_a_tenth_of_what_was_foretold() -> None:
+    assert all(0.9 <= each["foretold_against_measured"] <= 1.1 for each in kept("memory.json")["cases"].values())
+
+
+def test_help_answers_at_once() -> None:
+    assert kept("startup.json")["seconds"]["--help"] < 0.4
+    assert run("startup.py", "--rounds", "1")["fastest"]["--help"] > 0
+
+
+def test_more_gpus_take_less_time_in_the_model_of_a_published_grid() -> None:
+    found = run("scaling.py")
+    hours = [found["hours"][gpus]["trees"] for gpus in ("1", "8", "64")]
+    assert hours == sorted(hours, reverse=True)
+    counted = kept("sweep_cost.json")["published"]["decoded_tokens"]
+    assert found["tokens"] == {"separate": counted["separate"], "trees": counted["shared"]}
+
+
 def test_the_program_of_policies_measures_every_one_of_them() -> None:
     from kvatlas.policies import policies
 

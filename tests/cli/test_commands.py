@@ -78,7 +78,9 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
 
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     estimate = json.loads(kvatlas("plan", write_spec(), "--json")[1])
-    assert set(estimate) == {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "seconds"}
+    known = {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "peak_bytes", "seconds"}
+    assert set(estimate) == known
+    assert set(estimate["peak_bytes"]) == {"weights", "slots", "snapshots", "workspace", "total"}
     assert estimate["traces"] == 108
     code, out, _ = kvatlas("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
     assert code == 0

@@ -10,7 +10,7 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.models import Model
 from kvatlas.results import Manifest
-from kvatlas.sweep import make_plan, parse_spec
+from kvatlas.sweep import Progress, make_plan, parse_spec, sweep
 from tests.r1 import AIME, save_model
 
 Build = Callable[..., dict[str, Any]]
@@ -91,6 +91,21 @@ def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
         assert plan.estimate(memory=math.ceil(taken / 0.9))["batch_size"] >= size
     assert estimate["seconds"] == pytest.approx((80 + 8 * (80 - fork)) / 10, abs=0.1)
     assert plan.estimate()["seconds"] is None
+
+
+@pytest.mark.parametrize("oracle", [False, True])
+def test_the_plan_and_the_run_agree_on_decoded_tokens(spec_data: Build, tmp_path: Path, oracle: bool) -> None:
+    """For traces of known length, to the token; the oracle needs a second trunk."""
+    names = ["window", "random", *(["oracle"] if oracle else [])]
+    settings = [{"policy": name, "kv_budget": 64, "ratio_over": "thinking"} for name in names]
+    data = spec_data(benchmarks=["CHAIN4"], samples=1, settings=settings, expected_output_tokens=90)
+    plan = make_plan(parse_spec(data))
+    vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+    told: list[Progress] = []
+    sweep(plan, tmp_path, workers=1, tell=told.append)
+    tokens = plan.estimate()["decoded_tokens"]
+    assert told[-1].decoded_tokens == tokens["shared"]
+    assert told[-1].decoded_tokens + told[-1].saved_tokens == tokens["separate"]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_a_ray_started_here_changes_nothing_and_goes_on_with_a_local_run(
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_only_its_unfinished_problems(
     finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_killed_worker_costs_only_its_unfinished_problems(
     assert contents(tmp_path) == contents(finished)
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_only_its_unfinished_problems(
     finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
 ) -> None:

@@ -27,7 +27,7 @@ def aligned(tokens: int) -> int:
 
 def roomy(tokens: int) -> int:
     """The capacity of a shelf that has to hold `tokens`: up to a quarter more, because growing copies it."""
-    step = max(ALIGNMENT, 2 ** (tokens - 1).bit_length() // 8)
+    step = max(ALIGNMENT, (1 << (tokens - 1).bit_length()) // 8)
     return -(-tokens // step) * step
 
 
