@@ -70,7 +70,7 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: Model) -> N
         return await asyncio.gather(*(_collect(ticket) for ticket in tickets))
 
     async def _collect(ticket: Any) -> list[list[int]]:
-        return [tokens async for tokens in ticket.pieces(0.001)]
+        return [tokens async for tokens in ticket.pieces()]
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
