@@ -10,6 +10,7 @@ the distance on the grid). Prints one JSON document; bench/results/calibration.j
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from scipy import stats
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats import inference, sequential
 from kvatlas.stats.at_k import bayes_at_n
-from kvatlas.stats.estimates import Z, clustered_interval, conditional_interval
+from kvatlas.stats.estimates import Z, cautious_interval, clustered_interval, conditional_interval
 from kvatlas.stats.paired import difference_interval, sign_flip_p
 
 PROBLEMS = (30, 40, 198)
@@ -80,17 +81,17 @@ def normal_coverage(means: Floats, truth: float) -> float:
 def pass_at_k(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
     rows = []
     for spread in LIKE_BENCHMARKS:
-        for samples, k in ((8, 4), (16, 4), (64, 16)):
+        for problems, (samples, k) in itertools.product(PROBLEMS, ((8, 4), (16, 4), (64, 4), (64, 16))):
             truth = float(np.mean(1 - (1 - chances(spread, (400_000,), rng)[0]) ** k))
-            chance, _ = chances(spread, (rounds, 30), rng)
+            chance, _ = chances(spread, (rounds, problems), rng)
             wrong = samples - rng.binomial(samples, chance)
             steps = np.array([(wrong - i) / (samples - i) for i in range(k)])
             values = 1 - np.prod(np.maximum(steps, 0), axis=0)
-            low, high = clustered_interval(values, samples // k)
+            low, high = cautious_interval(values, samples // k)
             rows.append(
                 {
                     "spread": spread,
-                    "problems": 30,
+                    "problems": problems,
                     "samples": samples,
                     "k": k,
                     "coverage": share((low <= truth) & (truth <= high)),
@@ -162,7 +163,7 @@ def omnibus(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
             for number in range(rounds):
                 means = grades(np.full(20, 0.45), problems, samples, root, rng)
                 strata = np.zeros(problems, int)
-                flipped.append(inference.omnibus(means, strata, flips=499, seed=number % 16).p < 0.05)
+                flipped.append(inference.omnibus(means, strata, flips=499, seed=number % 16).p <= 0.05)
                 if number < rounds // 8:
                     shuffled.append(shuffled_p(means, rng, 99) <= 0.05)
             row = {"problems": problems, "samples": samples, "likeness": likeness, "rounds": rounds}
@@ -205,7 +206,7 @@ def pairs(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
             differences = means[:, 0] - means[:, 1]
             low, high = difference_interval(differences)
             covered.append(low <= 0 <= high)
-            rejected.append(sign_flip_p(differences, flips=499, seed=number) < 0.05)
+            rejected.append(sign_flip_p(differences, flips=499, seed=number) <= 0.05)
         rows.append({"problems": problems, "samples": samples, "coverage": share(covered), "size": share(rejected)})
     return rows
 
@@ -319,7 +320,7 @@ PARTS: tuple[tuple[Part, int], ...] = (
     (means_over_benchmarks, 10_000),
     (bayes, 10_000),
     (pairs, 4_000),
-    (omnibus, 3_000),
+    (omnibus, 6_000),
     (plateau, 1_000),
     (adaptive, 300),
 )

@@ -8,6 +8,7 @@ from scorio import eval as scorio
 
 from kvatlas.core import KvatlasError
 from kvatlas.stats.at_k import RIGHT, Rule, any_right, bayes_at_n, majority, rule
+from kvatlas.stats.estimates import cautious_interval, clustered_interval
 
 GRADES = {
     "a": [1.0, 0, 0, 1, 0, 0],
@@ -86,3 +87,14 @@ def test_names_and_too_few_samples():
     assert [rule(name) for name in ("pass@1", "progress", "pass@0", "maj@", "pass@-1")] == [None] * 5
     with pytest.raises(KvatlasError, match="maj@7 needs 7 samples of every problem; the fewest that one has is 6"):
         Rule("maj", 7).estimate(GRADES, {})
+
+
+def test_intervals_of_pass_at_k_hold_where_rare_problems_decide_the_mean():
+    rng = np.random.default_rng(3)
+    wrong = 64 - rng.binomial(64, rng.random((3_000, 30)))
+    values = 1 - np.prod([np.maximum(wrong - i, 0) / (64 - i) for i in range(16)], axis=0)
+    truth = 16 / 17
+    low, high = clustered_interval(values, 4)
+    assert np.mean((low <= truth) & (truth <= high)) < 0.93
+    low, high = cautious_interval(values, 4)
+    assert 0.95 < np.mean((low <= truth) & (truth <= high)) < 0.99

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
-from kvatlas.stats.estimates import Floats, Z, from_problem_means, pass_at_1
+from kvatlas.stats.estimates import Floats, Z, cautious_interval, from_problem_means, pass_at_1
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
@@ -48,6 +48,9 @@ class Rule:
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
         groups = [len(held) // self.k for held in grades.values()]
         found = from_problem_means(values, np.full(len(values), math.nan), groups)
+        if self.k > 1:
+            low, high = cautious_interval(values, float(np.mean(groups)))
+            found = replace(found, low=float(low), high=float(high))
         counts = {len(held) for held in grades.values()}
         return replace(found, samples=counts.pop() if len(counts) == 1 else None)
 

@@ -101,6 +101,21 @@ def clustered_interval(means: Floats, samples: ArrayLike) -> tuple[Floats, Float
     return _wilson(share, units, np.asarray(quantile))
 
 
+def cautious_interval(values: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
+    """95 % intervals for the mean of [..., problems] values in [0, 1] that are no means of samples, as pass@k.
+
+    Such values can lie close to one end with rare ones far from it, and problems that were not seen decide the mean.
+    The hull of the clustered intervals without and with one imagined problem at either end: a bound, often too wide.
+    `samples` is the number of independent groups of samples behind each value.
+    """
+    low, high = clustered_interval(values, samples)
+    for end in (0.0, 1.0):
+        more = np.concatenate([values, np.full((*values.shape[:-1], 1), end)], axis=-1)
+        lower, higher = clustered_interval(more, samples)
+        low, high = np.minimum(low, lower), np.maximum(high, higher)
+    return low, high
+
+
 def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
     """95 % intervals for the mean on these very problems, over new samples.
 
