@@ -3,7 +3,9 @@
     python bench/serving.py --out bench/results/serving.json
 
 Both decode the same requests with the same seeds on the same machine, turn by turn (engine, server, engine, ...), so
-that a machine that is busy with other things slows both; the ratio is of the medians. The server is `kvatlas serve` in
+that a machine that is busy with other things slows both; the ratio is of the medians. Beside the wall clock stands the
+processor's time of the process that decodes, which other programs on the machine do not lengthen: the server's is that
+of its decoding thread and its event loop together, which take turns. The server is `kvatlas serve` in
 a process of its own, asked by `--clients` clients that stream chat completions one after the other, from a third one.
 Prints one JSON document.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 import re
 import statistics
@@ -50,17 +53,17 @@ class Offline:
         self.policy = chosen(self.model, "dynts", SETTING)
         self.engine = Engine(self.model, self.model.network(), [self.policy], Sampling(), rows)
 
-    def turn(self, texts: list[str], most: int) -> tuple[int, float]:
-        """(tokens, seconds) of one pass over the requests."""
+    def turn(self, texts: list[str], most: int) -> tuple[int, float, float]:
+        """(tokens, seconds, processor seconds) of one pass over the requests."""
         sampling = Sampling(max_new_tokens=most)
         work = []
         for number, text in enumerate(texts):
             prompt = self.model.encode(text)
             stream = stream_of(SEED, prompt, 0)
             work.append(Request(number, prompt, stream, (self.policy,), sampling=sampling))
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         tokens = sum(len(generation.tokens) for generation in self.engine.run(work))
-        return tokens, time.perf_counter() - began
+        return tokens, time.perf_counter() - began, time.process_time() - busy
 
 
 async def asked(url: str, texts: list[str], clients: int, most: int) -> tuple[int, float, list[float]]:
@@ -109,21 +112,32 @@ def serve(rows: int) -> tuple[subprocess.Popen[str], str]:
     return process, found[0]
 
 
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Both arms, turn by turn, after one turn of each that does not count."""
     torch.set_num_threads(1)
     texts, offline = questions(options.requests), Offline(options.clients)
     process, url = serve(options.clients)
     engine, server, firsts, count = [], [], [], 0
+    busy_engine, busy_server = [], []
     try:
         for turn in range(options.turns + 1):
-            tokens, seconds = offline.turn(texts, options.tokens)
+            tokens, seconds, busy = offline.turn(texts, options.tokens)
+            before = processor_seconds(process.pid)
             found = clients_in_a_process(url, options)
+            busy_there = processor_seconds(process.pid) - before
             assert found["tokens"] == tokens, "the server wrote other answers than the engine"
             if turn:
                 engine.append(tokens / seconds)
                 server.append(tokens / found["seconds"])
                 firsts += found["firsts"]
+                busy_engine.append(tokens / busy)
+                busy_server.append(tokens / busy_there)
                 count = tokens
     finally:
         process.terminate()
@@ -139,6 +153,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "engine_tokens_per_second": [round(rate) for rate in engine],
         "server_tokens_per_second": [round(rate) for rate in server],
         "ratio": round(statistics.median(server) / statistics.median(engine), 3),
+        "engine_tokens_per_processor_second": [round(rate) for rate in busy_engine],
+        "server_tokens_per_processor_second": [round(rate) for rate in busy_server],
+        "processor_ratio": round(statistics.median(busy_server) / statistics.median(busy_engine), 3),
         "ratios_by_turn": [round(one / other, 3) for one, other in zip(server, engine, strict=True)],
         "first_piece_seconds_median": round(statistics.median(firsts), 3),
     }

@@ -122,3 +122,10 @@ def test_the_program_of_replay_measures_the_same_tokens_both_ways() -> None:
         measured = found["tokens"][f"128 cached, {rows} rows"]
         assert measured["passes"][1] < measured["passes"][0] == 23
         assert measured["replayed_ms"] < measured["decoded_ms"]
+
+
+def test_the_program_of_serving_compares_a_real_server_with_the_engine() -> None:
+    found = run("serving.py", "--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1")
+    assert found["tokens"] > 8
+    assert found["server_tokens_per_second"][0] > 0
+    assert found["processor_ratio"] > 0.05

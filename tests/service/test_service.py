@@ -70,7 +70,7 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: Model) -> N
         return await asyncio.gather(*(_collect(ticket) for ticket in tickets))
 
     async def _collect(ticket: Any) -> list[list[int]]:
-        return [tokens async for tokens in ticket.pieces(0.001)]
+        return [tokens async for tokens in ticket.pieces()]
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
@@ -129,7 +129,7 @@ def test_closing_lets_finish_then_ends_with_a_sentence(model: Model, network: An
     short = made.ask(asks(model, 2, max_new_tokens=5))
     long = made.ask(asks(model, 2, max_new_tokens=950))
     until(lambda: all(ticket.tokens for ticket in long))
-    made.close(0.05)
+    made.close(1.0)
     assert [len(ticket.generation.result(60).tokens) for ticket in short] == [5, 5]
     for ticket in long:
         with pytest.raises(ClosedError, match="stopped before this answer was finished"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from types import FrameType
 
@@ -51,7 +50,7 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
     number = sockets[0].getsockname()[1]
     print(f"Serving on http://{f'[{host}]' if ':' in host else host}:{number}/v1 (Ctrl-C stops)", flush=True)
     try:
-        asyncio.run(server.serve(sockets))
+        server.run(sockets)
     finally:
         service.close()
     if service.failure is not None:

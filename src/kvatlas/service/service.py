@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from kvatlas.models import Model
     from kvatlas.policies import Policy
 
-#: Seconds between two pieces of one stream at least: under load each piece then holds several tokens.
-PIECE_SECONDS = 0.05
+#: Seconds between two pieces of one stream at least, for each sequence that is being decoded. All streams together then
+#: cost the event loop the same however many there are: under load a piece holds several tokens.
+PIECE_SECONDS = 0.005
 
 
 class BusyError(KvatlasError):
@@ -42,11 +43,11 @@ class ClosedError(KvatlasError):
 class Ticket:
     """One ask on its way. `tokens` are its new tokens so far, `generation` the future of the finished one."""
 
-    def __init__(self, ask: Ask, model: Model, leave: Callable[[Ticket], None]) -> None:
-        self.ask, self.model = ask, model
+    def __init__(self, ask: Ask, service: Service) -> None:
+        model = service.model
+        self.ask, self.model, self._service = ask, model, service
         self.tokens: Sequence[int] = ()
         self.generation: Future[Generation[Ticket]] = Future()
-        self._leave = leave
         self._gone = False
         self._wake: Callable[[], None] | None = None
         self._decoder, self._writing = Decoder(model), Writing(model, ask.stop, ask.split)
@@ -54,7 +55,7 @@ class Ticket:
     def cancel(self) -> None:
         """Nobody waits for this any more."""
         self._gone = True
-        self._leave(self)
+        self._service.drop(self)
 
     def fail(self, error: KvatlasError) -> None:
         """End it with an error."""
@@ -72,10 +73,10 @@ class Ticket:
             self._writing.push(self._decoder.push(tokens))
         return self._gone or self._writing.stopped
 
-    async def pieces(self, seconds: float = PIECE_SECONDS) -> AsyncIterator[list[int]]:
+    async def pieces(self) -> AsyncIterator[list[int]]:
         """All new tokens so far, each time that there are more of them, until the generation is finished.
 
-        Raises what the generation ended with. Pieces come `seconds` apart at least.
+        Raises what the generation ended with. The busier the service, the rarer are pieces.
         """
         loop, seen = asyncio.get_running_loop(), 0
         news = asyncio.Event()
@@ -95,7 +96,7 @@ class Ticket:
                 tokens = list(self.tokens)
                 seen = len(tokens)
                 yield tokens
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(PIECE_SECONDS * self._service.decoding)
         yield list(self.generation.result().tokens)
 
     async def finished(self) -> Generation[Ticket]:
@@ -163,7 +164,7 @@ class Service:
 
     def ask(self, asks: Iterable[Ask]) -> list[Ticket]:
         """A ticket for each ask, all or none. BusyError if they do not fit into the line, ClosedError after the end."""
-        tickets = [Ticket(ask, self.model, self._drop) for ask in asks]
+        tickets = [Ticket(ask, self) for ask in asks]
         if len(tickets) > self.batch_size + self.line:
             raise KvatlasError(
                 f"{len(tickets)} answers are asked for at once; valid are up to {self.batch_size + self.line}."
@@ -199,7 +200,8 @@ class Service:
         if self._thread is not None:
             self._thread.join()
 
-    def _drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: Ticket) -> None:
+        """Take a ticket out of the line, if it stands there."""
         with self._news, contextlib.suppress(ValueError):
             self._waiting.remove(ticket)
 
