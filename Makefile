@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test bench example clean
+.PHONY: env demo test bench example site clean
 
 env: $(VENV)/user.stamp
 
@@ -36,6 +36,10 @@ test: $(VENV)/dev.stamp
 example: demo
 	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --megabytes 0.8 --no-folder
 
+# Guides and API reference as a static site in build/site.
+site: $(VENV)/dev.stamp
+	$(BIN)/mkdocs build
+
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
@@ -46,6 +50,7 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
 	$(BIN)/python bench/seqbench.py
 	$(BIN)/python bench/policies.py
+	$(BIN)/python bench/serving.py --out bench/results/serving.json
 
 clean:
-	rm -rf $(VENV) .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -108,3 +108,10 @@ def test_the_program_of_policies_measures_every_one_of_them() -> None:
     assert all(row["step_ms"] > 0 and row["step_against_window"] > 0 for row in rows.values())
     assert all(row["compression_ms"] > 0 for name, row in rows.items() if name != "full")
     assert set(found["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
+
+
+def test_the_program_of_serving_compares_a_real_server_with_the_engine() -> None:
+    found = run("serving.py", "--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1")
+    assert found["tokens"] > 8
+    assert found["server_tokens_per_second"][0] > 0
+    assert found["processor_ratio"] > 0.05

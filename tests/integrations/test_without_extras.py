@@ -18,6 +18,8 @@ import pytest
             ["import", "LOG", "run"],
             "Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.",
         ),
+        ("fastapi", ["serve", "embedded:tiny-llama"], "Serving needs the extra: pip install 'kvatlas[serve]'."),
+        ("lm_eval", ["lm-eval", "--help"], "Running lm-eval needs the extra: pip install 'kvatlas[lm-eval]'."),
     ],
 )
 def test_a_missing_extra_is_named(tmp_path: Path, hidden: str, words: list[str], sentence: str) -> None:

@@ -11,7 +11,19 @@ from kvatlas.core import KvatlasError
 
 def new_app() -> typer.Typer:
     """The command line with all its commands."""
-    from kvatlas.cli import benchmarks, calibration, compare, imports, lists, maps, predictor, results, sweeps
+    from kvatlas.cli import (
+        benchmarks,
+        calibration,
+        compare,
+        imports,
+        lists,
+        lm_eval,
+        maps,
+        predictor,
+        results,
+        serve,
+        sweeps,
+    )
 
     app = typer.Typer(
         name="kvatlas",
@@ -20,7 +32,7 @@ def new_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    rooms = (sweeps, maps, results, compare, imports, predictor, calibration, benchmarks, lists)
+    rooms = (sweeps, serve, lm_eval, maps, results, compare, imports, predictor, calibration, benchmarks, lists)
     for room in rooms:
         room.add_to(app)
     return app

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvatlas.cli import completing
+
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
 BatchSize = Annotated[
@@ -89,9 +91,11 @@ def sweep(
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")],
-    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...")],
-    policy: Annotated[str, typer.Option(help="KV-cache token selection.")] = "full",
+    model: Annotated[
+        str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.", autocompletion=completing.models)
+    ],
+    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", autocompletion=completing.benchmarks)],
+    policy: Annotated[str, typer.Option(help="KV-cache token selection.", autocompletion=completing.policies)] = "full",
     kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
     local_window: Annotated[int | None, typer.Option(help="Newest tokens that always stay.")] = None,
     ratio: Annotated[float | None, typer.Option(help="Share of the older tokens that stays.")] = None,

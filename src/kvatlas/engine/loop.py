@@ -11,7 +11,7 @@ forked into one branch per setting. What comes out equals separate runs: on CPU 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -43,7 +43,9 @@ TREES = 2
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER).
+    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `sampling` is the
+    engine's if None. `watch` is told the new tokens so far after each draw, and ends the generation there by True;
+    `adjust` changes logits [vocabulary] before the next token is drawn, given prompt and new tokens.
     """
 
     key: K
@@ -51,13 +53,17 @@ class Request(Generic[K]):
     stream: int
     policies: tuple[Policy, ...]
     reference: Reference | None = None
+    sampling: Sampling | None = None
+    watch: Callable[[Sequence[int]], bool] | None = None
+    adjust: Callable[[Sequence[int], Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Generation(Generic[K]):
     """What one policy of a request wrote.
 
-    `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens`;
+    `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens` or by
+    the request's `watch`;
     `thinking_end` counts the new tokens before the end-of-thinking token, None if it never came; `decoded` is the
     number of tokens that were decoded for this trace alone, without the trunk that it shares.
     """
@@ -76,6 +82,9 @@ class Generation(Generic[K]):
 class _Row(Generic[K]):
     request: Request[K]
     policies: tuple[Policy, ...]
+    #: How it draws; `limit` is its `max_new_tokens`, which draws alike do not differ by.
+    sampling: Sampling
+    limit: int
     #: What these policies want to see.
     asked: Asked
     tokens: list[int] = field(default_factory=list)
@@ -131,26 +140,44 @@ class Engine:
             weight.dtype,
         )
         self.decoded_tokens = 0
+        self.evicted_tokens = 0
+        self._open = False
         self._rows: list[_Row[Any]] = []
         self._waiting: list[tuple[Snapshot, _Row[Any]]] = []
         self._hidden: Tensor | None = None
 
-    def run(self, requests: Iterable[Request[K]]) -> Iterator[Generation[K]]:
-        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order."""
+    @property
+    def active_rows(self) -> int:
+        """Sequences that are being decoded."""
+        return len(self._rows)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the caches of these sequences."""
+        return sum(self.slots.lengths[: len(self._rows)])
+
+    def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
+        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order.
+
+        A source that has nothing now but may have later gives None: rows that are active go on, and it is asked again.
+        """
         source = iter(requests)
-        self._rows, self._waiting = [], []
+        self._rows, self._waiting, self._open = [], [], True
+        before = self.network.config._attn_implementation
         self.network.set_attn_implementation("kvatlas")
         decoder = self.network.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.observers.hidden else None
         try:
             while True:
                 yield from self._fill(source)
-                if not self._rows:
+                if self._rows:
+                    yield from self._step()
+                elif not self._open:
                     return
-                yield from self._step()
         finally:
             if hook is not None:
                 hook.remove()
+            self.network.set_attn_implementation(before)
 
     def _keep_hidden(self, _module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
         self._hidden = output[0]
@@ -158,7 +185,7 @@ class Engine:
     # -- (1) free rows -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _fill(self, source: Iterator[Request[Any]]) -> list[Generation[Any]]:
+    def _fill(self, source: Iterator[Request[Any] | None]) -> list[Generation[Any]]:
         generations: list[Generation[Any]] = []
         while len(self._rows) < self.batch_size:
             # Branches before new trunks: depth first, so that few snapshots wait at any time.
@@ -170,7 +197,11 @@ class Engine:
                 continue
             if self._crowded():
                 break
-            request = next(source, None)
+            try:
+                request = next(source)
+            except StopIteration:
+                self._open = False
+                break
             if request is None:
                 break
             generations += self._prefill(request)
@@ -185,7 +216,9 @@ class Engine:
         """Start a request in the next free row. One by one, so that its numbers do not depend on its neighbours."""
         began = time.perf_counter()
         index, length = len(self._rows), len(request.prompt)
-        row = _Row(request, request.policies, self.observers.asked(request.policies))
+        sampling = request.sampling or self.sampling
+        asked = self.observers.asked(request.policies)
+        row = _Row(request, request.policies, replace(sampling, max_new_tokens=0), sampling.max_new_tokens, asked)
         self._rows.append(row)
         self.slots.take(index, row.bound, length)
         step = Pass(self.slots, 1, (length - 1,), index, *self._watched([row.asked], index))
@@ -256,9 +289,17 @@ class Engine:
 
     def _draw(self, logits: Tensor, rows: list[_Row[Any]], positions: list[int]) -> list[int]:
         device = self.slots.device
+        for index, row in enumerate(rows):
+            if row.request.adjust is not None:
+                logits[index] = row.request.adjust([*row.request.prompt, *row.tokens], logits[index])
         streams = torch.tensor([row.request.stream for row in rows], device=device)
-        drawn: list[int] = draw(logits, self.sampling, streams, torch.tensor(positions, device=device)).tolist()
-        return drawn
+        places = torch.tensor(positions, device=device)
+        drawn = torch.empty_like(streams)
+        for sampling in dict.fromkeys(row.sampling for row in rows):
+            own = torch.tensor([row.sampling == sampling for row in rows], device=device)
+            drawn[own] = draw(logits[own], sampling, streams[own], places[own])
+        tokens: list[int] = drawn.tolist()
+        return tokens
 
     def _append(self, row: _Row[Any], token: int) -> None:
         row.tokens.append(token)
@@ -266,7 +307,10 @@ class Engine:
             row.thinking_end = self.model.thinking_end(row.tokens)
 
     def _ended(self, row: _Row[Any]) -> bool:
-        return row.tokens[-1] in self.model.stops or len(row.tokens) >= self.sampling.max_new_tokens
+        """Whether a row is done with its newest token; asked once for each, so that `watch` sees each once."""
+        watch = row.request.watch
+        told = watch is not None and watch(row.tokens)
+        return told or row.tokens[-1] in self.model.stops or len(row.tokens) >= row.limit
 
     def _hand_out(self, index: int, row: _Row[Any]) -> list[Generation[Any]]:
         """The generations of a finished row, which leaves: the last row gets its number."""
@@ -343,6 +387,7 @@ class Engine:
             ),
         )
         self.slots.compact(index, kept, tuple(names.values()))
+        self.evicted_tokens += length - kept.shape[-1]
         row.kept = positions.gather(-1, kept)
         row.since = row.position
         row.record = row.record.after(row.kept, row.position, len(row.tokens))

@@ -149,7 +149,7 @@ class Model:
         # What needs no imports comes first: a wrong folder is told at once.
         self._check_weights()
         self._check_template()
-        self._check_type()
+        self.check_type()
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
 
     def _check_template(self) -> None:
@@ -161,7 +161,8 @@ class Model:
         if not (there or config.get("chat_template")):
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
 
-    def _check_type(self) -> None:
+    def check_type(self) -> None:
+        """Raise KvatlasError for model types and layers that the engine cannot decode."""
         config = self.config
         kind = str(config.get("model_type"))
         if not (_may_be_known(kind) and _is_known(kind)):
@@ -277,15 +278,26 @@ class Model:
 
     def prompt(self, message: str) -> str:
         """The exact text of one user message through the chat template, up to where the model begins to write."""
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=False
-        )
+        return self.conversation([{"role": "user", "content": message}])
+
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The same for several messages of `role` and `content`; KvatlasError if the template refuses them."""
+        from jinja2 import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except (TemplateError, TypeError, AttributeError) as error:
+            raise KvatlasError(f"The chat template of {self.name!r} refuses these messages ({error}).") from error
         opening = self.options.think_open
         return str(text) if not opening or str(text).endswith(opening) else f"{text}{opening}"
 
     def encode(self, message: str) -> tuple[int, ...]:
-        """Token ids of the same."""
-        ids = self.tokenizer(self.prompt(message), add_special_tokens=False)["input_ids"]
+        """Token ids of one user message, as `prompt` writes it."""
+        return self.tokens(self.prompt(message))
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as it is: no chat template, nothing added."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return tuple(int(i) for i in ids)
 
     def text(self, tokens: Sequence[int]) -> str:

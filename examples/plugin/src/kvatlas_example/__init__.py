@@ -1,0 +1,1 @@
+"""Plug-ins for kvatlas: a policy, a benchmark, an executor."""

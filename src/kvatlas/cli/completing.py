@@ -1,0 +1,24 @@
+"""What the shell completes beside commands and options: names of policies, models and benchmarks."""
+
+from __future__ import annotations
+
+
+def policies(incomplete: str) -> list[str]:
+    """Policies whose names begin so."""
+    from kvatlas.policies import policies as registry
+
+    return [name for name in registry.names() if name.startswith(incomplete)]
+
+
+def models(incomplete: str) -> list[str]:
+    """Models that ship with kvatlas, and how the names of others begin."""
+    from kvatlas.models import embedded
+
+    return [name for name in (*embedded(), "hf:") if name.startswith(incomplete)]
+
+
+def benchmarks(incomplete: str) -> list[str]:
+    """Benchmarks, and families by how their names begin."""
+    from kvatlas.benchmarks import families
+
+    return [name for name in families.names() if name.startswith(incomplete)]

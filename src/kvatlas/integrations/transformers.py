@@ -1,0 +1,223 @@
+"""Token selection inside transformers' own `generate` and pipelines.
+
+    model.generate(**inputs, custom_generate=kvatlas.generate, policy="dynts", kv_budget=..., local_window=..., ...)
+
+The engine decodes; transformers prepares prompts, generation config, logits processors and stopping criteria as ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation import logits_process as processing
+from transformers.generation import stopping_criteria as stopping
+
+from kvatlas.core import KvatlasError, Sampling
+from kvatlas.engine import Engine, Request
+from kvatlas.models.loaded import loaded
+from kvatlas.service import chosen, stream_of
+from kvatlas.service.asking import room_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.generation.streamers import BaseStreamer
+
+    from kvatlas.models import Model
+    from kvatlas.policies import Policy
+
+#: What the engine does itself, in this order; read from the processors, which then do not run.
+_OURS = (
+    processing.TemperatureLogitsWarper,
+    processing.TopKLogitsWarper,
+    processing.TopPLogitsWarper,
+)
+#: What would have to run after temperature, top-k and top-p.
+_AFTER = (
+    "MinPLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "TopHLogitsWarper",
+    "WatermarkLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+)
+#: What `generate` prepares for its own methods, and what says nothing that the engine would not do.
+_PREPARED = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache", "synced_gpus"}
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: processing.LogitsProcessorList,
+    stopping_criteria: stopping.StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None = None,
+    policy: str = "full",
+    kv_budget: int | None = None,
+    local_window: int | None = None,
+    ratio: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    batch_size: int = 64,
+    stream_to: BaseStreamer | None = None,
+    think_tokenizer: PreTrainedTokenizerBase | None = None,
+    think_close: str | None = None,
+    **prepared: Any,
+) -> GenerateDecoderOnlyOutput | Tensor:
+    """The `custom_generate` of transformers: sequences [rows, prompt + new], padded, or an output object with them.
+
+    `policy`, `kv_budget`, `local_window` and `ratio` are the setting, `settings` further parameters of the policy.
+    Sampling draws from the engine's counter-based noise under `seed`: the n-th row of a prompt gets the n-th sample
+    whatever else is in the batch; without a seed it comes from torch's generator (`transformers.set_seed`). Up to
+    `batch_size` rows are decoded together. `stream_to` is a streamer (transformers 5.23 keeps its own `streamer` from
+    functions like this one). `think_tokenizer` is needed for a model that came from no folder, `think_close` where
+    nothing tells how thinking ends. Processors and criteria are called for one row at a time, criteria without scores.
+    Raises KvatlasError naming what cannot be honoured.
+    """
+    _refuse(generation_config, logits_processor, prepared)
+    stream = streamer if stream_to is None else stream_to
+    if stream is not None and len(input_ids) > 1:
+        raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; valid is one.")
+    found = loaded(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
+    setting = chosen(
+        found, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
+    )
+    sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
+    own = [each for each in logits_processor if not isinstance(each, _OURS)]
+    criteria = [
+        each
+        for each in stopping_criteria
+        if not isinstance(each, stopping.MaxLengthCriteria | stopping.EosTokenCriteria)
+    ]
+    if seed is None and generation_config.do_sample:
+        seed = int(torch.randint(2**62, ()).item())
+    requests = [
+        Request(
+            row,
+            prompt,
+            stream_of(seed or 0, prompt, sample),
+            (setting,),
+            watch=_watch(prompt, criteria, stream, input_ids.device),
+            adjust=_adjust(own) if own else None,
+        )
+        for row, (prompt, sample) in enumerate(_rows(input_ids, prepared.get("attention_mask")))
+    ]
+    for request in requests:
+        room_for(found, setting, request.prompt, sampling.max_new_tokens)
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())
+    written = _decode(found, model, setting, sampling, requests, batch_size)
+    if stream is not None:
+        stream.end()
+    sequences = _sequences(input_ids, written, generation_config)
+    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _refuse(config: GenerationConfig, processors: Sequence[Any], prepared: Mapping[str, Any]) -> None:
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise KvatlasError(f"The generation mode is {mode.value}; valid are greedy search and sampling.")
+    for name in _OUTPUTS:
+        if getattr(config, name, None):
+            raise KvatlasError(f"{name} is set; the engine gives sequences only.")
+    if config.cache_implementation is not None:
+        raise KvatlasError(
+            f"cache_implementation is {config.cache_implementation!r}; the engine has a cache of its own."
+        )
+    if config.use_cache is False:
+        raise KvatlasError("use_cache is False; token selection needs the cache.")
+    for each in processors:
+        if type(each).__name__ in _AFTER:
+            raise KvatlasError(
+                f"The logits processor {type(each).__name__} is not supported: it would have to run after temperature, "
+                "top_k and top_p, which the engine does itself."
+            )
+    cache = prepared.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise KvatlasError("past_key_values hold tokens already; valid is to start from the whole prompt.")
+    others = sorted(name for name, value in prepared.items() if name not in _PREPARED and value is not None)
+    if others:
+        raise KvatlasError(f"{others[0]} is given; the engine decodes from input_ids and attention_mask alone.")
+
+
+def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
+    found = [each.eos_token_id.flatten().tolist() for each in criteria if isinstance(each, stopping.EosTokenCriteria)]
+    return frozenset(int(token) for tokens in found for token in tokens)
+
+
+def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Sequence[Any], length: int) -> Sampling:
+    """How to draw, from what `generate` prepared; `length` is that of the padded prompts, which max_length counts."""
+    most = min(each.max_length for each in criteria if isinstance(each, stopping.MaxLengthCriteria)) - length
+    if not config.do_sample:
+        return Sampling(temperature=0, top_k=0, top_p=1.0, max_new_tokens=most)
+    found = {type(each): each for each in processors if isinstance(each, _OURS)}
+    temperature, top_k, top_p = (found.get(kind) for kind in _OURS)
+    return Sampling(
+        temperature=float(temperature.temperature) if temperature else 1.0,
+        top_k=int(top_k.top_k) if top_k else 0,
+        top_p=float(top_p.top_p) if top_p else 1.0,
+        max_new_tokens=most,
+    )
+
+
+def _rows(input_ids: Tensor, mask: Tensor | None) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Each row's prompt without its padding, and how many rows before it have the same prompt."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for row, tokens in enumerate(input_ids):
+        prompt = tuple((tokens if mask is None else tokens[mask[row].bool()]).tolist())
+        yield prompt, seen[prompt]
+        seen[prompt] += 1
+
+
+def _watch(
+    prompt: tuple[int, ...], criteria: Sequence[Any], stream: BaseStreamer | None, device: torch.device
+) -> Callable[[Sequence[int]], bool] | None:
+    def watch(tokens: Sequence[int]) -> bool:
+        if stream is not None:
+            stream.put(torch.tensor(tokens[-1:]))
+        ids = torch.tensor([[*prompt, *tokens]], device=device) if criteria else None
+        return any(bool(each(ids, None).all()) for each in criteria)
+
+    return watch if criteria or stream is not None else None
+
+
+def _adjust(processors: Sequence[Any]) -> Callable[[Sequence[int], Tensor], Tensor]:
+    def adjust(tokens: Sequence[int], logits: Tensor) -> Tensor:
+        ids = torch.tensor([tokens], device=logits.device)
+        scores = logits[None].float().clone()
+        for each in processors:
+            scores = each(ids, scores)
+        return scores[0]
+
+    return adjust
+
+
+def _decode(
+    found: Model,
+    network: PreTrainedModel,
+    setting: Policy,
+    sampling: Sampling,
+    requests: Sequence[Request[int]],
+    batch_size: int,
+) -> list[tuple[int, ...]]:
+    """New tokens of each request."""
+    training = network.training
+    engine = Engine(found, network.eval(), [setting], sampling, min(batch_size, len(requests)))
+    try:
+        tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
+    finally:
+        network.train(training)
+    return [tokens[request.key] for request in requests]
+
+
+def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
+    padding = next((int(i) for i in (config.pad_token_id, config.eos_token_id) if isinstance(i, int)), 0)
+    longest = max(map(len, written))
+    new = [[*tokens, *[padding] * (longest - len(tokens))] for tokens in written]
+    return torch.cat([input_ids, torch.tensor(new, device=input_ids.device, dtype=input_ids.dtype)], dim=1)

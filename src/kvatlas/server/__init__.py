@@ -1,0 +1,1 @@
+"""`kvatlas serve`: an OpenAI-compatible server over the one engine."""

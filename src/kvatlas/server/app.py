@@ -1,0 +1,316 @@
+"""The endpoints: chat completions, completions, models, health, metrics. Each answer comes from the shared service."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from kvatlas import __version__
+from kvatlas.core import KvatlasError
+from kvatlas.server.answers import DONE, Shape, error, event, usage_of
+from kvatlas.server.metrics import Metrics
+from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
+from kvatlas.service import Ask, BusyError, ClosedError, Decoder, Service, Ticket, Writing, stream_of
+from kvatlas.service.asking import LengthError, drawing, room_for
+
+#: Seconds after which a refused client is advised to try again.
+RETRY_AFTER = "1"
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text}
+    for status, text in {
+        400: "The request is malformed or asks for what is not supported.",
+        401: "The API key is missing or wrong.",
+        404: "There is no such model.",
+        429: "The line is full.",
+        503: "The server is stopping, or its engine has failed.",
+    }.items()
+}
+
+
+def application(service: Service, name: str, api_key: str | None = None) -> FastAPI:
+    """The server's application over a service that was started; `name` is what clients call the model."""
+    app = FastAPI(
+        title="kvatlas",
+        version=__version__,
+        summary="OpenAI-compatible chat and text completions under KV-cache token selection.",
+        responses=_ERRORS,
+        # Its pages would fetch their script and style from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    _answer_errors_as_openai_does(app)
+    _add_endpoints(app, Desk(service, name), _key_check(api_key))
+    return app
+
+
+def _key_check(api_key: str | None) -> Callable[[Request], None]:
+    def check(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if api_key and not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+            raise HTTPException(401, "The API key is missing or wrong.", {"WWW-Authenticate": "Bearer"})
+
+    return check
+
+
+def _add_endpoints(app: FastAPI, desk: Desk, check: Callable[[Request], None]) -> None:
+    guarded = [Depends(check)]
+    service = desk.service
+
+    @app.post("/v1/chat/completions", dependencies=guarded, response_model=None)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return await desk.serve("chat", body, request, desk.chat_asks(body))
+
+    @app.post("/v1/completions", dependencies=guarded, response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue texts as they are, without a chat template."""
+        return await desk.serve("completions", body, request, desk.completion_asks(body))
+
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> dict[str, Any]:
+        """The one model that is served."""
+        return {"object": "list", "data": [desk.about]}
+
+    @app.get("/v1/models/{model:path}", dependencies=guarded)
+    async def model(model: str) -> dict[str, Any]:
+        """The same by its name."""
+        desk.check_model(model)
+        return desk.about
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Whether requests are taken."""
+        if service.failure is not None or service.closing:
+            raise HTTPException(503, "The server is stopping." if service.closing else "The engine has failed.")
+        return {"status": "ok", "waiting": service.waiting, "decoding": service.decoding}
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """The state of the engine for Prometheus."""
+        return Response(desk.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class Desk:
+    """Turns requests into asks, and tickets into answers."""
+
+    def __init__(self, service: Service, name: str) -> None:
+        self.service, self.name = service, name
+        self.metrics = Metrics(service)
+        self.about = {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "kvatlas",
+            "policy": {"policy": service.policy.name, **service.policy.setting.values},
+        }
+
+    def check_model(self, model: str | None) -> None:
+        """Raise 404 for another model's name."""
+        if model is not None and model != self.name:
+            raise HTTPException(404, f"There is no model {model!r}; valid is {self.name!r}.")
+
+    def chat_asks(self, body: ChatRequest) -> list[Ask]:
+        """What a conversation asks for."""
+        roles = {"developer": "system"}
+        messages = [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
+        model = self.service.model
+        most = body.max_completion_tokens or body.max_tokens
+        return self._asks(body, model.tokens(model.conversation(messages)), most, split=True)
+
+    def completion_asks(self, body: CompletionRequest) -> list[Ask]:
+        """What one prompt or several ask for."""
+        given = body.prompt
+        prompts: Sequence[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+        if not prompts:
+            raise KvatlasError("prompt is empty; valid are a text, token ids, and lists of them.")
+        model = self.service.model
+        size = len(model.tokenizer)
+        asks = []
+        for prompt in prompts:
+            tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
+            wrong = next((token for token in tokens if not 0 <= token < size), None)
+            if wrong is not None:
+                raise KvatlasError(f"prompt has the token {wrong}; valid are ids from 0 to {size - 1}.")
+            # 16 is what OpenAI's completions write where nobody says how many.
+            asks += self._asks(body, tokens, body.max_tokens or 16, split=False)
+        return asks
+
+    def _asks(self, body: Generating, prompt: tuple[int, ...], most: int | None, split: bool) -> list[Ask]:
+        self.check_model(body.model)
+        service = self.service
+        room = room_for(service.model, service.policy, prompt, most)
+        sampling = drawing(
+            service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
+        )
+        return [
+            Ask(prompt, sampling, stream_of(body.seed, prompt, sample), body.stops, split)
+            for sample in range(body.n or 1)
+        ]
+
+    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[Ask]) -> Response:
+        """The answer to a request, whole or as a stream; what nobody waits for any more is not decoded further."""
+        tickets = self.service.ask(asks)
+        chat = endpoint == "chat"
+        number = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        shape = Shape(chat, number, int(time.time()), self.name)
+        began = time.perf_counter()
+        if body.stream:
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            events = self._events(endpoint, shape, tickets, with_usage, began)
+            return _Stream(events, tickets)
+        outcome = "gone"
+        try:
+            if not await _unless_gone(request, asyncio.gather(*(ticket.finished() for ticket in tickets))):
+                return Response(status_code=499)
+            outcome = "ok"
+            return JSONResponse(shape.whole(tickets))
+        except ClosedError:
+            outcome = "stopped"
+            raise
+        finally:
+            self._note(endpoint, outcome, began, tickets)
+
+    async def _events(
+        self, endpoint: str, shape: Shape, tickets: list[Ticket], with_usage: bool, began: float
+    ) -> AsyncIterator[bytes]:
+        outcome, events = "gone", 0
+        try:
+            async for piece in _merged([_pieces(shape, index, ticket) for index, ticket in enumerate(tickets)]):
+                events += 1
+                # The first event of a chat only opens it.
+                if events == (2 if shape.chat else 1):
+                    self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
+                yield piece
+            if with_usage:
+                yield shape.piece([], usage=usage_of(tickets))
+            outcome = "ok"
+            yield DONE
+        except ClosedError as closed:
+            outcome = "stopped"
+            yield event(error(str(closed), "server_error"))
+        finally:
+            self._note(endpoint, outcome, began, tickets)
+
+    def _note(self, endpoint: str, outcome: str, began: float, tickets: list[Ticket]) -> None:
+        if outcome != "ok":
+            for ticket in tickets:
+                ticket.cancel()
+        self.metrics.answered.labels(endpoint, outcome).inc()
+        self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; whichever way they end, their tickets leave with them, even if not one was sent."""
+
+    def __init__(self, events: AsyncIterator[bytes], tickets: list[Ticket]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self.tickets = tickets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for ticket in self.tickets:
+                ticket.cancel()
+
+
+async def _pieces(shape: Shape, index: int, ticket: Ticket) -> AsyncIterator[bytes]:
+    """The events of one choice."""
+    decoder, writing = Decoder(ticket.model), Writing(ticket.model, ticket.ask.stop, ticket.ask.split)
+    begin = shape.begin(index)
+    if begin:
+        yield begin
+    async for tokens in ticket.pieces():
+        last = ticket.generation.done()
+        thinking, answer = writing.push(decoder.push(tokens, last), last)
+        if thinking or answer:
+            yield shape.news(index, thinking, answer)
+    yield shape.end(index, ticket)
+
+
+async def _merged(streams: list[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+    """All events of several streams as they come."""
+    if len(streams) == 1:
+        async for piece in streams[0]:
+            yield piece
+        return
+    nexts = {asyncio.ensure_future(_next(stream)): stream for stream in streams}
+    try:
+        while nexts:
+            done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream, found = nexts.pop(task), task.result()
+                if found is not None:
+                    nexts[asyncio.ensure_future(_next(stream))] = stream
+                    yield found
+    finally:
+        for task in nexts:
+            task.cancel()
+
+
+async def _next(stream: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(stream, None)
+
+
+async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
+    """Wait for an answer, and say whether the client waited as well; if not, the answer is cancelled."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    left = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            return False
+        answer.result()
+        return True
+    finally:
+        left.cancel()
+        answer.cancel()
+
+
+def _answer_errors_as_openai_does(app: FastAPI) -> None:
+    def answer(status: int, body: Any, headers: Any = None) -> JSONResponse:
+        return JSONResponse(body, status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, found: RequestValidationError) -> JSONResponse:
+        first = found.errors()[0]
+        place = [str(part) for part in first["loc"] if part != "body"]
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "value_error":
+            name, sentence = reason.partition(" ")[0], f"{reason}."
+        elif first["type"] == "extra_forbidden":
+            name, sentence = ".".join(place), f"{'.'.join(place)} is not known."
+        else:
+            name = ".".join(place)
+            sentence = f"{name or 'The body'}: {reason}."
+        return answer(400, error(sentence, param=name or None))
+
+    @app.exception_handler(KvatlasError)
+    async def refused(_: Request, found: KvatlasError) -> JSONResponse:
+        if isinstance(found, BusyError):
+            body = error(str(found), "rate_limit_error", code="rate_limit_exceeded")
+            return answer(429, body, {"Retry-After": RETRY_AFTER})
+        if isinstance(found, ClosedError):
+            return answer(503, error(str(found), "server_error"), {"Retry-After": RETRY_AFTER})
+        long = isinstance(found, LengthError)
+        return answer(400, error(str(found), code="context_length_exceeded" if long else None))
+
+    @app.exception_handler(HTTPException)
+    async def failed(_: Request, found: HTTPException) -> JSONResponse:
+        kinds = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}
+        body = error(str(found.detail), kinds.get(found.status_code, "invalid_request_error"))
+        return answer(found.status_code, body, found.headers)

@@ -1,0 +1,253 @@
+"""The asynchronous front of the engine: one thread decodes, anyone asks, from threads and from event loops.
+
+Who asks gets a ticket: its tokens as they are drawn, its generation when it is finished. Waiting tickets stand in one
+bounded line, and enter the batch as rows become free. A cancelled ticket leaves the line, or its row at the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvatlas.core import KvatlasError, Sampling
+from kvatlas.service.asking import Ask
+from kvatlas.service.writing import Decoder, Writing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine import Engine, Generation, Request
+    from kvatlas.models import Model
+    from kvatlas.policies import Policy
+
+#: Seconds between two pieces of one stream at least, for each sequence that is being decoded. All streams together then
+#: cost the event loop the same however many there are: under load a piece holds several tokens.
+PIECE_SECONDS = 0.005
+
+
+class BusyError(KvatlasError):
+    """The line is full."""
+
+
+class ClosedError(KvatlasError):
+    """The service takes no more, or its engine has failed."""
+
+
+class Ticket:
+    """One ask on its way. `tokens` are its new tokens so far, `generation` the future of the finished one."""
+
+    def __init__(self, ask: Ask, service: Service) -> None:
+        model = service.model
+        self.ask, self.model, self._service = ask, model, service
+        self.tokens: Sequence[int] = ()
+        self.generation: Future[Generation[Ticket]] = Future()
+        self._gone = False
+        self._wake: Callable[[], None] | None = None
+        self._decoder, self._writing = Decoder(model), Writing(model, ask.stop, ask.split)
+
+    def cancel(self) -> None:
+        """Nobody waits for this any more."""
+        self._gone = True
+        self._service.drop(self)
+
+    def fail(self, error: KvatlasError) -> None:
+        """End it with an error."""
+        self._gone = True
+        with contextlib.suppress(InvalidStateError):
+            self.generation.set_exception(error)
+
+    def watch(self, tokens: Sequence[int]) -> bool:
+        """The engine's side: note new tokens, wake who waits for them, say whether this ends here."""
+        self.tokens = tokens
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+        if self.ask.stop and not self._gone:
+            self._writing.push(self._decoder.push(tokens))
+        return self._gone or self._writing.stopped
+
+    async def pieces(self) -> AsyncIterator[list[int]]:
+        """All new tokens so far, each time that there are more of them, until the generation is finished.
+
+        Raises what the generation ended with. The busier the service, the rarer are pieces.
+        """
+        loop, seen = asyncio.get_running_loop(), 0
+        news = asyncio.Event()
+
+        def tell(_: object = None) -> None:
+            # A loop that was closed has nobody left to tell.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
+
+        self.generation.add_done_callback(tell)
+        while not self.generation.done():
+            self._wake = tell
+            if len(self.tokens) == seen and not self.generation.done():
+                await news.wait()
+            news.clear()
+            if not self.generation.done():
+                tokens = list(self.tokens)
+                seen = len(tokens)
+                yield tokens
+                await asyncio.sleep(PIECE_SECONDS * self._service.decoding)
+        yield list(self.generation.result().tokens)
+
+    async def finished(self) -> Generation[Ticket]:
+        """The finished generation; cancelled with the task that waits for it."""
+        try:
+            return await asyncio.wrap_future(self.generation)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def reason(self) -> str:
+        """Why the finished generation ended: `stop` (its end token or a stop text) or `length`."""
+        generation = self.generation.result()
+        return "stop" if generation.finished or self._writing.stopped else "length"
+
+
+@dataclass
+class Service:
+    """Answers asks about one model under one policy, `batch_size` at a time; `line` more may wait.
+
+    `sampling` is what an ask starts from. The weights are loaded by `start`, unless `network` brings them.
+    """
+
+    model: Model
+    policy: Policy
+    sampling: Sampling = field(default_factory=Sampling)
+    batch_size: int = 32
+    line: int = 256
+    network: PreTrainedModel | None = None
+    engine: Engine | None = field(init=False, default=None)
+    failure: BaseException | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._waiting: deque[Ticket] = deque()
+        self._decoding: set[Ticket] = set()
+        self._news = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Service:
+        """Load the weights and begin to decode; does nothing the second time."""
+        if self._thread is None:
+            from kvatlas.engine import Engine
+
+            network = self.network or self.model.network()
+            self.engine = Engine(self.model, network, [self.policy], self.sampling, self.batch_size)
+            self._thread = threading.Thread(target=self._decode, name="kvatlas-engine", daemon=True)
+            self._thread.start()
+        return self
+
+    @property
+    def waiting(self) -> int:
+        """Asks that wait for a row."""
+        return len(self._waiting)
+
+    @property
+    def decoding(self) -> int:
+        """Asks that have a row."""
+        return len(self._decoding)
+
+    @property
+    def closing(self) -> bool:
+        """Whether new asks are refused because the service ends."""
+        return self._closing
+
+    def ask(self, asks: Iterable[Ask]) -> list[Ticket]:
+        """A ticket for each ask, all or none. BusyError if they do not fit into the line, ClosedError after the end."""
+        tickets = [Ticket(ask, self) for ask in asks]
+        if len(tickets) > self.batch_size + self.line:
+            raise KvatlasError(
+                f"{len(tickets)} answers are asked for at once; valid are up to {self.batch_size + self.line}."
+            )
+        with self._news:
+            self._check_open()
+            # What finds a free row at once does not have to wait, so it needs no place in the line.
+            free = max(0, self.batch_size - len(self._decoding))
+            if len(self._waiting) + len(tickets) > self.line + free:
+                raise BusyError(f"{len(self._waiting)} requests are waiting, and {self.line} may; try again later.")
+            self._waiting.extend(tickets)
+            self._news.notify()
+        return tickets
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise ClosedError(f"The engine has failed: {type(self.failure).__name__}.")
+        if self._closing:
+            raise ClosedError("The server is stopping; it takes no more requests.")
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Take no more, give what is under way so long to finish, end the rest with ClosedError, end the thread."""
+        with self._news:
+            self._closing = True
+            left = [*self._decoding, *self._waiting]
+        wait_for([ticket.generation for ticket in left], timeout=seconds)
+        with self._news:
+            left = [*self._decoding, *self._waiting]
+            self._waiting.clear()
+            self._news.notify()
+        for ticket in left:
+            ticket.fail(ClosedError("The server has stopped before this answer was finished."))
+        if self._thread is not None:
+            self._thread.join()
+
+    def drop(self, ticket: Ticket) -> None:
+        """Take a ticket out of the line, if it stands there."""
+        with self._news, contextlib.suppress(ValueError):
+            self._waiting.remove(ticket)
+
+    # -- the engine's thread -------------------------------------------------------------------------------------
+
+    def _decode(self) -> None:
+        import torch
+
+        assert self.engine is not None
+        # The event loops of those who ask need a core of their own, and one thread keeps answers bitwise the same.
+        torch.set_num_threads(1)
+        try:
+            for generation in self.engine.run(self._requests()):
+                ticket = generation.key
+                with self._news:
+                    self._decoding.discard(ticket)
+                # Who asked may have gone, or been told that the service ends.
+                with contextlib.suppress(InvalidStateError):
+                    ticket.generation.set_result(generation)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._news:
+            self.failure = error
+            left = [*self._decoding, *self._waiting]
+            self._decoding.clear()
+            self._waiting.clear()
+        for ticket in left:
+            ticket.fail(ClosedError(f"The engine has failed: {type(error).__name__}."))
+
+    def _requests(self) -> Iterator[Request[Ticket] | None]:
+        """What the engine is to decode next; None if that is nothing now. Waits where nothing is being decoded."""
+        from kvatlas.engine import Request
+
+        while True:
+            with self._news:
+                while not (self._waiting or self._decoding or self._closing):
+                    self._news.wait()
+                ticket = self._waiting.popleft() if self._waiting else None
+                if ticket is None and self._closing and not self._decoding:
+                    return
+                if ticket is not None:
+                    self._decoding.add(ticket)
+            if ticket is None:
+                yield None
+                continue
+            ask = ticket.ask
+            yield Request(ticket, ask.prompt, ask.stream, (self.policy,), sampling=ask.sampling, watch=ticket.watch)

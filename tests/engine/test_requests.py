@@ -1,0 +1,99 @@
+"""What a single request may bring: its own sampling, a watcher, adjusted logits; and sources that have nothing yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+from tests.engine.test_loop import prompts
+
+SAMPLINGS = (
+    Sampling(temperature=0.9, top_k=20, top_p=0.95, max_new_tokens=40),
+    Sampling(temperature=0, max_new_tokens=25),
+    Sampling(temperature=1.3, top_k=0, top_p=1.0, max_new_tokens=33),
+)
+WINDOW = policies.of(Setting.of("window", kv_budget=56, local_window=8, ratio=0.3, ratio_over="thinking"))
+
+
+@pytest.fixture(scope="module")
+def network(tiny_llama: Model) -> Any:
+    return tiny_llama.network()
+
+
+def requests(model: Model, count: int = 6) -> list[Request[int]]:
+    drawn = [SAMPLINGS[number % 3] for number in range(count)]
+    found = prompts(model, count)
+    return [Request(i, found[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
+
+
+def tokens(model: Model, network: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
+    engine = Engine(model, network, [WINDOW], sampling, rows)
+    return {generation.key: generation.tokens for generation in engine.run(work)}
+
+
+def test_requests_with_different_samplings_share_a_batch(tiny_llama: Model, network: Any) -> None:
+    together = tokens(tiny_llama, network, requests(tiny_llama))
+    for request in requests(tiny_llama):
+        alone = tokens(tiny_llama, network, [replace(request, sampling=None)], request.sampling)
+        assert together[request.key] == alone[request.key]
+    assert max(map(len, together.values())) <= 40
+
+
+def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: Model, network: Any) -> None:
+    whole = tokens(tiny_llama, network, requests(tiny_llama))
+    seen: list[int] = []
+
+    def watch(new: Sequence[int]) -> bool:
+        seen.append(new[-1])
+        return len(new) == 7
+
+    first, *others = requests(tiny_llama)
+    engine = Engine(tiny_llama, network, [WINDOW], SAMPLINGS[0], 4)
+    ended = {generation.key: generation for generation in engine.run([replace(first, watch=watch), *others])}
+    assert ended[0].tokens == tuple(seen) == whole[0][:7]
+    assert not ended[0].finished
+    assert all(ended[key].tokens == whole[key] for key in whole if key)
+    assert engine.active_rows == engine.cached_tokens == 0
+    assert engine.evicted_tokens > 0
+
+
+def test_a_source_may_have_nothing_yet(tiny_llama: Model, network: Any) -> None:
+    def slowly() -> Iterator[Request[int] | None]:
+        for request in requests(tiny_llama):
+            yield None
+            yield request
+            yield None
+            yield None
+
+    assert tokens(tiny_llama, network, slowly()) == tokens(tiny_llama, network, requests(tiny_llama))
+
+
+def test_adjusted_logits_are_of_one_request_alone(tiny_llama: Model, network: Any) -> None:
+    whole = tokens(tiny_llama, network, requests(tiny_llama))
+    forbidden = whole[1][3]
+    lengths: list[int] = []
+
+    def adjust(so_far: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        lengths.append(len(so_far))
+        return logits.index_fill(0, torch.tensor([forbidden]), float("-inf"))
+
+    first, second, *others = requests(tiny_llama)
+    found = tokens(tiny_llama, network, [first, replace(second, adjust=adjust), *others])
+    assert forbidden not in found[1]
+    assert found[1][:3] == whole[1][:3]
+    assert lengths == list(range(len(second.prompt), len(second.prompt) + len(found[1])))
+    assert all(found[key] == whole[key] for key in whole if key != 1)
+
+
+def test_the_network_gets_its_attention_back(tiny_llama: Model, network: Any) -> None:
+    before = network.config._attn_implementation
+    tokens(tiny_llama, network, requests(tiny_llama, 1))
+    assert network.config._attn_implementation == before != "kvatlas"

@@ -1,0 +1,125 @@
+"""`kvatlas/MODEL` under Inspect: our chain task and a task of Inspect's own, on an embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.benchmarks import find as benchmark
+from kvatlas.core import KvatlasError, Sampling
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+from kvatlas.service import chosen, stream_of, written
+
+pytest.importorskip("inspect_ai", reason="needs the extra inspect")
+
+from inspect_ai.model import GenerateConfig, get_model
+
+NAME = "kvatlas/embedded:tiny-llama"
+VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+
+NATIVE = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, system_message
+
+
+@task
+def native():
+    return Task(dataset=[Sample(input="a = 3 . ? a", target="3"), Sample(input="b = 4 . ? b", target="4")],
+                solver=[generate(max_tokens=30, temperature=0)], scorer=includes())
+"""
+
+
+def questions(count: int) -> list[str]:
+    found = benchmark("CHAIN4")
+    return [found.prompt(problem) for problem in found.problems(count)]
+
+
+def by_the_engine(model: Model, texts: list[str], samples: int, most: int) -> list[Any]:
+    policy = chosen(model, "dynts", VALUES)
+    work = [
+        Request((i, n), model.encode(text), stream_of(4, model.encode(text), n), (policy,))
+        for i, text in enumerate(texts)
+        for n in range(samples)
+    ]
+    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.9, max_new_tokens=most), 3)
+    found = {each.key: each for each in engine.run(work)}
+    return [found[request.key] for request in work]
+
+
+def test_concurrent_requests_get_the_engines_answers(tiny_llama: Model) -> None:
+    texts = questions(4)
+
+    async def ask() -> list[Any]:
+        config = GenerateConfig(temperature=0.9, max_tokens=60)
+        async with get_model(NAME, config=config, memoize=False, policy="dynts", seed=4, **VALUES) as model:
+            assert model.api.max_connections() == 32
+            first = await asyncio.gather(*(model.generate(text) for text in texts))
+            return [*first, *await asyncio.gather(*(model.generate(text) for text in texts))]
+
+    outputs = asyncio.run(ask())
+    generations = by_the_engine(tiny_llama, texts, 2, 60)
+    # The second time that a prompt is asked it gets its second sample.
+    for output, generation in zip(outputs, [*generations[::2], *generations[1::2]], strict=True):
+        thinking, answer = written(tiny_llama, generation.tokens)
+        assert output.completion == answer
+        message = output.choices[0].message
+        assert [part.reasoning for part in message.content if part.type == "reasoning"] == [thinking]
+        assert output.stop_reason == ("stop" if generation.finished else "max_tokens")
+        assert output.usage.output_tokens == len(generation.tokens)
+        assert output.usage.reasoning_tokens == generation.usage.thinking_tokens
+        assert output.metadata["compressions"] == generation.usage.compressions
+
+
+def test_choices_stops_lengths_and_refusals() -> None:
+    (text,) = questions(1)
+
+    async def ask() -> None:
+        async with get_model(NAME, memoize=False, batch_size=4) as model:
+            output = await model.generate(text, config=GenerateConfig(num_choices=3, seed=1, max_tokens=9))
+            assert len(output.choices) == 3
+            assert output.stop_reason == "max_tokens"
+            long = await model.generate("w " * 2000)
+            assert (long.stop_reason, long.completion) == ("model_length", "")
+            with pytest.raises(KvatlasError, match="logprobs is set; kvatlas models do not honour it"):
+                await model.generate(text, config=GenerateConfig(logprobs=True))
+
+    asyncio.run(ask())
+    with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
+        get_model(NAME, memoize=False, policy="window", depth=3, **VALUES)
+    with pytest.raises(KvatlasError, match="Unknown model 'gpt'"):
+        get_model("kvatlas/gpt", memoize=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+def test_inspect_eval_runs_on_an_embedded_model(tmp_path: Path, native: bool) -> None:
+    from inspect_ai.log import list_eval_logs, read_eval_log
+
+    (tmp_path / "native.py").write_text(NATIVE)
+    task = ["native.py"] if native else ["kvatlas/benchmark", "-T", "name=CHAIN3", "--limit", "4", "--epochs", "2"]
+    setting = [word for name, value in VALUES.items() for word in ("-M", f"{name}={value}")]
+    words = ["eval", *task, "--model", NAME, "-M", "policy=dynts", *setting, "--log-dir", str(tmp_path / "logs")]
+    done = subprocess.run(
+        [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (info,) = list_eval_logs(str(tmp_path / "logs"))
+    log = read_eval_log(info)
+    assert log.status == "success"
+    assert log.samples is not None
+    assert len(log.samples) == (2 if native else 8)
+    assert {sample.output.stop_reason for sample in log.samples} <= {"stop", "max_tokens"}
+    assert all(sample.output.usage.output_tokens > 0 for sample in log.samples)
+    assert log.eval.model_args["policy"] == "dynts"

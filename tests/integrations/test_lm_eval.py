@@ -1,0 +1,130 @@
+"""The model class `kvatlas` in lm-eval: a local task by its own command, and what the class does with requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.benchmarks import find as benchmark
+from kvatlas.core import KvatlasError, Sampling
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+from kvatlas.service import chosen, stream_of, written
+
+pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from kvatlas.integrations.lm_eval import SelectedLM
+
+VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+ARGUMENTS = "pretrained=embedded:tiny-llama,policy=dynts," + ",".join(f"{n}={v}" for n, v in VALUES.items())
+
+TASK = """
+task: chain_local
+dataset_path: json
+dataset_kwargs: {data_files: %s}
+test_split: train
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["<|end|>"], max_gen_toks: 60, do_sample: true, temperature: 0.9}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+@pytest.fixture(scope="module")
+def ours() -> SelectedLM:
+    return SelectedLM.create_from_arg_string(ARGUMENTS + ",seed=4", {"batch_size": 1, "device": "cuda:0"})
+
+
+def generate(model: SelectedLM, texts: list[str], **arguments: Any) -> list[str]:
+    doc: dict[str, Any] = {}
+    work = [Instance("generate_until", doc, (text, arguments), i) for i, text in enumerate(texts)]
+    return model.generate_until(work, disable_tqdm=True)
+
+
+def by_the_engine(model: Model, prompts: list[str], most: int) -> list[str]:
+    policy = chosen(model, "dynts", VALUES)
+    sampling = Sampling(0.9, 0, 1.0, most)
+    ids = [model.tokens(prompt) for prompt in prompts]
+    work = [Request(i, tokens, stream_of(4, tokens, 0), (policy,)) for i, tokens in enumerate(ids)]
+    found = {each.key: each.tokens for each in Engine(model, model.network(), [policy], sampling, 3).run(work)}
+    return [written(model, found[i])[1].lstrip() for i in range(len(ids))]
+
+
+def prompts(model: Model, count: int) -> list[str]:
+    found = benchmark("CHAIN3")
+    return [model.prompt(found.prompt(problem)) for problem in found.problems(count)]
+
+
+def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: Model) -> None:
+    assert ours.rows == 32
+    texts = prompts(tiny_llama, 3)
+    how = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 70}
+    found = generate(ours, texts, **how)
+    assert found == by_the_engine(tiny_llama, texts, 70)
+    whole = next(answer for answer in found if len(answer) > 4)
+    number, stop = found.index(whole), whole[2:4]
+    cut = generate(ours, texts, **how, until=[stop])
+    assert cut[number] == whole.partition(stop)[0]
+    twice = generate(ours, [texts[0], texts[0]], do_sample=True, temperature=3.0, max_gen_toks=40)
+    assert len(twice) == 2
+
+
+def test_log_likelihoods_are_the_harnesss_with_a_note(
+    ours: SelectedLM, tiny_llama: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    doc: dict[str, Any] = {}
+    (text,) = prompts(tiny_llama, 1)
+    work = [Instance("loglikelihood", doc, (text, answer), i) for i, answer in enumerate((" a = 1", " b"))]
+    with caplog.at_level(logging.WARNING, "kvatlas"):
+        found = ours.loglikelihood(work, disable_tqdm=True)
+    assert "Log-likelihoods are of the full cache" in caplog.text
+    plain = HFLM(tiny_llama.network(), tokenizer=tiny_llama.tokenizer, batch_size=2, add_bos_token=False)
+    expected = plain.loglikelihood(work, disable_tqdm=True)
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
+    rolling = [Instance("loglikelihood_rolling", doc, (text,), 0)]
+    assert ours.loglikelihood_rolling(rolling, disable_tqdm=True)[0] < 0
+
+
+def test_what_is_not_honoured_is_refused_by_name(ours: SelectedLM) -> None:
+    with pytest.raises(KvatlasError, match="generation argument num_beams is not supported"):
+        generate(ours, ["w"], num_beams=4)
+    with pytest.raises(KvatlasError, match="batch_size is 'many'"):
+        SelectedLM.create_from_arg_string(ARGUMENTS, {"batch_size": "many"})
+    with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
+        SelectedLM.create_from_arg_string(ARGUMENTS + ",depth=3")
+
+
+@pytest.mark.slow
+def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: Model) -> None:
+    found = benchmark("CHAIN3")
+    problems = found.problems(5)
+    rows = [{"question": found.prompt(problem), "answer": problem.answer} for problem in problems]
+    (tmp_path / "chain.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "chain_local.yaml").write_text(TASK % (tmp_path / "chain.jsonl"))
+    words = ["lm-eval", "run", "--model", "kvatlas", "--model_args", f"{ARGUMENTS},seed=4", "--tasks", "chain_local"]
+    options = ["--include_path", str(tmp_path), "--apply_chat_template", "--output_path", "out", "--log_samples"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvatlas", *words, *options],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    logged = sorted((json.loads(line) for line in samples.read_text().splitlines()), key=lambda row: row["doc_id"])
+    texts = [tiny_llama.prompt(found.prompt(problem)) for problem in problems]
+    assert [row["resps"][0][0] for row in logged] == by_the_engine(tiny_llama, texts, 60)

@@ -1,0 +1,65 @@
+"""Empty environments with nothing but the dependencies that are here, to install built packages into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def interpreter(version: str) -> str | None:
+    """The Python of that version that is here, if there is one."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    found = shutil.which(f"python{version}")
+    # Version managers leave commands of versions that they do not have.
+    return (
+        found if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0 else None
+    )
+
+
+def build(project: Path, out: Path) -> dict[str, Path]:
+    """The sdist, and the wheel that is built from it, by their endings."""
+    words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(project)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path.name.rpartition(".")[2]: path for path in out.iterdir()}
+
+
+@dataclass
+class Environment:
+    """A virtual environment that sees this one's dependencies, and no kvatlas but what is installed into it."""
+
+    folder: Path
+
+    @classmethod
+    def made(cls, folder: Path, python: str) -> Environment:
+        """A new one; without pip, because this environment's pip installs into it."""
+        subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        places = [place for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
+        (packages / "dependencies.pth").write_text("".join(f"{place}\n" for place in places))
+        return cls(folder)
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.folder / "bin" / "python")
+
+    def install(self, wheel: Path) -> None:
+        """Install a wheel, nothing else, from nowhere else."""
+        words = ["--python", self.python, "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
+        subprocess.run([sys.executable, "-m", "pip", *words, str(wheel)], check=True)
+
+    def run(self, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Its interpreter with these words in a folder, without a source tree on its path."""
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run(
+            [self.python, *words], cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False
+        )

@@ -1,0 +1,63 @@
+"""A separate package, built and installed, adds a policy, a benchmark and an executor that every command knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.packaging.environments import ROOT, Environment, build
+
+PLUGIN = ROOT / "examples" / "plugin"
+SPEC = {
+    "models": ["embedded:tiny-llama"],
+    "benchmarks": ["SUM3"],
+    "problems": 3,
+    "samples": 2,
+    "sampling": {"max_new_tokens": 70},
+    "settings": {"policy": "sinks", "kv_budget": 48, "ratio_over": "thinking", "sinks": 2},
+    "axes": {"local_window": [4, 8], "ratio": [0.2]},
+}
+
+
+@pytest.fixture(scope="module")
+def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """kvatlas and the plug-ins from their wheels."""
+    made = Environment.made(tmp_path_factory.mktemp("plugged") / "env", sys.executable)
+    made.install(built["whl"])
+    made.install(build(PLUGIN, tmp_path_factory.mktemp("plugin"))["whl"])
+    return made
+
+
+def test_the_lists_name_them(environment: Environment, tmp_path: Path) -> None:
+    policies = json.loads(environment.run(tmp_path, "-m", "kvatlas", "policies", "--json").stdout)
+    assert "sinks" in [row["name"] for row in policies]
+    benchmarks = environment.run(tmp_path, "-m", "kvatlas", "benchmarks", "--json").stdout
+    assert "SUM2 ... SUM99" in benchmarks
+
+
+def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    traces = []
+    for executor in ("one-by-one", "local"):
+        words = ("sweep", "spec.yaml", "--out", executor, "--executor", executor, "--workers", "1", "--quiet")
+        done = environment.run(tmp_path, "-m", "kvatlas", *words)
+        assert done.returncode == 0, done.stderr
+        environment.run(tmp_path, "-m", "kvatlas", "export", executor, "--format", "jsonl", "--out", "traces")
+        rows = [json.loads(line) for line in (tmp_path / "traces").read_text().splitlines()]
+        names = ("policy", "local_window", "problem", "sample", "text")
+        traces.append(sorted(tuple(str(row.get(name)) for name in names) for row in rows))
+    assert traces[0] == traces[1]
+    assert {trace[0] for trace in traces[0]} == {"full", "sinks"}
+    unknown = environment.run(tmp_path, "-m", "kvatlas", "sweep", "spec.yaml", "--out", "x", "--executor", "cloud")
+    assert unknown.returncode == 2
+    assert "Unknown executor 'cloud'; valid are: local" in unknown.stderr
+    assert "one-by-one" in unknown.stderr
+
+
+def test_the_guides_show_the_same_files() -> None:
+    guide = (ROOT / "docs" / "adding-a-benchmark.md").read_text()
+    assert (PLUGIN / "src" / "kvatlas_example" / "sums.py").read_text().strip() in guide

@@ -1,0 +1,70 @@
+"""What is built can be installed and used: models inside, commands, completion, types; out of the source tree."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environments import PYTHONS, ROOT, Environment, interpreter
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def installed(
+    request: pytest.FixtureRequest, built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    """The wheel in an empty environment of each Python that is here with the dependencies."""
+    python = interpreter(request.param)
+    if python is None:
+        pytest.skip(f"there is no Python {request.param} here")
+    environment = Environment.made(tmp_path_factory.mktemp("environment") / "env", python)
+    if environment.run(tmp_path_factory.getbasetemp(), "-c", "import torch, transformers").returncode:
+        pytest.skip(f"the dependencies are not here for Python {request.param}")
+    environment.install(built["whl"])
+    return environment
+
+
+def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
+    wheel = set(zipfile.ZipFile(built["whl"]).namelist())
+    models = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/kvatlas/models/embedded").rglob("*.*")}
+    assert {name for name in models if "__pycache__" not in name} <= wheel
+    assert {"kvatlas/py.typed", "kvatlas/sweep/demo.yaml"} <= wheel
+    assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
+    with tarfile.open(built["gz"]) as archive:
+        sdist = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "Makefile", "constraints.txt", "tests/conftest.py", "mkdocs.yml", "LICENSE"} <= sdist
+    assert "examples/plugin/pyproject.toml" in sdist
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_the_wheel(installed: Environment, tmp_path: Path) -> None:
+    where = installed.run(tmp_path, "-c", "import kvatlas; print(kvatlas.__file__)").stdout
+    assert where.startswith(str(installed.folder))
+    done = installed.run(tmp_path, "-m", "kvatlas", "demo", "--quick", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "demo-quick" / "run.sqlite").is_file()
+    assert list((tmp_path / "runs" / "demo-quick").rglob("*.html"))
+
+
+def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:
+    script = installed.folder / "bin" / "kvatlas"
+    asked = {"_KVATLAS_COMPLETE": "complete_bash", "COMP_WORDS": "kvatlas s", "COMP_CWORD": "1"}
+    assert {"serve", "sweep"} <= set(installed.run(tmp_path, str(script), **asked).stdout.split())
+    for words, name in (("serve embedded:", "tiny-llama"), ("run m --policy dyn", "dynts"), ("run m CH", "CHAIN")):
+        asked |= {"COMP_WORDS": f"kvatlas {words}", "COMP_CWORD": str(len(words.split()))}
+        assert name in installed.run(tmp_path, str(script), **asked).stdout.replace(":", " ").split()
+
+
+def test_types_are_seen_from_outside(installed: Environment, tmp_path: Path) -> None:
+    assert importlib.util.find_spec("mypy")
+    (tmp_path / "use.py").write_text("from kvatlas.core import Sampling\n\nreveal_type(Sampling().temperature)\n")
+    words = ["--strict", "--python-executable", installed.python, "use.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert 'Revealed type is "float"' in done.stdout.replace("builtins.", ""), done.stdout + done.stderr

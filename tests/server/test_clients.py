@@ -1,0 +1,273 @@
+"""The official client against a real `kvatlas serve`: answers equal the engine's, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvatlas.benchmarks import find as benchmark
+from kvatlas.core import Sampling
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+from kvatlas.service import chosen, stream_of, written
+from tests.server.running import Running, serving
+
+NAME = "embedded:tiny-llama"
+VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+SETTING = [f"--{name.replace('_', '-')}={value}" for name, value in VALUES.items() if name != "ratio_over"]
+CLIENTS, DROPPING, TOKENS = 32, 5, 90
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(NAME, "--policy", "dynts", *SETTING, "--set", "ratio_over=thinking") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def questions(count: int) -> list[str]:
+    found = benchmark("CHAIN4")
+    return [found.prompt(problem) for problem in found.problems(count)]
+
+
+def expected(model: Model, texts: list[str], sampling: Sampling, samples: int = 1) -> list[Any]:
+    """What the engine writes for these messages under seed 11, each alone in a request of its own."""
+    policy = chosen(model, "dynts", VALUES)
+    work = [
+        Request((i, sample), model.encode(text), stream_of(11, model.encode(text), sample), (policy,))
+        for i, text in enumerate(texts)
+        for sample in range(samples)
+    ]
+    found = {each.key: each for each in Engine(model, model.network(), [policy], sampling, 5).run(work)}
+    return [found[request.key] for request in work]
+
+
+async def listen(client: openai.AsyncOpenAI, text: str, pieces: int | None) -> tuple[str, str, str | None]:
+    """(thinking, answer, finish reason) of a stream, left after so many pieces."""
+    thinking, answer, reason, count = "", "", None, 0
+    stream = await client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": text}], seed=11, max_tokens=TOKENS, stream=True
+    )
+    async for piece in stream:
+        (choice,) = piece.choices
+        thinking += getattr(choice.delta, "reasoning_content", None) or ""
+        answer += choice.delta.content or ""
+        reason = choice.finish_reason or reason
+        count += 1
+        if count == pieces:
+            await stream.close()
+            break
+    return thinking, answer, reason
+
+
+def idle(server: Running) -> bool:
+    found = server.metrics()
+    return not (found["kvatlas_rows_active"] or found["kvatlas_requests_waiting"])
+
+
+def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: Model) -> None:
+    texts = questions(CLIENTS)
+
+    async def all_of_them() -> list[tuple[str, str, str | None]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            leaving = [3 if number < DROPPING else None for number in range(CLIENTS)]
+            return await asyncio.gather(*map(listen, [client] * CLIENTS, texts, leaving))
+
+    found = asyncio.run(all_of_them())
+    generations = expected(tiny_llama, texts, Sampling(max_new_tokens=TOKENS))
+    for number, generation in enumerate(generations):
+        thinking, answer = written(tiny_llama, generation.tokens)
+        if number < DROPPING:
+            assert found[number][2] is None
+            assert thinking.startswith(found[number][0])
+        else:
+            assert found[number] == (thinking, answer, "stop" if generation.finished else "length")
+    limit = time.monotonic() + 30
+    while not idle(server) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert idle(server)
+    assert server.metrics()["kvatlas_kv_tokens"] == 0
+    assert server.metrics()['kvatlas_requests_total{endpoint="chat",outcome="gone"}'] == DROPPING
+
+
+def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Model) -> None:
+    (text,) = questions(1)
+    found = client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": text}], n=3, seed=11, max_completion_tokens=TOKENS
+    )
+    generations = expected(tiny_llama, [text], Sampling(max_new_tokens=TOKENS), 3)
+    for choice, generation in zip(found.choices, generations, strict=True):
+        thinking, answer = written(tiny_llama, generation.tokens)
+        assert (choice.message.content, choice.message.reasoning_content) == (answer, thinking or None)
+        assert choice.kvatlas["compressions"] == generation.usage.compressions
+        assert choice.kvatlas["peak_kv_tokens"] == generation.usage.peak_kv_tokens
+    assert found.usage is not None
+    assert found.usage.prompt_tokens == len(tiny_llama.encode(text))
+    assert found.usage.completion_tokens == sum(len(generation.tokens) for generation in generations)
+    details = found.usage.completion_tokens_details
+    assert details is not None
+    assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in generations)
+
+
+def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: Model) -> None:
+    prompts = [tiny_llama.prompt(text) for text in questions(2)]
+    whole = client.completions.create(model=NAME, prompt=prompts, seed=11, max_tokens=60)
+    generations = expected(tiny_llama, questions(2), Sampling(max_new_tokens=60))
+    assert [choice.text for choice in whole.choices] == [tiny_llama.text(each.tokens) for each in generations]
+    ids = list(tiny_llama.tokens(prompts[0]))
+    assert client.completions.create(model=NAME, prompt=ids, seed=11, max_tokens=60).choices[0].text == (
+        whole.choices[0].text
+    )
+    stop = whole.choices[0].text[10:13]
+    cut = client.completions.create(model=NAME, prompt=prompts[0], seed=11, max_tokens=60, stop=[stop, "never"])
+    assert cut.choices[0].text == whole.choices[0].text.partition(stop)[0]
+    assert cut.choices[0].finish_reason == "stop"
+    pieces = client.completions.create(
+        model=NAME,
+        prompt=prompts,
+        seed=11,
+        max_tokens=60,
+        stop=[stop],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, usage = ["", ""], None
+    for piece in pieces:
+        usage = piece.usage or usage
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text.partition(stop)[0] for choice in whole.choices]
+    assert usage is not None
+    assert usage.prompt_tokens == sum(len(tiny_llama.tokens(prompt)) for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"logprobs": True}, "logprobs is not supported."),
+        ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools is not supported."),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported."),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported."),
+        ({"extra_body": {"best_if": 3}}, "best_if is not known."),
+        ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
+        ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
+        ({"messages": [{"role": "tool", "content": "w"}]}, "messages.0.role: Input should be 'system'"),
+        (
+            {"messages": [{"role": "assistant", "content": "w", "tool_calls": [{}]}]},
+            "messages.0.tool_calls is not known",
+        ),
+        ({"n": 999}, "n: Input should be less than or equal to 128."),
+        ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(client: openai.OpenAI, changes: dict[str, Any], sentence: str) -> None:
+    request = {"model": NAME, "messages": [{"role": "user", "content": questions(1)[0]}], **changes}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**request)
+    body: Any = refused.value.body
+    assert sentence in body["message"]
+    assert body["type"] == "invalid_request_error"
+
+
+def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model=NAME,
+        messages=[
+            {"role": "developer", "content": "w"},
+            {"role": "assistant", "content": "w", "reasoning_content": "x", "tool_calls": None},
+            {"role": "user", "content": [{"type": "text", "text": "w"}], "name": "someone"},
+        ],
+        max_tokens=2,
+        logprobs=False,
+        frequency_penalty=0,
+        presence_penalty=0.0,
+        user="someone",
+        response_format={"type": "text"},
+    )
+    assert found.choices[0].finish_reason == "length"
+
+
+def test_models_and_names(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == NAME
+    assert model.policy["local_window"] == 8
+    assert client.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError, match=f"There is no model 'gpt'; valid is '{NAME}'"):
+        client.completions.create(model="gpt", prompt="x")
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_500_requests(server: Running) -> None:
+    texts = questions(8)
+
+    async def ask(count: int) -> None:
+        limits = httpx.Limits(max_connections=CLIENTS)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=120) as client:
+            bodies = [
+                {"messages": [{"role": "user", "content": texts[i % 8]}], "max_tokens": 12, "stream": i % 2 == 0}
+                for i in range(count)
+            ]
+            for answer in await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies)):
+                assert answer.status_code == 200
+
+    asyncio.run(ask(200))
+    before, cache = server.memory(), server.metrics()["kvatlas_kv_bytes"]
+    asyncio.run(ask(250))
+    asyncio.run(ask(250))
+    assert server.metrics()["kvatlas_kv_bytes"] == cache
+    assert idle(server)
+    # A request that left 10 kB behind would add 5 MB.
+    assert server.memory() - before < 4 * 2**20
+
+
+def test_a_full_line_and_a_graceful_end() -> None:
+    words = (NAME, "--batch-size", "1", "--line", "1", "--grace", "0.5", "--api-key", "open sesame", "--name", "tiny")
+    body = {"model": "tiny", "prompt": questions(1)[0], "max_tokens": 900, "temperature": 2.0, "stream": True}
+    with serving(*words) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.post("/v1/completions", json=body).status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 401
+        assert client.get("/health").json() == {"status": "ok", "waiting": 0, "decoding": 0}
+        client.headers["Authorization"] = "Bearer open sesame"
+        with (
+            client.stream("POST", "/v1/completions", json=body) as first,
+            client.stream("POST", "/v1/completions", json=body) as second,
+        ):
+            lines = first.iter_lines()
+            assert next(lines).startswith("data: ")
+            full = client.post("/v1/completions", json=body)
+            assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+            assert full.json()["error"]["message"] == "1 requests are waiting, and 1 may; try again later."
+            server.process.send_signal(signal.SIGTERM)
+            ends = [[line for line in each if line][-1] for each in (lines, second.iter_lines())]
+        for end in ends:
+            body = json.loads(end.removeprefix("data: "))
+            assert body["error"]["message"] == "The server has stopped before this answer was finished."
+        assert server.process.wait(30) == -signal.SIGTERM
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == "Stopping: what is under way has 0.5 s to finish.\n"
+
+
+def test_a_taken_port_is_told_in_a_sentence(server: Running) -> None:
+    port = server.url.rpartition(":")[2]
+    words = [sys.executable, "-m", "kvatlas", "serve", NAME, "--port", port]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == (
+        f"kvatlas: The address 127.0.0.1:{port} cannot be had; name another with --host and --port."
+    )

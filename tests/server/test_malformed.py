@@ -1,0 +1,88 @@
+"""Whatever a client sends: never an error of ours. 1,000 cases from our OpenAPI document, and bodies of any JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from starlette.testclient import TestClient
+
+from kvatlas.core import Sampling
+from kvatlas.models import find
+from kvatlas.server.app import application
+from kvatlas.server.protocol import Generating
+from kvatlas.service import Service, chosen
+
+MODEL = find("embedded:tiny-llama")
+# Every token ends an answer: real answers by the engine, of one token each.
+vars(MODEL).update(stops=frozenset(range(len(MODEL.tokenizer))))
+SERVICE = Service(MODEL, chosen(MODEL, "full", {}), Sampling(), batch_size=8, line=1000)
+APP = application(SERVICE, "tiny")
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
+MANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _running() -> Iterator[None]:
+    SERVICE.start()
+    yield
+    assert SERVICE.failure is None
+    SERVICE.close()
+
+
+@pytest.mark.slow
+@SCHEMA.include(method="POST").parametrize()
+@settings(max_examples=500, **MANY)
+def test_requests_from_the_document(case: Any) -> None:
+    case.call_and_validate(checks=[not_a_server_error])
+
+
+@SCHEMA.include(method="GET").parametrize()
+@settings(max_examples=20, **MANY)
+def test_reading_from_the_document(case: Any) -> None:
+    case.call_and_validate(checks=[not_a_server_error])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from([*Generating.neutral, *Generating.silent, *Generating.model_fields, "messages", "prompt"])
+
+
+@given(st.dictionaries(FIELDS, JSON, max_size=4), st.sampled_from(["/v1/chat/completions", "/v1/completions"]))
+@settings(max_examples=150, **MANY)
+def test_bodies_of_any_json(fields: dict[str, Any], path: str) -> None:
+    base = {"messages": [{"role": "user", "content": "w"}]} if "chat" in path else {"prompt": "w"}
+    text = json.dumps({**base, **fields})
+    answer = TestClient(APP, raise_server_exceptions=False).post(
+        path, content=text, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code in (200, 400, 404, 429), (text, answer.text)
+    if answer.status_code != 200:
+        assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"\\ud800"', b"\xff", b"[" * 100_000, b'{"n":1e400}'])
+def test_bodies_that_are_no_requests(body: bytes) -> None:
+    client = TestClient(APP, raise_server_exceptions=False)
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("text", ["\ud800", "<|end|>" * 3, "\0", "é" * 50, "</think>"])
+def test_any_text_is_answered_or_refused(text: str) -> None:
+    client = TestClient(APP, raise_server_exceptions=False)
+    for fields in ({"prompt": text}, {"prompt": "w", "stop": text}, {"prompt": "w", text: 1}):
+        body = json.dumps(fields)
+        answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (200, 400), answer.text

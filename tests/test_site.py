@@ -1,0 +1,23 @@
+"""The site of guides and API builds without a warning, and its API page names what is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages <= {path.parent.name for path in (tmp_path / "site").rglob("index.html")}
+    api = (tmp_path / "site" / "api" / "index.html").read_text()
+    for name in ("kvatlas.service.service.Service.ask", "kvatlas.engine.loop.Engine.run", "kvatlas.core.Usage"):
+        assert f'id="{name}"' in api
+    text = re.sub(r"<[^>]+>", "", api)
+    assert "kv_budget" in text
