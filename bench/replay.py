@@ -116,7 +116,7 @@ class Filled(Engine):
     def _prefill(self, request: Request[Any]) -> list[Generation[Any]]:
         done = super()._prefill(request)
         index = len(self._rows) - 1
-        self.slots.reserve(self.cached + 512)
+        self.slots.reserve(index, self.cached + 512)
         random = torch.Generator().manual_seed(index)
         for layer in range(self.slots.shape.layers):
             for table in (self.slots.key(layer, index), self.slots.value(layer, index)):
