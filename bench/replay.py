@@ -26,7 +26,7 @@ import torch
 import yaml
 from scipy import stats
 
-from decode import bench_model
+from decode import bench_model, shape_of
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Replay, Request
@@ -129,7 +129,7 @@ def tokens(lengths: list[int], layers: int, hidden: int, new: int) -> dict[str, 
     """Milliseconds for each new token, decoded and replayed, at several lengths of the cache."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), layers, hidden)
+        model = bench_model(Path(folder), shape_of(layers, hidden))
         network = model.network()
         found["parameters"] = sum(weight.numel() for weight in network.parameters())
         for cached in lengths:
