@@ -57,6 +57,19 @@ PROMPT = 64
 WINDOW, RATIO = 0.2, 0.3
 
 
+def shape_of(layers: int, hidden: int) -> dict[str, Any]:
+    """A shape of that size with heads of 64, about four to a KV head."""
+    return {
+        "vocab_size": 4096,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 8 // 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": max(1, hidden // 256),
+        "max_position_embeddings": 32_768,
+    }
+
+
 def bench_model(folder: Path, shape: dict[str, Any]) -> Model:
     """A Llama with random weights that never ends a trace."""
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from decode import bench_model
+from decode import bench_model, shape_of
 from kvatlas import models, policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
@@ -145,7 +145,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), options.layers, options.hidden)
+        model = bench_model(Path(folder), shape_of(options.layers, options.hidden))
         vars(model).update(tokenizer=models.find("embedded:tiny-llama").tokenizer)
         found = {}
         for tokens in options.tokens:

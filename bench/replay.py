@@ -26,7 +26,7 @@ import torch
 import yaml
 from scipy import stats
 
-from decode import bench_model
+from decode import bench_model, shape_of
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Replay, Request
@@ -116,7 +116,7 @@ class Filled(Engine):
     def _prefill(self, request: Request[Any]) -> list[Generation[Any]]:
         done = super()._prefill(request)
         index = len(self._rows) - 1
-        self.slots.reserve(self.cached + 512)
+        self.slots.reserve(index, self.cached + 512)
         random = torch.Generator().manual_seed(index)
         for layer in range(self.slots.shape.layers):
             for table in (self.slots.key(layer, index), self.slots.value(layer, index)):
@@ -129,7 +129,7 @@ def tokens(lengths: list[int], layers: int, hidden: int, new: int) -> dict[str, 
     """Milliseconds for each new token, decoded and replayed, at several lengths of the cache."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), layers, hidden)
+        model = bench_model(Path(folder), shape_of(layers, hidden))
         network = model.network()
         found["parameters"] = sum(weight.numel() for weight in network.parameters())
         for cached in lengths:
