@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+SEED ?= 1
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test bench example site clean
+.PHONY: env demo test bench embedded example site clean
 
 env: $(VENV)/user.stamp
 
@@ -36,6 +37,10 @@ test: $(VENV)/dev.stamp
 example: demo
 	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --megabytes 0.8 --no-folder
 
+# The embedded models from nothing, in place of the shipped ones.
+embedded: $(VENV)/user.stamp
+	$(BIN)/python recipes/embedded/build.py --seed $(SEED)
+
 # Guides and API reference as a static site in build/site.
 site: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build
@@ -47,7 +52,7 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/fresh_problems.py
-	$(BIN)/python bench/calibration.py --out bench/results/calibration.json
+	$(BIN)/python bench/calibration.py --quick
 	$(BIN)/python bench/seqbench.py
 	$(BIN)/python bench/policies.py
 	$(BIN)/python bench/replay.py --problems 6 --out bench/results/replay.json

@@ -2,9 +2,10 @@
 
     python bench/fresh_problems.py
 
-The demo's budget, benchmarks and best cells were read off its first problems, which flatters them. This runs one cell
-for each policy (window 32, ratio 0.3) and the demo's best mean cell of `dynts` (window 32, ratio 0.5) on the problems
-from `--first` on, with the full cache beside them. Prints one JSON document; points, 95 % intervals, sign-flip p.
+The demo's budget and best cells were read off its first problems, which flatters them. This runs one cell for each
+policy (window 48, ratio 0.3) and the demo's best mean cell of `dynts` on tiny-llama (window 48, ratio 0.5) on the
+problems from `--first` on, with the full cache beside them. Prints one JSON document, by model; points, 95 % intervals,
+sign-flip p.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from kvatlas.stats.estimates import pass_at_1
 from kvatlas.stats.paired import paired_difference
 from kvatlas.sweep import make_plan, parse_spec, sweep
 
-BENCHMARKS = ["CHAIN9", "CHAIN10", "CHAIN11", "CHAIN12"]
-CELL = {"kv_budget": 224, "ratio_over": "thinking", "local_window": 32}
+MODELS = ["embedded:tiny-llama", "embedded:tiny-qwen"]
+BENCHMARKS = ["SEQBENCH-6x6-L14", "SEQBENCH-6x6-L15", "CHAIN11", "CHAIN12"]
+CELL = {"kv_budget": 288, "ratio_over": "thinking", "local_window": 48}
 SETTINGS: list[dict[str, Any]] = [
     {"policy": "full"},
     *({"policy": name, **CELL, "ratio": 0.3} for name in ("dynts", "random", "window")),
@@ -43,45 +45,46 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=60, help="problems of each benchmark from there on")
     options = parser.parse_args()
     spec = {
-        "models": ["embedded:tiny-llama"],
+        "models": MODELS,
         "benchmarks": BENCHMARKS,
         "problems": options.first + options.problems,
         "samples": 1,
         "sampling": {"max_new_tokens": 700},
         "baseline": SETTINGS,
     }
-    grades: dict[tuple[str, float | None], Outcomes] = {}
+    grades: dict[tuple[str, str, float | None], Outcomes] = {}
     with tempfile.TemporaryDirectory() as folder:
         sweep(make_plan(parse_spec(spec)), Path(folder))
         with Store.open(Path(folder)) as store:
             for _, trace in store.traces(texts=False):
                 if int(trace.problem.rpartition("-")[2]) >= options.first:
-                    held = grades.setdefault((trace.setting.policy, trace.setting.values.get("ratio")), {})
-                    held.setdefault((trace.benchmark, trace.problem), {})[trace.sample] = float(trace.grade.correct)
+                    name = (trace.model, trace.setting.policy, trace.setting.values.get("ratio"))
+                    held = grades.setdefault(name, {}).setdefault((trace.benchmark, trace.problem), {})
+                    held[trace.sample] = float(trace.grade.correct)
+    found = {model: summary({name[1:]: held for name, held in grades.items() if name[0] == model}) for model in MODELS}
+    print(json.dumps({"bench": "fresh_problems", "options": vars(options), "models": found}))
 
-    def on(benchmark: str, outcomes: Outcomes) -> Outcomes:
-        return {key: samples for key, samples in outcomes.items() if key[0] == benchmark}
 
+def summary(grades: dict[tuple[str, float | None], Outcomes]) -> dict[str, Any]:
+    """One model's differences and values by (policy, ratio)."""
     learned, best, full = grades["dynts", 0.3], grades["dynts", 0.5], grades["full", None]
-    print(
-        json.dumps(
-            {
-                "bench": "fresh_problems",
-                "options": vars(options),
-                "dynts_minus": {name: difference(learned, grades[name, 0.3]) for name in ("random", "window")},
-                "best_minus_full": {name: difference(on(name, best), on(name, full)) for name in BENCHMARKS},
-                "pass_at_1": {
-                    name: {
-                        f"{policy} {ratio}" if ratio else policy: round(
-                            100 * pass_at_1({key: list(s.values()) for key, s in on(name, outcomes).items()}).value, 1
-                        )
-                        for (policy, ratio), outcomes in grades.items()
-                    }
-                    for name in BENCHMARKS
-                },
+    return {
+        "dynts_minus": {name: difference(learned, grades[name, 0.3]) for name in ("random", "window")},
+        "best_minus_full": {name: difference(on(name, best), on(name, full)) for name in BENCHMARKS},
+        "pass_at_1": {
+            name: {
+                f"{policy} {ratio}" if ratio else policy: round(
+                    100 * pass_at_1({key: list(s.values()) for key, s in on(name, outcomes).items()}).value, 1
+                )
+                for (policy, ratio), outcomes in grades.items()
             }
-        )
-    )
+            for name in BENCHMARKS
+        },
+    }
+
+
+def on(benchmark: str, outcomes: Outcomes) -> Outcomes:
+    return {key: samples for key, samples in outcomes.items() if key[0] == benchmark}
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ MEASURES = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 
 def grid(problems: int, spec: str) -> dict[str, Any]:
-    """The demo's grid: decoded without and with replay, and screened."""
+    """The demo's grid on its first model: decoded without and with replay, and screened."""
     data = yaml.safe_load((files("kvatlas.sweep") / f"{spec}.yaml").read_text())
-    plan = make_plan(parse_spec({**data, "problems": problems}))
+    plan = make_plan(parse_spec({**data, "models": data["models"][:1], "problems": problems}))
     (model,) = plan.models
     chosen = tuple(policy for policy, _ in plan.policies)
     sampling = plan.spec.sampling.sampling()

@@ -18,16 +18,18 @@ from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.sweep import parse_spec
 from kvatlas.sweep.learning import Material, learn
 
+BENCHMARKS = ["CHAIN8", "CHAIN10", "CHAIN12", "SEQBENCH-4x4", "SEQBENCH-5x5", "SEQBENCH-4x4-B1"]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded:tiny-llama")
-    parser.add_argument("--benchmarks", nargs="+", default=["CHAIN8", "CHAIN10", "CHAIN12", "CHAIN14"])
-    parser.add_argument("--problems", type=int, default=200, help="problems of each benchmark to learn from")
+    parser.add_argument("--benchmarks", nargs="+", default=BENCHMARKS)
+    parser.add_argument("--problems", type=int, default=150, help="problems of each benchmark to learn from")
     parser.add_argument("--held-out", type=int, default=25, help="problems of each benchmark to evaluate on")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, default=Path("runs/embedded-predictor"), help="for traces and states")
+    parser.add_argument("--work", type=Path, default=None, help="for traces and states; default: in the model's folder")
     parser.add_argument("--out", type=Path, default=None, help="default: the model's folder")
     options = parser.parse_args()
 
@@ -42,8 +44,9 @@ def main() -> None:
         }
     )
     material = Material(spec, skip=STANDARD_PROBLEMS, held_out=options.held_out, tokens_per_trace=0)
-    out = (options.out or models.find(options.model).folder) / HEAD_FILE
-    print(json.dumps(learn(material, options.work, out, steps=options.steps), indent=2))
+    folder = models.find(options.model).folder
+    out = (options.out or folder) / HEAD_FILE
+    print(json.dumps(learn(material, options.work or folder / "predictor", out, steps=options.steps, workers=1)))
 
 
 if __name__ == "__main__":

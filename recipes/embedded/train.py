@@ -1,11 +1,9 @@
-"""Trains the embedded chain model: stage 1 with the full cache, stage 2 with random holes in it.
+"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes.
 
-    python train.py --stage 1 --out OUT/stage1 --tokens 11e6 --drills 0.7
-    python train.py --stage 2 --out OUT/stage2 --tokens 6e6 --start OUT/stage1 --first-size 14
+    python train.py --model tiny-llama --out OUT --tokens 40e6 --seed 1
 
-The shipped weights come from the longer series of runs in LOG.md; these two commands from nothing were not tried.
-Each prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again.
-The result is a Hugging Face folder.
+Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
+result is a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -16,75 +14,97 @@ import random
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from masks import Ids, batch_mask
+from chain_traces import chain_example
+from examples import Example
+from masks import batch_mask
+from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
 from torch import Tensor, nn
-from traces import END, END_THINK, PAD, VOCABULARY, save_tokenizer, training_example
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
+from vocabulary import END, END_THINK, IDS, PAD, VOCABULARY, save_tokenizer
 
-SMALLEST, LARGEST = 3, 14
+from kvatlas.benchmarks.seqbench import Shape
+from kvatlas.benchmarks.seqbench import draw as draw_maze
+
+LONGEST = 720
 POOL_BATCHES = 8
 WARM_UP_STEPS = 100
 CHECKPOINT_SECONDS = 60.0
 IGNORE = -100
-# Answers are about 4 % of the tokens; at weight 1 their recall is learnt long after that of the steps.
+# Answers are about 5 % of the tokens; at weight 1 their recall is learnt long after that of the steps.
 ANSWER_WEIGHT = 5.0
-# So is the operator of a definition, for which two fixed offsets have to be combined.
-OPERATOR_WEIGHT = 3.0
-OPERATORS = torch.tensor([VOCABULARY.index("+"), VOCABULARY.index("-")])
+# Problems of a task grow, and drills fade, by one LEVEL whenever GOOD a share of its lookups and FAIR a share of its
+# choices (among doors, where chance has a say) was right in a pool.
+GOOD, FAIR, LEVEL = 0.9, 0.65, 0.05
+# Shares of the tokens of a run: holes come after HOLES, and the rate falls from FLAT on.
+HOLES, FLAT = 0.4, 0.55
+# Shares of the tokens of a pool by task.
+TASKS = {"chain": 0.5, "maze": 0.5}
 
-Batch = tuple[list[Ids], list[int]]
+Batch = list[Example]
 
 
-def new_model(seed: int) -> LlamaForCausalLM:
-    """A freshly initialised Llama of 0.75 M parameters."""
+def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
+    """A freshly initialised model of about 0.75 M parameters."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=VOCABULARY.index(END),
-        pad_token_id=VOCABULARY.index(PAD),
-        dtype="float32",
-    )
-    return LlamaForCausalLM(config)
+    common = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": IDS[END],
+        "pad_token_id": IDS[PAD],
+        "dtype": "float32",
+    }
+    if name == "tiny-llama":
+        return LlamaForCausalLM(LlamaConfig(intermediate_size=352, **common))
+    return Qwen2ForCausalLM(Qwen2Config(intermediate_size=352, **common))
 
 
-def save_model(model: LlamaForCausalLM, folder: Path) -> None:
+def save_model(model: nn.Module, folder: Path) -> None:
     """Weights, configuration, tokenizer and generation defaults, ready for `from_pretrained`."""
     model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=0.6,
-        top_k=20,
-        top_p=0.95,
-        eos_token_id=VOCABULARY.index(END),
-        pad_token_id=VOCABULARY.index(PAD),
+        do_sample=True, temperature=0.6, top_k=20, top_p=0.95, eos_token_id=IDS[END], pad_token_id=IDS[PAD]
     )
     model.save_pretrained(folder)
     save_tokenizer(folder)
 
 
-def batches(seed: int, stage: int, pool: int, largest: int, drills: float, batch_tokens: int) -> list[Batch]:
+def draw(task: str, level: float, rng: random.Random) -> Example:
+    """A fresh problem of a task with its solution, no harder than the level (0 to 1) allows."""
+    while True:
+        if task == "chain":
+            size = rng.randint(3, 4 + round(10 * level))
+            example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
+        else:
+            side = rng.randint(3, 3 + round(3 * level))
+            keys = int(rng.random() < 0.4 * level)
+            write = maze_drill if rng.random() < 0.8 * (1 - level) else maze_example
+            example = write(draw_maze(Shape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng), rng)
+        if len(example.words) <= LONGEST:
+            return example
+
+
+def batches(seed: int, pool: int, levels: dict[str, float], batch_tokens: int) -> list[Batch]:
     """The batches of one pool, each of sequences of like length; a function of its arguments alone."""
-    rng = random.Random(f"kvatlas embedded chain train {seed} stage {stage} pool {pool}")
-    index = {word: i for i, word in enumerate(VOCABULARY)}
-    rows: list[tuple[Ids, int]] = []
-    while sum(len(ids) for ids, _ in rows) < POOL_BATCHES * batch_tokens:
-        drawn = training_example(rng.randint(SMALLEST, largest), rng, drill=rng.random() < drills)
-        rows.append((np.array([index[word] for word in drawn.words], dtype=np.int64), drawn.prompt))
-    rows.sort(key=lambda row: len(row[0]))
+    rng = random.Random(f"kvatlas embedded train {seed} pool {pool}")
+    rows: list[Example] = []
+    tokens = dict.fromkeys(TASKS, 0)
+    while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
+        task = min(TASKS, key=lambda one: tokens[one] / TASKS[one])
+        rows.append(draw(task, levels[task], rng))
+        tokens[task] += len(rows[-1].words)
+    rows.sort(key=lambda example: len(example.words))
     pool_batches: list[Batch] = []
     while rows:
-        take = max(1, batch_tokens // len(rows[-1][0]))
-        pool_batches.append(([ids for ids, _ in rows[-take:]], [prompt for _, prompt in rows[-take:]]))
+        take = max(1, batch_tokens // len(rows[-1].words))
+        pool_batches.append(rows[-take:])
         del rows[-take:]
     rng.shuffle(pool_batches)
     return pool_batches
@@ -92,21 +112,21 @@ def batches(seed: int, stage: int, pool: int, largest: int, drills: float, batch
 
 def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Right-padded token ids, their targets (the next token; IGNORE in the prompt and the padding) and loss weights."""
-    sequences, prompts = batch
-    ids = torch.full((len(sequences), max(map(len, sequences))), VOCABULARY.index(PAD))
+    ids = torch.full((len(batch), max(len(example.words) for example in batch)), IDS[PAD])
     targets = torch.full_like(ids, IGNORE)
     weights = torch.ones(ids.shape)
-    for row, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
-        tokens = torch.from_numpy(sequence)
-        ids[row, : len(sequence)] = tokens
-        targets[row, prompt - 1 : len(sequence) - 1] = tokens[prompt:]
-        weights[row, : len(sequence) - 1][torch.isin(tokens[1:], OPERATORS)] = OPERATOR_WEIGHT
-        weights[row, int((tokens == VOCABULARY.index(END_THINK)).nonzero()[0]) : len(sequence)] = ANSWER_WEIGHT
+    for row, example in enumerate(batch):
+        tokens = torch.tensor([IDS[word] for word in example.words])
+        ids[row, : len(tokens)] = tokens
+        targets[row, example.prompt - 1 : len(tokens) - 1] = tokens[example.prompt :]
+        for place, weight in example.weights:
+            weights[row, place - 1] = weight
+        weights[row, example.words.index(END_THINK) : len(tokens)] = ANSWER_WEIGHT
     return ids, targets, weights
 
 
 def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for embeddings and norms."""
+    """Muon for the matrices of the layers, AdamW for embeddings, norms and biases."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -115,24 +135,24 @@ def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rate_factor(step: int, progress: float, flat: float) -> float:
-    """Warm-up, flat to progress `flat`, then linear to 2 %."""
-    decay = 0.98 * max(0.0, progress - flat) / (1.0 - flat) if flat < 1.0 else 0.0
+def rate_factor(step: int, progress: float) -> float:
+    """Warm-up, flat to FLAT, then linear to 2 %."""
+    decay = 0.98 * max(0.0, progress - FLAT) / (1.0 - FLAT)
     return max(0.02, min(1.0, (step + 1) / WARM_UP_STEPS, 1.0 - decay))
 
 
-def largest_size(first: int, hold: float, progress: float) -> int:
-    """Problems start small: the largest size is `first` up to `hold`, then grows over a quarter of the tokens."""
-    return min(LARGEST, first + int((LARGEST - first) * max(0.0, progress - hold) / 0.25))
+def loss_of(
+    model: LlamaForCausalLM, batch: Batch, holes: bool, rng: random.Random
+) -> tuple[Tensor, dict[str, tuple[float, float, float]]]:
+    """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast.
 
-
-def loss_of(model: LlamaForCausalLM, batch: Batch, stage: int, rng: random.Random) -> Tensor:
-    """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast."""
+    Beside it, by task, the plain mean and the shares of lookups and of choices (told by their weights) that are right.
+    """
     ids, targets, weights = padded(batch)
     mask = None
-    if stage == 2:
+    if holes:
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
-        mask = torch.from_numpy(batch_mask(*batch, kv_heads, heads // kv_heads, rng))
+        mask = torch.from_numpy(batch_mask(batch, kv_heads, heads // kv_heads, rng))
     # Eviction leaves positions as they are, so hidden keys do not move the others.
     positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -140,80 +160,89 @@ def loss_of(model: LlamaForCausalLM, batch: Batch, stage: int, rng: random.Rando
         learnt = targets != IGNORE
         logits = model.lm_head(hidden[learnt])
     losses = nn.functional.cross_entropy(logits.float(), targets[learnt], reduction="none")
-    return (losses * weights[learnt]).sum() / weights[learnt].sum()
+    weights = weights[learnt]
+    right = logits.argmax(-1) == targets[learnt]
+    chains = torch.tensor([example.words[2] == " = " for example in batch])[:, None].expand(ids.shape)[learnt]
+    seen = {}
+    for task, part in (("chain", chains), ("maze", ~chains)):
+        if part.any():
+            lookups, choices = right[part & (weights > CHOICE_WEIGHT)], right[part & (weights == CHOICE_WEIGHT)]
+            fair = choices.float().mean().item() if task == "maze" else 1.0
+            seen[task] = (losses[part].mean().item(), lookups.float().mean().item(), fair)
+    return (losses * weights).sum() / weights.sum(), seen
 
 
 def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
-    """Runs one stage to its number of tokens, resuming from the checkpoint in `args.out` if there is one."""
+    """Runs to its number of tokens, resuming from the checkpoint in `args.out` if there is one."""
     opts = optimizers(model, args.rate)
     checkpoint = args.out / "checkpoint.pt"
     step, pool, tokens, seconds = 0, 0, 0, 0.0
+    levels = dict.fromkeys(TASKS, 0.0)
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         for opt, opt_state in zip(opts, state["optimizers"], strict=True):
             opt.load_state_dict(opt_state)
         step, pool, tokens, seconds = state["step"], state["pool"], state["tokens"], state["seconds"]
+        levels = state["levels"]
     model.train()
     started, saved = time.monotonic() - seconds, time.monotonic()
-    losses: list[float] = []
     while tokens < args.tokens:
-        largest = largest_size(args.first_size, args.hold, tokens / args.tokens)
-        drills = args.drills * max(0.0, 1.0 - tokens / args.tokens / 0.4)
-        for batch in batches(args.seed, args.stage, pool, largest, drills, args.batch_tokens):
+        seen: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
+        for batch in batches(args.seed, pool, levels, args.batch_tokens):
             progress = tokens / args.tokens
             for opt in opts:
                 for group in opt.param_groups:
-                    group["lr"] = args.rate * rate_factor(step, progress, args.flat)
-            loss = loss_of(model, batch, args.stage, random.Random(f"holes {args.seed} {step}"))
+                    group["lr"] = args.rate * rate_factor(step, progress)
+            loss, found = loss_of(model, batch, progress > HOLES, random.Random(f"holes {args.seed} {step}"))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
                 opt.step()
                 opt.zero_grad(set_to_none=True)
-            losses.append(loss.item())
-            step, tokens = step + 1, tokens + sum(map(len, batch[0]))
-            if step % args.log_every == 0:
-                seconds = time.monotonic() - started
-                mean = sum(losses) / len(losses)
-                line = {"stage": args.stage, "step": step, "tokens": tokens, "loss": round(mean, 4)}
-                line |= {"largest": largest, "seconds": round(seconds, 1)}
-                print(json.dumps(line | {"tokens_per_second": round(tokens / seconds)}), flush=True)
-                losses.clear()
+            for task, one in found.items():
+                seen[task].append(one)
+            step, tokens = step + 1, tokens + sum(len(example.words) for example in batch)
+        seconds = time.monotonic() - started
+        line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
+        for task in TASKS:
+            loss, lookups, choices = (sum(one) / len(one) for one in zip(*seen[task], strict=True))
+            if lookups >= GOOD and choices >= FAIR:
+                levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
+            line[task] = {"loss": round(loss, 4), "lookups": round(lookups, 3)}
+            line[task] |= {"choices": round(choices, 3), "level": levels[task]}
+        if pool % args.log_every == 0:
+            print(json.dumps(line), flush=True)
         pool += 1
         if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens:
             saved = time.monotonic()
             state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
             state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": saved - started}
+            state |= {"levels": levels}
             torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
             save_model(model, args.out)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", type=int, choices=(1, 2), required=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
-    parser.add_argument("--start", type=Path, help="folder of the model to go on from (stage 2)")
-    parser.add_argument("--tokens", type=float, default=11e6)
+    parser.add_argument("--tokens", type=float, default=40e6)
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
-    parser.add_argument("--flat", type=float, default=0.5, help="share of the tokens before the rate falls")
-    parser.add_argument("--batch-tokens", type=int, default=2500)
-    parser.add_argument("--first-size", type=int, default=5, help="largest size at the start; 14 for no curriculum")
-    parser.add_argument("--hold", type=float, default=0.0, help="share of the tokens before the largest size grows")
-    parser.add_argument("--drills", type=float, default=0.0, help="share of recall drills at the start, 0 from 40 %%")
+    parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--log-every", type=int, default=5, help="pools of batches")
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
+    logging.disable_progress_bar()
     args.out.mkdir(parents=True, exist_ok=True)
-    model = LlamaForCausalLM.from_pretrained(args.start) if args.start else new_model(args.seed)
-    train(model, args)
+    train(new_model(args.model, args.seed), args)
 
 
 if __name__ == "__main__":

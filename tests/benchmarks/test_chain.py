@@ -22,7 +22,7 @@ def solve(question: str) -> dict[str, int]:
         left, operator, right = words
         return (value(left) + (1 if operator == "+" else -1) * value(right)) % 10
 
-    return {name: value(name) for name in queries.split()}
+    return {name: value(name) for name in queries.split(" , ")}
 
 
 @pytest.mark.parametrize("size", [3, 6, 14, 26])

@@ -14,18 +14,23 @@ from kvatlas.models import Model
 from tests.conftest import save_random_model
 
 
-def test_the_embedded_model_is_a_real_hugging_face_folder(tiny_llama: Model) -> None:
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("tiny-llama", "LlamaForCausalLM"), ("tiny-qwen", "Qwen2ForCausalLM")]
+)
+def test_the_embedded_models_are_real_hugging_face_folders(name: str, architecture: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    network = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
-    assert type(network).__name__ == "LlamaForCausalLM"
+    folder = models.find(f"embedded:{name}").folder
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(network).__name__ == architecture
     assert sum(p.numel() for p in network.parameters()) < 3_000_000
-    assert sum(path.stat().st_size for path in tiny_llama.folder.iterdir()) < 8_000_000
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llama.folder)
-    problem = find("CHAIN8").problems(1)[0]
-    ids = tokenizer(problem.question)["input_ids"]
-    assert tokenizer.unk_token_id not in ids
-    assert tokenizer.decode(ids) == problem.question
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 8_000_000
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for benchmark in ("CHAIN8", "SEQBENCH-5x5-B1"):
+        question = find(benchmark).problems(1)[0].question
+        ids = tokenizer(question)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids) == question
 
 
 def test_prompts_end_where_thinking_begins(tiny_llama: Model) -> None:
@@ -35,8 +40,8 @@ def test_prompts_end_where_thinking_begins(tiny_llama: Model) -> None:
 
 def test_text_leaves_the_end_token_out(tiny_llama: Model) -> None:
     (end,) = tiny_llama.stops
-    b, equals, two = tiny_llama.tokenizer.convert_tokens_to_ids(["b", "=", "2"])
-    assert tiny_llama.text((tiny_llama.think_close, b, equals, two, end)) == "</think> b = 2"
+    b, equals, two = tiny_llama.tokenizer.convert_tokens_to_ids(["b", " = ", "2"])
+    assert tiny_llama.text((tiny_llama.think_close, b, equals, two, end)) == "</think>b = 2"
 
 
 def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Model]) -> None:
@@ -63,7 +68,8 @@ def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, Model]) 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])
 def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
-    with pytest.raises(KvatlasError, match=r"valid are embedded:tiny-llama, hf:FOLDER and hf:OWNER/NAME"):
+    valid = "valid are embedded:tiny-llama, embedded:tiny-qwen, hf:FOLDER and hf:OWNER/NAME"
+    with pytest.raises(KvatlasError, match=valid):
         models.find(name)
 
 

@@ -41,7 +41,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     ]
     values = drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim)
     queries = drawn(SHAPE.heads, policy.queries, SHAPE.head_dim)
-    tokens = torch.randint(4, 50, (LENGTH,), generator=random)
+    tokens = torch.randint(60, 100, (LENGTH,), generator=random)
     found = Cached(
         model=changes.pop("model", SimpleNamespace(shape=SHAPE)),
         positions=positions,

@@ -8,12 +8,13 @@ from html.parser import HTMLParser
 import pytest
 
 from kvatlas.core import Fate, KvatlasError, Setting
-from kvatlas.report.document import front, short_names
+from kvatlas.report.document import front
 from kvatlas.report.page import write_report
 from kvatlas.report.pictures import Picture
 from kvatlas.report.safe import visible
 from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
 from kvatlas.results import Store
+from kvatlas.stats.grid import short_names
 from tests.stats.synthetic import AXES, grid, manifest, setting, traces
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"

@@ -148,7 +148,7 @@ def test_a_setting_can_be_both_baseline_and_cell():
     plan = manifest(grid("dynts"), baselines=(setting("dynts", 8, 0.1),), benchmarks=("CHAIN6",))
     plan = replace(plan, expected=(*(replace(e, baseline=False) for e in plan.expected[:-1]), plan.expected[-1]))
     (only,) = maps_of_run(plan, traces(plan))
-    assert only.cells[8, 0.1].estimate == only.baselines[str(setting("dynts", 8, 0.1))].estimate
+    assert only.cells[8, 0.1].estimate == only.baselines["dynts"].estimate
 
 
 def test_mean_map_averages_cells_and_baselines():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -137,6 +138,35 @@ def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Pa
 def test_an_unknown_executor_is_refused(spec_data: Build, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown executor 'slurm'; valid are: local, ray"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="slurm")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux' list of processes")
+def test_workers_end_when_the_driver_is_killed(write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    spec = write_spec(problems=40, sampling={"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 400})
+    words = ["-m", "kvatlas", "sweep", spec, "--out", tmp_path / "run", "--workers", "2", "--quiet"]
+    driver = subprocess.Popen([sys.executable, *map(str, words)], start_new_session=True, stderr=subprocess.DEVNULL)
+
+    def group() -> int:
+        """Processes of the driver's group that are alive, from Linux' list of them."""
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, group, *_ = path.read_text().rpartition(")")[2].split()
+                found += int(group) == driver.pid and state != "Z"
+        return found
+
+    def wait_for(enough: Callable[[int], bool]) -> None:
+        end = time.monotonic() + 60
+        while not enough(group()) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert enough(group())
+
+    # The driver, its two workers and the process that tracks what they share.
+    wait_for(lambda count: count >= 4)
+    time.sleep(2)
+    driver.kill()
+    driver.wait()
+    wait_for(lambda count: count == 0)
 
 
 def test_what_counts_as_an_answer(tiny_llama: Model) -> None:

@@ -1,6 +1,6 @@
 """CHAINn: n shuffled definitions over single digits, evaluated one after another.
 
-A problem reads `v = d - q ; b = 4 ; w = d + b ... ? v w`: every letter is defined once, by a digit or by the sum or
+A problem reads `v = d - q ; b = 4 ; w = d + b ... ? v , w`: every letter is defined once, by a digit or by the sum or
 difference (modulo 10) of two other letters, in shuffled order. The answer states every computed letter, in the order
 asked for: `v = 3 , w = 9`. A solver must find definitions whose operands are known, evaluate them one by one and
 remember results that were written long ago, which is what KV-cache token selection puts to the test. Difficulty is n.
@@ -53,7 +53,7 @@ class System:
     @property
     def question(self) -> str:
         stated = " ; ".join(str(self.definitions[i]) for i in self.stated)
-        return f"{stated} ? {' '.join(self.queries)}"
+        return f"{stated} ? {' , '.join(self.queries)}"
 
     @property
     def answer(self) -> str:
@@ -88,7 +88,7 @@ class Chain:
     """The benchmark CHAINn."""
 
     size: int
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     about: ClassVar[str] = "shuffled definitions over digits, to be evaluated one after another (generated)"
     examples: ClassVar[str] = f"CHAIN{SMALLEST} ... CHAIN{LARGEST}"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+from kvatlas.core import Map
 from kvatlas.results import Store
 
-#: Figures that `demo` writes for each model's maps: file name, whether means.
+#: Kinds of files that `demo` writes of each figure.
 FIGURES = ("png", "svg", "pdf")
 
 
@@ -52,10 +54,13 @@ def finish_demo(folder: Path) -> None:
     from rich.console import Console
 
     from kvatlas.figures.heatmap import means_figure, save, series_figure
+    from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
     from kvatlas.report.page import write_report
     from kvatlas.report.terminal import print_map
     from kvatlas.results.export import write_maps
+    from kvatlas.stats.entrants import entrants_of
     from kvatlas.stats.maps import maps_of_run, mean_maps
+    from kvatlas.stats.pairwise import pairs_of
     from kvatlas.stats.verdicts import verdicts_of_run
 
     with Store.open(folder) as store:
@@ -70,6 +75,12 @@ def finish_demo(folder: Path) -> None:
             name = f"{model.rpartition(':')[2]}-{policy}.{suffix}"
             written += save(series_figure(series, outlined=outlined), folder / name, series)[:1]
         written += save(means_figure(means, outlined=outlined), folder / f"means.{suffix}", means)[:1]
+    shown = _full_and_best(means)
+    plans = [(key, trace) for key, trace in traces if trace.benchmark.startswith("SEQBENCH")]
+    entrants = [one for one in entrants_of([(manifest, plans)]) if (one.model, one.setting.id) in shown]
+    for suffix in FIGURES:
+        drawn = pairwise_figure(entrants, pairs_of(entrants), "progress", [])
+        written += save_pairwise(drawn, folder / f"progress-pairs.{suffix}", entrants, "progress")[:1]
     write_maps(maps, folder / "maps.csv")
     write_report(folder, folder / "report.html")
     console = Console()
@@ -78,3 +89,11 @@ def finish_demo(folder: Path) -> None:
     console.print(f"figures  {', '.join(path.name for path in written if path.suffix == '.png')} (and svg, pdf)")
     console.print(f"data     {folder / 'maps.csv'}")
     console.print(f"report   {folder / 'report.html'}")
+
+
+def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:
+    """(model, setting) of each model's full cache and of the best cell of its first policy's means."""
+    first = {one.model: one for one in reversed(means)}
+    best = {model: max(one.cells.values(), key=lambda cell: cell.estimate.value) for model, one in first.items()}
+    full = {model: one.baselines["full"] for model, one in first.items() if "full" in one.baselines}
+    return {(model, cell.setting.id) for part in (full, best) for model, cell in part.items()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvatlas.core import Cell, Map, Setting, Status, Trace
+from kvatlas.core import Cell, Map, Status, Trace
 from kvatlas.figures import style
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered
@@ -35,21 +35,6 @@ class Cells:
             document["short"] = self.short.get(cell.setting.id, document["name"])
             self.documents.append(document)
         return self.numbers[key]
-
-
-def short_names(settings: Iterable[Setting]) -> dict[str, str]:
-    """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
-    by_policy: dict[str, dict[str, Setting]] = {}
-    for setting in settings:
-        by_policy.setdefault(setting.policy, {})[setting.id] = setting
-    names: dict[str, str] = {}
-    for policy, group in by_policy.items():
-        every = dict.fromkeys(name for setting in group.values() for name in setting.values)
-        told = [name for name in every if len({repr(each.values.get(name)) for each in group.values()}) > 1]
-        for identity, setting in group.items():
-            values = {name: value for name, value in setting.values.items() if name in told}
-            names[identity] = str(Setting.of(policy, **values))
-    return names
 
 
 def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:

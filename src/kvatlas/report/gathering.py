@@ -11,7 +11,7 @@ from kvatlas.core import KvatlasError, Map, Trace
 from kvatlas.figures import style
 from kvatlas.report import prose
 from kvatlas.report.attention import measured
-from kvatlas.report.document import Cells, document, letter, short_names
+from kvatlas.report.document import Cells, document, letter
 from kvatlas.report.pictures import Picture, pictures
 from kvatlas.report.safe import embedded
 from kvatlas.report.sources import Sources
@@ -23,7 +23,7 @@ from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.comparisons import Comparison
 from kvatlas.stats.curves import POLICY, Curve, curves_of_run, one_axis
 from kvatlas.stats.differences import differences_of_run
-from kvatlas.stats.grid import map_axes
+from kvatlas.stats.grid import map_axes, short_names
 from kvatlas.stats.judgement import judge
 from kvatlas.stats.maps import maps_of_cells
 from kvatlas.stats.verdicts import Name, Verdict

@@ -10,7 +10,7 @@ from typing import Any
 from kvatlas.core import Setting, Trace
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.grid import Axes, grid_groups, map_axes
+from kvatlas.stats.grid import Axes, grid_groups, map_axes, short_names
 from kvatlas.stats.inference import chosen_best
 from kvatlas.stats.paired import Difference, paired_difference
 from kvatlas.stats.verdicts import table
@@ -65,14 +65,15 @@ def comparisons(
         for first, second in combinations(policies, 2)
         if (first[0] == second[0]) != (first[1] == second[1])
     ]
+    beside = short_names(cell.expected.setting for cell in found if cell.expected.baseline)
     for (model, benchmark, policy), group in grid_groups(found, axes, fix).items():
         best = max(group, key=lambda cell: cell.cell().estimate.value)
         for baseline in found:
             expected = baseline.expected
             if expected.baseline and (expected.model, expected.benchmark) == (model, benchmark):
                 place = ", ".join(f"{axis}={best.expected.setting.values[axis]}" for axis in axes)
-                first_name = f"best {policy} cell ({place})"
-                made.append(_with_baseline(metric, (model, benchmark), first_name, group, best, baseline))
+                names = (f"best {policy} cell ({place})", beside[expected.setting.id])
+                made.append(_with_baseline(metric, (model, benchmark), names, group, best, baseline))
     return [comparison for comparison in made if comparison is not None]
 
 
@@ -122,7 +123,12 @@ def _agree(one: Setting, other: Setting) -> bool:
 
 
 def _with_baseline(
-    metric: str, name: tuple[str, str], first: str, group: Sequence[Gathered], best: Gathered, baseline: Gathered
+    metric: str,
+    name: tuple[str, str],
+    names: tuple[str, str],
+    group: Sequence[Gathered],
+    best: Gathered,
+    baseline: Gathered,
 ) -> Comparison | None:
     """The best cell against a baseline. Where it is ahead, p allows for its having been chosen among the group."""
     difference, note = _difference([(best, baseline)]), SELECTED
@@ -133,7 +139,7 @@ def _with_baseline(
     if difference.value > 0 and held is not None:
         p = chosen_best(held.means[:, 1:], held.means[:, 0], held.strata)
         difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
-    return Comparison(*name, metric, first, str(baseline.expected.setting), 1, difference, note)
+    return Comparison(*name, metric, *names, 1, difference, note)
 
 
 def _difference(pairs: Sequence[tuple[Gathered, Gathered]]) -> Difference | None:

@@ -10,6 +10,7 @@ from kvatlas.core import Cell, KvatlasError, Trace
 from kvatlas.results.csv_maps import ascending
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
+from kvatlas.stats.grid import short_names
 
 POLICY = "policy"
 
@@ -87,16 +88,17 @@ def _fits(cell: Gathered, fix: Mapping[str, Any] | None) -> bool:
 
 def _points(group: Sequence[Gathered], varied: Sequence[str]) -> tuple[tuple[Any, Cell], ...]:
     if not varied:
-        policies = [cell.expected.setting.policy for cell in group]
-        alone = len(set(policies)) == len(policies)
-        return tuple((p if alone else str(c.expected.setting), c.cell()) for p, c in zip(policies, group, strict=True))
+        names = short_names(cell.expected.setting for cell in group)
+        return tuple((names[cell.expected.setting.id], cell.cell()) for cell in group)
     by_value = {cell.expected.setting.values[varied[0]]: cell for cell in group}
     return tuple((value, by_value[value].cell()) for value in ascending(by_value))
 
 
 def _beside(cells: Sequence[Gathered], name: tuple[str, str], varied: Sequence[str]) -> dict[str, Cell]:
-    return {
-        str(cell.expected.setting): cell.cell()
-        for cell in cells
-        if varied and cell.expected.baseline and (cell.expected.model, cell.expected.benchmark) == name
-    }
+    beside = [cell for cell in cells if varied and cell.expected.baseline and _name(cell) == name]
+    names = short_names(cell.expected.setting for cell in beside)
+    return {names[cell.expected.setting.id]: cell.cell() for cell in beside}
+
+
+def _name(cell: Gathered) -> tuple[str, str]:
+    return cell.expected.model, cell.expected.benchmark

@@ -12,7 +12,7 @@ import numpy as np
 from kvatlas.core import Trace
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.grid import grid_groups, map_axes
+from kvatlas.stats.grid import grid_groups, map_axes, short_names
 from kvatlas.stats.maps import MEAN_OF
 from kvatlas.stats.paired import difference_interval
 
@@ -37,17 +37,18 @@ def differences_of_run(
     metric: str = "pass@1",
     fix: Mapping[str, Any] | None = None,
 ) -> Differences:
-    """Cell minus `baseline` (its text, such as `full`), on the problems and samples that both have.
+    """Cell minus `baseline` (its short name, such as `full`), on the problems and samples that both have.
 
     Means over benchmarks are there too. Cells without a pair are left out. Raises KvatlasError as `maps_of_run` does
     for axes and metric.
     """
     axes = map_axes(manifest, fix)
     cells = [cell for cell in gather(manifest, traces, metric) if cell.found]
+    names = short_names(cell.expected.setting for cell in cells if cell.expected.baseline)
     base = {
         (cell.expected.model, cell.expected.benchmark): cell
         for cell in cells
-        if cell.expected.baseline and str(cell.expected.setting) == baseline
+        if cell.expected.baseline and names[cell.expected.setting.id] == baseline
     }
     found: dict[tuple[str, str, str], dict[tuple[Any, Any], Contrast]] = {}
     for (model, benchmark, policy), group in grid_groups(cells, axes, fix).items():

@@ -77,3 +77,18 @@ def _label(rest: Setting, variants: list[Setting]) -> str:
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(str(value) for value in values)
+
+
+def short_names(settings: Iterable[Setting]) -> dict[str, str]:
+    """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
+    by_policy: dict[str, dict[str, Setting]] = {}
+    for setting in settings:
+        by_policy.setdefault(setting.policy, {})[setting.id] = setting
+    names: dict[str, str] = {}
+    for policy, group in by_policy.items():
+        every = dict.fromkeys(name for setting in group.values() for name in setting.values)
+        told = [name for name in every if len({repr(each.values.get(name)) for each in group.values()}) > 1]
+        for identity, setting in group.items():
+            values = {name: value for name, value in setting.values.items() if name in told}
+            names[identity] = str(Setting.of(policy, **values))
+    return names

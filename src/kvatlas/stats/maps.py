@@ -11,7 +11,7 @@ from kvatlas.results.manifest import Manifest
 from kvatlas.stats.at_k import BAYES_NOTE
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.grid import Axes, grid_groups, map_axes
+from kvatlas.stats.grid import Axes, grid_groups, map_axes, short_names
 
 T = TypeVar("T")
 
@@ -99,7 +99,8 @@ def _map(
     }
     rows, columns = ascending(row for row, _ in places), ascending(column for _, column in places)
     found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].found}
-    baselines = {str(cell.expected.setting): cell.cell() for cell in beside if cell.found}
+    names = short_names(cell.expected.setting for cell in beside)
+    baselines = {names[cell.expected.setting.id]: cell.cell() for cell in beside if cell.found}
     return Map(model, benchmark, metric, policy, ((vertical, rows), (horizontal, columns)), found, baselines, notes)
 
 

@@ -81,9 +81,19 @@ def local(job: Job, crew: Crew) -> Iterator[Finished]:
             process.join()
 
 
+def _end_with_the_driver() -> None:
+    """A killed driver cannot end its workers: they would wait for ever for someone to read what they found."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    os._exit(1)
+
+
 def _work(job: Job, claimed: Synchronized[int], found: multiprocessing.Queue[Any]) -> None:
     import signal
+    import threading
 
+    threading.Thread(target=_end_with_the_driver, daemon=True).start()
     # Ctrl-C reaches the whole process group; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

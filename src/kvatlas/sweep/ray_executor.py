@@ -55,7 +55,15 @@ def _connect(ray: Any, model: Model, crew: Crew) -> None:
         # One thread each: a core too few for the workers that were asked for must not leave some of them waiting.
         room = max(cores(), crew.workers or 0)
         gpus = None if model.device != "cpu" else 0
-        ray.init(num_cpus=room, num_gpus=gpus, include_dashboard=False, object_store_memory=OBJECT_STORE, **common)
+        # Said in so many words, or Ray would join a cluster that somebody started on this machine.
+        ray.init(
+            address="local",
+            num_cpus=room,
+            num_gpus=gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            **common,
+        )
         return
     try:
         # Ray itself would try for minutes to reach a host that does not answer.

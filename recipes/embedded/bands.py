@@ -1,0 +1,79 @@
+"""Do the embedded models lie in their bands? Full-cache Pass@1 on held-out problems, four panels of rising difficulty.
+
+    python recipes/embedded/bands.py --models embedded:tiny-llama embedded:tiny-qwen
+
+Prints one JSON object: for each model and panel Pass@1 in points with its 95 % interval, its band, and how far outside
+it lies (0: inside).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from kvatlas import models
+from kvatlas.results import Store
+from kvatlas.stats.cells import gather
+from kvatlas.sweep import make_plan, parse_spec, sweep
+
+PROBLEMS = 300
+#: Bands of Pass@1 in points, and the benchmarks that stand in them, by architecture: tiny-llama is better at long
+#: mazes and keys, tiny-qwen at long chains.
+BANDS = ((90, 99), (75, 90), (55, 75), (35, 55))
+PANELS = {
+    "llama": ("SEQBENCH-6x6-L14", "SEQBENCH-6x6-L15", "CHAIN11", "CHAIN12"),
+    "qwen2": ("SEQBENCH-6x6-L14", "SEQBENCH-6x6-L15", "CHAIN12", "CHAIN13"),
+}
+
+
+def outside(value: float, band: tuple[int, int]) -> float:
+    """Points from a value to its band."""
+    low, high = band
+    return round(max(low - value, value - high, 0.0), 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["embedded:tiny-llama", "embedded:tiny-qwen"])
+    every = sorted({name for panels in PANELS.values() for name in panels})
+    parser.add_argument("--benchmarks", nargs="+", default=every)
+    parser.add_argument("--problems", type=int, default=PROBLEMS)
+    parser.add_argument("--out", type=Path, help="folder of the run; default: kept nowhere")
+    options = parser.parse_args()
+    spec = {
+        "models": options.models,
+        "benchmarks": options.benchmarks,
+        "problems": options.problems,
+        "samples": 1,
+        "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 700},
+        "baseline": {"policy": "full"},
+    }
+    found: dict[str, dict[str, object]] = {model: {} for model in options.models}
+    bands = {
+        model: dict(zip(PANELS[models.find(model).config["model_type"]], BANDS, strict=True))
+        for model in options.models
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.out or Path(scratch)
+        sweep(make_plan(parse_spec(spec)), folder)
+        with Store.open(folder) as store:
+            for gathered in gather(store.manifest(), store.traces(texts=False)):
+                cell, expected = gathered.cell(), gathered.expected
+                estimate = cell.estimate
+                row: dict[str, object] = {
+                    "pass_at_1": round(100 * estimate.value, 1),
+                    "interval": [round(100 * (x or 0), 1) for x in (estimate.low, estimate.high)],
+                    "output_tokens": round(cell.output_tokens_mean or 0),
+                    "truncated": cell.truncated,
+                }
+                band = bands[expected.model].get(expected.benchmark)
+                if band is not None:
+                    row |= {"band": band, "outside": outside(100 * estimate.value, band)}
+                found[expected.model][expected.benchmark] = row
+    print(json.dumps({"program": "recipes/embedded/bands.py", "problems": options.problems, "models": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Builds the embedded models from nothing: weights, importance head, query statistics and provenance, side by side.
+
+    python recipes/embedded/build.py --out OUT --seed 1
+
+One process and one thread for each model. Started again, training goes on from the last checkpoints. Without --out
+the shipped models are replaced; their model cards are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import kvatlas
+from kvatlas import models
+
+HERE = Path(__file__).parent
+SHIPPED = Path(kvatlas.__file__).parent / "models" / "embedded"
+NAMES = ("tiny-llama", "tiny-qwen")
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "dynts.safetensors",
+    "triattention.safetensors",
+)
+#: What the means of queries are taken over, for `triattention`.
+QUERIES = ("CHAIN8", "CHAIN11", "SEQBENCH-4x4", "SEQBENCH-5x5", "--problems", "8", "--max-new-tokens", "600")
+
+
+def together(commands: Sequence[Sequence[str]]) -> None:
+    """Run programs side by side; stop all and fail when one fails."""
+    # Threads that spin between two small kernels take the core from the other model.
+    environment = {**os.environ, "GOMP_SPINCOUNT": "20000", "OMP_NUM_THREADS": "1"}
+    running = [subprocess.Popen([sys.executable, *command], env=environment) for command in commands]
+    try:
+        codes = [process.wait() for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+    if any(codes):
+        sys.exit(f"a program failed: {dict(zip(map(' '.join, commands), codes, strict=True))}")
+
+
+def ship(built: Path, folder: Path, provenance: dict[str, object]) -> None:
+    """Copy what users load into a model's folder, with its provenance; the model card there is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(built / name, folder / name)
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("build/embedded"), help="folder for checkpoints")
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="where the finished model folders go")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens", default="24e6", help="training tokens of each model")
+    options = parser.parse_args()
+    started = time.monotonic()
+    folders = {name: options.work / f"{name}-seed{options.seed}" for name in NAMES}
+    common = ["--seed", str(options.seed), "--tokens", options.tokens]
+    together([[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in NAMES])
+    trained = time.monotonic()
+    together([[str(HERE / "predictor.py"), "--model", f"hf:{folder}"] for folder in folders.values()])
+    together(
+        [
+            ["-m", "kvatlas", "calibrate", f"hf:{folder}", *QUERIES, "--out", str(folder / "triattention.safetensors")]
+            for folder in folders.values()
+        ]
+    )
+    for name, folder in folders.items():
+        weights = models.find(f"hf:{folder}").weights_digest
+        provenance = {
+            "name": name,
+            "program": "recipes/embedded/build.py",
+            "date": datetime.now(UTC).date().isoformat(),
+            "license": "Apache-2.0",
+            "seed": options.seed,
+            "tokens": int(float(options.tokens)),
+            "training_seconds": round(trained - started),
+            "statistics_seconds": round(time.monotonic() - trained),
+            "weights_digest": weights,
+            "versions": {package: version(package) for package in ("torch", "transformers")},
+        }
+        ship(folder, options.out / name, provenance)
+    print(json.dumps({"seconds": round(time.monotonic() - started)}))
+
+
+if __name__ == "__main__":
+    main()

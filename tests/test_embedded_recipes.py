@@ -1,0 +1,131 @@
+"""The programs that make the embedded models: their texts are what the models are asked and graded on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvatlas.benchmarks import find
+from kvatlas.benchmarks.seqbench import Shape
+from kvatlas.benchmarks.seqbench import draw as draw_maze
+from kvatlas.core import Problem
+
+RECIPES = Path(__file__).parents[1] / "recipes" / "embedded"
+
+
+@pytest.fixture(scope="module")
+def recipes() -> SimpleNamespace:
+    sys.path.insert(0, str(RECIPES))
+    try:
+        import chain_traces
+        import masks
+        import maze_traces
+        import vocabulary
+    finally:
+        sys.path.remove(str(RECIPES))
+    return SimpleNamespace(chain=chain_traces, maze=maze_traces, masks=masks, vocabulary=vocabulary)
+
+
+def examples(recipes: SimpleNamespace, seed: int) -> list:
+    rng = random.Random(seed)
+    mazes = [draw_maze(Shape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng) for side, keys in ((4, 0), (5, 1))]
+    return [recipes.chain.chain_example(9, rng), *(recipes.maze.maze_example(maze, rng) for maze in mazes)]
+
+
+@pytest.mark.parametrize("name", ["CHAIN10", "SEQBENCH-4x4", "SEQBENCH-5x5-B1"])
+def test_training_prompts_are_what_the_benchmark_asks(recipes: SimpleNamespace, name: str) -> None:
+    """Word by word the same vocabulary: no unknown token, and joining gives the text again."""
+    tokenizer = recipes.vocabulary.tokenizer()
+    for problem in find(name).problems(20):
+        text = find(name).prompt(problem)
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", ["SEQBENCH-4x4", "SEQBENCH-5x5-B1"])
+def test_reference_solutions_of_mazes_are_graded_right(recipes: SimpleNamespace, name: str) -> None:
+    benchmark = find(name)
+    for index in range(10):
+        instance = draw_maze(benchmark.shape, random.Random(f"kvatlas seqbench {name} test {index}"))
+        example = recipes.maze.maze_example(instance, random.Random(index))
+        answer = "".join(example.words[example.words.index("</think>") + 1 : -1])
+        assert "".join(example.words[1 : example.prompt - 2]) == benchmark.prompt(benchmark.problem(index)) + "\n"
+        assert benchmark.grade(benchmark.problem(index), answer).correct
+
+
+def test_reference_solutions_of_chains_are_graded_right(recipes: SimpleNamespace) -> None:
+    benchmark = find("CHAIN9")
+    system = recipes.chain.draw(9, random.Random(5))
+    example = recipes.chain.solution(system, random.Random(6))
+    answer = "".join(example.words[example.words.index("</think>") + 1 : -1])
+    problem = Problem("CHAIN9-x", system.question, system.answer)
+    assert benchmark.prompt(problem) + "\n" == "".join(example.words[1 : example.prompt - 2])
+    assert benchmark.grade(problem, answer).correct
+    assert not benchmark.grade(problem, answer.replace("= ", "= 1", 1)).correct
+
+
+def test_every_result_is_where_it_says(recipes: SimpleNamespace) -> None:
+    for example in examples(recipes, 3):
+        thinking = example.words.index("</think>")
+        assert example.results
+        for name, first, last in example.results:
+            assert example.prompt <= first < last <= thinking
+            assert example.words[first] == name.split(" ")[0]
+
+
+def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(recipes: SimpleNamespace) -> None:
+    batch = examples(recipes, 4)
+    hidden = 0
+    for seed in range(12):
+        mask = recipes.masks.batch_mask(batch, kv_heads=2, groups=2, rng=random.Random(seed))
+        for visible, example in zip(mask, batch, strict=True):
+            length = len(example.words)
+            causal = np.tril(np.ones((length, length), bool))
+            seen = visible[:, :length, :length]
+            assert not (seen & ~causal).any()
+            assert seen[:, :, : example.prompt][:, causal[:, : example.prompt]].all()
+            newest = recipes.masks.WINDOW[0]
+            assert all(seen[:, q, max(0, q - newest + 1) : q + 1].all() for q in range(length))
+            # What is gone stays gone: a key that a query does not see is seen by none after it.
+            gone = causal & ~seen
+            assert (np.logical_or.accumulate(gone, axis=1) & causal == gone).all()
+            hidden += int(gone.sum())
+    assert hidden > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
+def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
+    recipes: SimpleNamespace, name: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def train(tokens: int) -> list[dict]:
+        done = subprocess.run(
+            [sys.executable, RECIPES / "train.py", "--model", name, "--out", tmp_path, "--tokens", str(tokens),
+             "--batch-tokens", "600", "--log-every", "1"],
+            capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    first = train(4_000)
+    again = train(9_000)
+    assert again[0]["step"] > first[-1]["step"]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    text = find("SEQBENCH-4x4").prompt(find("SEQBENCH-4x4").problems(1)[0])
+    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == recipes.vocabulary.words(text)
+    asked = tokenizer.apply_chat_template([{"role": "user", "content": "a = 1 ; b = a + a ? b"}], tokenize=False,
+                                          add_generation_prompt=True)  # fmt: skip
+    assert asked.endswith("<think>")
+    assert sum(p.numel() for p in model.parameters()) < 3e6
+    assert max(path.stat().st_size for path in tmp_path.glob("*.safetensors")) < 8e6
