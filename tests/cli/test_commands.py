@@ -70,7 +70,7 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
     assert err == "AIME24-003: 025\n"
     code, out, _ = kvatlas("benchmarks", "show", "CHAIN4", "--model", "embedded:tiny-llama")
     assert out.startswith("<|user|>")
-    assert out.endswith("<|assistant|> <think>\n")
+    assert out.endswith("<|assistant|><think>\n")
     assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
     code, _, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
     assert (code, err) == (2, "kvatlas: --problem is 4; valid are numbers from 1 to 3 for AIME24.\n")

@@ -231,11 +231,11 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
             "--model",
             "openai-api/local/tiny-llama",
             "-T",
-            "name=CHAIN4",
+            "name=SEQBENCH-4x4",
             "-T",
             "problems=15",
             "--max-tokens",
-            "200",
+            "500",
             "--temperature",
             "0.6",
             "--log-dir",
@@ -262,9 +262,11 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "15 of 15 traces of openai-api/local/tiny-llama on CHAIN4" in kvatlas("import", log, tmp_path / "served")
+    assert "15 of 15 traces of openai-api/local/tiny-llama on SEQBENCH-4x4" in kvatlas(
+        "import", log, tmp_path / "served"
+    )
     kvatlas(
-        "run", "embedded:tiny-llama", "CHAIN4", "--problems", 15, "--max-new-tokens", 200, "--workers", 1,
+        "run", "embedded:tiny-llama", "SEQBENCH-4x4", "--problems", 15, "--max-new-tokens", 500, "--workers", 1,
         "--out", tmp_path / "local", "--quiet",
     )  # fmt: skip
     kvatlas("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
@@ -272,7 +274,7 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
     with Store.open(tmp_path / "served") as one, Store.open(tmp_path / "local") as two:
         found = entrants_of([(store.manifest(), store.traces(texts=False)) for store in (one, two)])
     ((_, _, pair),) = pairs_of(found)
-    # The same weights, sampled twice: both solve these chains, whichever program decodes.
+    # The same weights, sampled twice: both solve these mazes, whichever program decodes.
     assert len(pair.places) == 15
     assert min(pair.x.mean(), pair.y.mean()) > 0.9
     written = [path for folder in ("served", "local") for path in (tmp_path / folder).iterdir()]
