@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
-import queue
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.registry import Registry
 from kvatlas.sweep.work import Job, decode
 
 if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 #: A trace with the number of tokens that were decoded for it alone.
 Finished = tuple[Trace, int]
@@ -52,31 +53,32 @@ def local(job: Job, crew: Crew) -> Iterator[Finished]:
         yield from decode(job, range(len(job.units)))
         return
     context = multiprocessing.get_context("spawn")
-    claimed = context.Value("q", 0)
-    found: multiprocessing.Queue[Any] = context.Queue()
     share = job.shared_by(workers)
-    processes = [context.Process(target=_work, args=(share, claimed, found), daemon=True) for _ in range(workers)]
-    for process in processes:
-        process.start()
+    numbers = iter(range(len(job.units)))
+    # A pipe for each worker and nothing in common: one killed in the middle of a message holds nobody else up.
+    processes: dict[Connection, BaseProcess] = {}
     try:
-        running = workers
-        while running:
-            try:
-                message = found.get(timeout=1.0)
-            except queue.Empty:
-                if not any(process.is_alive() for process in processes):
-                    break
-                continue
-            if message is None:
-                running -= 1
-            elif isinstance(message, str):
-                raise KvatlasError(message)
-            else:
-                yield message
-        for process in processes:
-            process.join(timeout=10)
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            processes[ours] = context.Process(target=_work, args=(share, theirs), daemon=True)
+            processes[ours].start()
+            theirs.close()
+        talking = set(processes)
+        while talking:
+            for line in talking.intersection(multiprocessing.connection.wait(talking)):
+                try:
+                    message = line.recv()
+                    if message is None:
+                        line.send(next(numbers, None))
+                except (EOFError, OSError):  # the worker has ended, or died
+                    talking.remove(line)
+                    continue
+                if isinstance(message, str):
+                    raise KvatlasError(message)
+                if message is not None:
+                    yield message
     finally:
-        for process in processes:
+        for process in processes.values():
             process.terminate()
             process.join()
 
@@ -89,7 +91,7 @@ def _end_with_the_driver() -> None:
     os._exit(1)
 
 
-def _work(job: Job, claimed: Synchronized[int], found: multiprocessing.Queue[Any]) -> None:
+def _work(job: Job, driver: Connection) -> None:
     import signal
     import threading
 
@@ -99,16 +101,14 @@ def _work(job: Job, claimed: Synchronized[int], found: multiprocessing.Queue[Any
 
     def claims() -> Iterator[int]:
         while True:
-            with claimed.get_lock():
-                number = claimed.value
-                claimed.value += 1
-            if number >= len(job.units):
+            driver.send(None)
+            number = driver.recv()
+            if number is None:
                 return
             yield number
 
     for message in messages(job, claims()):
-        found.put(message)
-    found.put(None)
+        driver.send(message)
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:

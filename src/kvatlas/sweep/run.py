@@ -11,7 +11,6 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import Model
 from kvatlas.results import Store
-from kvatlas.sweep.allocation import Adaptive
 from kvatlas.sweep.executors import Crew, Executor, executors
 from kvatlas.sweep.plan import Plan, Unit
 from kvatlas.sweep.work import Job
@@ -57,6 +56,9 @@ def sweep(
             for model in plan.models:
                 decode.all(model, lambda units: units)
             return
+        # Statistics take long to import, and workers import this module too.
+        from kvatlas.sweep.allocation import Adaptive
+
         adaptive = Adaptive.begin(plan, store.traces(texts=False))
         for model in plan.models:
             decode.seen = adaptive.add
