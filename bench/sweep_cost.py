@@ -2,6 +2,7 @@
 
     python bench/sweep_cost.py --rounds 2 --out bench/results/sweep_cost.json
     python bench/sweep_cost.py --full                      # every problem of the four benchmarks, 5 samples
+    python bench/sweep_cost.py --replay --layers 12 --hidden 768 --problems 1 --out bench/results/sweep_replay.json
 
 Trace lengths follow a log-normal distribution around the means that `kvatlas plan` expects on each benchmark, cut at
 the published 16,384 new tokens; all settings of a problem and sample have the same length.
@@ -12,6 +13,10 @@ JSON document.
 
 `bound` is the least share that any sharing can reach: a setting that compresses at F tokens decodes the L - F after it
 alone, so that 20 settings cost F + 20 (L - F) of 20 L tokens.
+
+With --replay the two sides are trees with and without replay, the full cache among the settings: passes through the
+model, tokens taken over, time. Random weights are the hard case: their next tokens are all but equally likely, so that
+settings depart soon after their first compression (`unchanged`: traces that never do) and little can be taken over.
 """
 
 from __future__ import annotations
@@ -28,11 +33,11 @@ from typing import Any
 
 import torch
 
-from decode import bench_model
+from decode import bench_model, shape_of
 from kvatlas import policies
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas.engine import Engine, Replay, Request
 from kvatlas.engine.rows import Row
 
 #: Problems and mean new tokens of the four benchmarks.
@@ -79,6 +84,40 @@ class Measured(Engine):
         return len(row.tokens) >= row.request.key[1]
 
 
+Work = list[tuple[int, int]]
+
+
+def replayed(work: Work, prompt: tuple[int, ...], grid: list[Any], shape: dict[str, Any], batch: int) -> dict[str, Any]:
+    """The grid and the full cache, decoded without and with replay."""
+    chosen = [*grid, policies.of(Setting.of("full"))]
+    found: dict[str, Any] = {}
+    traces: dict[str, dict[Any, tuple[int, ...]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = bench_model(Path(folder), shape)
+        network = model.network()
+        found["parameters"] = sum(weight.numel() for weight in network.parameters())
+        for name, replay in (("decoded", Replay.OFF), ("replayed", Replay.AUTO)):
+            engine = Measured(model, network, chosen, Sampling(max_new_tokens=10**6), batch, replay)
+            began = time.process_time()
+            requests = [Request(key, prompt, key[0], tuple(chosen)) for key in work]
+            traces[name] = {(one.key, one.policy): one.tokens for one in engine.run(requests)}
+            found[name] = {
+                "seconds": round(time.process_time() - began, 1),
+                "passes": engine.passes,
+                "tokens": engine.decoded_tokens,
+                "replayed_tokens": engine.replayed_tokens,
+            }
+    full = {key: tokens for (key, policy), tokens in traces["decoded"].items() if policy == chosen[-1]}
+    same = [tokens == full[key] for (key, policy), tokens in traces["decoded"].items() if policy != chosen[-1]]
+    return {
+        **found,
+        "same_tokens": traces["decoded"] == traces["replayed"],
+        "unchanged": round(statistics.mean(same), 4),
+        "share_of_time": round(found["replayed"]["seconds"] / found["decoded"]["seconds"], 4),
+        "share_of_passes": round(found["replayed"]["passes"] / found["decoded"]["passes"], 4),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
@@ -86,6 +125,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replay", action="store_true", help="trees with replay against trees without")
+    parser.add_argument("--layers", type=int, help="of the model; default: a small one")
+    parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -106,6 +148,12 @@ def main() -> None:
         for window in WINDOWS
         for ratio in RATIOS
     ]
+    shape = SHAPE if options.layers is None else shape_of(options.layers, options.hidden)
+    asked = {name: value for name, value in vars(options).items() if name != "out"}
+    common = {"bench": "sweep_cost", "options": asked, "machine": platform.processor() or platform.machine()}
+    if options.replay:
+        keep({**common, "scale": SCALE, **replayed(work, prompt, grid, shape, options.batch)}, options.out)
+        return
     arms = {
         "shared": [Request(key, prompt, key[0], tuple(grid)) for key in work],
         "separate": [Request(key, prompt, key[0], (policy,)) for policy in grid for key in work],
@@ -113,7 +161,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     written: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), SHAPE)
+        model = bench_model(Path(folder), shape)
         network = model.network()
         for _ in range(options.rounds):
             for name, requests in arms.items():
@@ -126,17 +174,9 @@ def main() -> None:
     separate, shared = (sum(each[side] for each in counted.values()) for side in (0, 1))
     share = written["shared"] / written["separate"]
     times = statistics.median(s / a for s, a in zip(seconds["shared"], seconds["separate"], strict=True))
-    document = json.dumps(
+    keep(
         {
-            "bench": "sweep_cost",
-            "options": {
-                "full": options.full,
-                "problems": options.problems,
-                "rounds": options.rounds,
-                "batch": options.batch,
-                "seed": options.seed,
-            },
-            "machine": platform.processor() or platform.machine(),
+            **common,
             "published": {
                 "mean_new_tokens": {name: round(statistics.mean(each)) for name, each in published.items()},
                 "traces": {name: len(each) * settings for name, each in published.items()},
@@ -155,11 +195,17 @@ def main() -> None:
             "seconds": {name: round(statistics.median(each), 2) for name, each in seconds.items()},
             "share_of_time": round(times, 4),
             "time_against_tokens": round(times / share, 3),
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
+
+
+def keep(found: dict[str, Any], out: Path | None) -> None:
+    """Print the document, and keep it in a file if one is given."""
+    document = json.dumps(found)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(document + "\n")
     print(document)
 
 

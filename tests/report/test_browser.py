@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Fate, Grade, Status
+from kvatlas import models
+from kvatlas.benchmarks import find
+from kvatlas.core import Fate, Grade, Status, Trace
 from kvatlas.report.page import write_report
 from kvatlas.results import Store
 from kvatlas.sweep import make_plan, parse_spec, sweep
@@ -38,6 +40,13 @@ CONTRASTS = """() => {
     return (a + 0.05) / (b + 0.05);
   });
 }"""
+
+
+#: Whether each column is scrolled to where it parts from the other.
+PARTING_SHOWN = """() => [...document.querySelectorAll('.pair pre')].map((pre) => {
+  const parts = pre.querySelector('.parts').getBoundingClientRect(), box = pre.getBoundingClientRect();
+  return parts.top >= box.top && parts.bottom <= box.bottom;
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +281,59 @@ def test_measured_attention_colours_tokens_and_has_a_chart(opened: Callable[...,
     assert mean == pytest.approx(1.0, abs=0.01)
     assert "Question" in page.locator("#trace .facts").inner_text()
     assert "Reference" in page.locator("#trace .facts").inner_text()
+
+
+def test_two_settings_side_by_side_and_what_the_departing_step_missed(
+    opened: Callable[..., Any], measured: Path
+) -> None:
+    page = opened(measured)
+    with Store.open(measured.parent / "run") as store:
+        held = {(str(t.setting), t.problem): t for _, t in store.traces()}
+    shown = page.evaluate(
+        "data.traces.map((t, i) => [i, data.cells[t.cell].name, t.problem]).filter(([i]) => data.traces[i].departs)"
+    )
+    assert shown
+    for index, name, problem in shown:
+        trace, full = held[name, problem], held["full", problem]
+        departs = page.evaluate(f"data.traces[{index}].departs")
+        at = departs["at"]
+        assert trace.tokens[:at] == full.tokens[:at]
+        assert trace.tokens[at] != full.tokens[at]
+        assert trace.fate is not None
+        prompt = trace.usage.prompt_tokens
+        gone = {place for place, left in enumerate(trace.fate.left) if 0 < left <= at}
+        assert {prompt + missed for missed, _ in departs["missed"]} <= gone
+        paid = attention_of_the_newest(full, at)
+        assert departs["share"] == pytest.approx(sum(paid[place] for place in gone), abs=1e-3)
+        first, part = departs["missed"][0]
+        assert part == pytest.approx(max(paid[place] for place in gone if place >= prompt), abs=1e-3)
+        assert part == pytest.approx(paid[prompt + first], abs=1e-3)
+    page.evaluate(f"openTrace(data.traces[{index}])")
+    assert f"After {at} new tokens it departs" in page.locator(".departure").inner_text()
+    assert page.locator("#trace .token.missed").count() == len(departs["missed"])
+    page.click("text=Read both side by side")
+    assert page.locator(".pair section").count() == 2
+    assert page.locator(".pair .token.parts").count() == 2
+    assert f"The first {at} tokens are the same" in page.locator(".parting").inner_text()
+    assert page.evaluate(PARTING_SHOWN) == [True, True]
+    page.click(".departure button >> nth=0")
+    assert page.locator(".pair .token.at").count() == 1
+    # Of one setting with itself there is nothing to compare.
+    assert page.locator("#trace select >> nth=1").locator("option").count() == 1 + 4
+
+
+def attention_of_the_newest(trace: Trace, new: int) -> Any:
+    """What the newest of so many tokens attends to, by transformers' own eager attention: mean of layers and heads."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = models.find(trace.model)
+    problem = next(one for one in find(trace.benchmark).problems(2) if one.id == trace.problem)
+    ids = [*model.encode(find(trace.benchmark).prompt(problem)), *trace.tokens[:new]]
+    network = AutoModelForCausalLM.from_pretrained(model.folder, attn_implementation="eager")
+    with torch.inference_mode():
+        found = network(torch.tensor([ids]), output_attentions=True).attentions
+    return torch.stack([layer[0, :, -1] for layer in found]).mean((0, 1)).tolist()
 
 
 def hostile_report(folder: Path, text: str, name: str = "") -> Path:

@@ -1,8 +1,10 @@
-"""Predicted importance against later attention, measured on a trace's own tokens when a report is built."""
+"""What traces show of attention when a report is built: importance against later attention, and what a departing step
+missed; both measured with the full cache on a trace's own tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Trace
@@ -13,42 +15,61 @@ if TYPE_CHECKING:
 
     from kvatlas.models import Model
 
-#: Larger models are not loaded for a picture unless they are asked for.
+#: Larger models are not loaded for a picture.
 BYTES_LIMIT = 1 << 30
+#: Evicted tokens that are named for a departure; departures that are looked at for each trace to measure.
+NAMED, DEPARTURES = 8, 16
 
 
-def measured(traces: Sequence[Trace], sources: Sources, limit: int) -> list[dict[str, Any] | None]:
-    """For each trace what `_measure` finds, or None: the first `limit` that can be measured are.
+@dataclass
+class Networks:
+    """The models of a run, loaded when they are first asked for."""
 
-    A trace needs its model, with a DynTS head, its prompt, and an end of thinking. Models over 1 GiB are left alone.
-    """
-    found: list[dict[str, Any] | None] = []
-    networks: dict[str, PreTrainedModel | None] = {}
-    for trace in traces:
-        model, prompt = sources.models.get(trace.model), sources.prompt(trace)
-        if limit <= 0 or model is None or prompt is None:
-            found.append(None)
-            continue
-        if trace.model not in networks:
-            networks[trace.model] = _network(model)
-        network = networks[trace.model]
-        result = None if network is None else _measure(model, network, prompt, trace.tokens)
-        limit -= result is not None
-        found.append(result)
-    return found
+    sources: Sources
+    loaded: dict[str, PreTrainedModel | None] = field(default_factory=dict)
+
+    def get(self, model: Model) -> PreTrainedModel | None:
+        """The model's weights; None where they are gone or over 1 GiB."""
+        if model.name not in self.loaded:
+            self.loaded[model.name] = _network(model)
+        return self.loaded[model.name]
 
 
 def _network(model: Model) -> PreTrainedModel | None:
-    from kvatlas import policies
-    from kvatlas.core import Setting
-
     try:
-        policies.of(Setting.of("dynts", kv_budget=2, local_window=1, ratio=0.0)).check(model)
         if sum(path.stat().st_size for path in model.folder.glob("*.safetensors")) > BYTES_LIMIT:
             return None
         return model.network()
     except KvatlasError:
         return None
+
+
+def measured(traces: Sequence[Trace], networks: Networks, limit: int) -> list[dict[str, Any] | None]:
+    """For each trace what `_measure` finds, or None: the first `limit` that can be measured are.
+
+    A trace needs its model, with a DynTS head, its prompt, and an end of thinking.
+    """
+    found: list[dict[str, Any] | None] = []
+    for trace in traces:
+        model, prompt = networks.sources.models.get(trace.model), networks.sources.prompt(trace)
+        result = None
+        if limit > 0 and model is not None and prompt is not None and _has_head(model):
+            network = networks.get(model)
+            result = None if network is None else _measure(model, network, prompt, trace.tokens)
+        limit -= result is not None
+        found.append(result)
+    return found
+
+
+def _has_head(model: Model) -> bool:
+    from kvatlas import policies
+    from kvatlas.core import Setting
+
+    try:
+        policies.of(Setting.of("dynts", kv_budget=2, local_window=1, ratio=0.0)).check(model)
+    except KvatlasError:
+        return False
+    return True
 
 
 def _measure(
@@ -78,4 +99,52 @@ def _measure(
         "predicted": [round(value, 3) for value in scaled[0]],
         "attention": [round(value, 3) for value in scaled[1]],
         "agreement": round(agreement, 4) if agreement == agreement else None,
+    }
+
+
+def departures(
+    pairs: Sequence[tuple[Trace, Trace | None]], networks: Networks, limit: int
+) -> list[dict[str, Any] | None]:
+    """For each trace and the full cache's trace of the same sample what `_departure` finds, or None.
+
+    The first `limit` that depart after an eviction are looked at.
+    """
+    found: list[dict[str, Any] | None] = []
+    for trace, full in pairs:
+        model, prompt = networks.sources.models.get(trace.model), networks.sources.prompt(trace)
+        result = None
+        if limit > 0 and full is not None and model is not None and prompt is not None:
+            network = networks.get(model)
+            result = None if network is None else _departure(network, prompt, trace, full)
+        limit -= result is not None
+        found.append(result)
+    return found
+
+
+def _departure(network: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:
+    """Where a trace first differs from the full cache's, and which evicted tokens the full cache attends to there.
+
+    `at` is the number of new tokens that both have in common. `share` is the part of the attention of the step that
+    writes the next one, mean over layers and heads of the full cache, that lies on tokens that no layer and no head had
+    any more; `missed` lists the new tokens among them with the largest parts as (number, part), `prompt` the part on
+    evicted tokens of the prompt.
+    """
+    from kvatlas.predictor.labels import answer_attention
+
+    pairs = enumerate(zip(trace.tokens, full.tokens, strict=False))
+    at = next((index for index, (own, other) in pairs if own != other), None)
+    if not at or trace.fate is None:
+        return None
+    query = len(prompt) + at - 1
+    gone = [place for place, left in enumerate(trace.fate.left[:query]) if 0 < left <= at]
+    if not gone:
+        return None
+    attention, _ = answer_attention(network, [*prompt, *trace.tokens[:at]], query)
+    part = {place: float(attention[place]) for place in gone}
+    largest = sorted((place for place in gone if place >= len(prompt)), key=lambda place: -part[place])[:NAMED]
+    return {
+        "at": at,
+        "share": round(sum(part.values()), 4),
+        "prompt": round(sum(part[place] for place in gone if place < len(prompt)), 4),
+        "missed": [[place - len(prompt), round(part[place], 4)] for place in largest],
     }

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, Map, Trace
+from kvatlas.core import KvatlasError, Map, Setting, Trace
 from kvatlas.figures import style
 from kvatlas.report import prose
-from kvatlas.report.attention import measured
+from kvatlas.report.attention import DEPARTURES, Networks, departures, measured
 from kvatlas.report.document import Cells, document, letter
 from kvatlas.report.pictures import Picture, pictures
 from kvatlas.report.safe import embedded
@@ -29,6 +29,7 @@ from kvatlas.stats.maps import maps_of_cells
 from kvatlas.stats.verdicts import Name, Verdict
 
 Traces = list[tuple[str, Trace]]
+FULL = Setting.of("full")
 
 
 @dataclass
@@ -152,10 +153,33 @@ def _traces(
             break
         held.append(trace)
         documents.append(made)
-    for made, result in zip(documents, measured(held, sources, measure), strict=True):
-        if result is not None:
-            made["measured"] = result
+    networks = Networks(sources)
+    pairs = _with_full(store, traces, held) if measure else []
+    found = {
+        "measured": measured(held, networks, measure),
+        "departs": departures(pairs, networks, DEPARTURES * measure),
+    }
+    for name, results in found.items():
+        for made, result in zip(documents, results, strict=False):
+            if result is not None:
+                made[name] = result
     return documents, len(documents) == promised
+
+
+def _with_full(store: Store, traces: Traces, held: Sequence[Trace]) -> list[tuple[Trace, Trace | None]]:
+    """Each trace with the full cache's of the same sample, where the run has one."""
+    keys = {
+        (trace.model, trace.benchmark, trace.problem, trace.sample): (
+            run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
+        )
+        for run_key, trace in traces
+        if trace.setting == FULL
+    }  # fmt: skip
+    found = []
+    for trace in held:
+        key = keys.get((trace.model, trace.benchmark, trace.problem, trace.sample))
+        found.append((trace, None if key is None or trace.setting == FULL else store.trace(key)))
+    return found
 
 
 def _turn(chosen: Sequence[Any], index: int) -> tuple[int, int]:

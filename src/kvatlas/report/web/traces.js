@@ -1,5 +1,5 @@
 /* Traces: which ones a cell has, and one of them token by token. */
-const traceView = { cell: null, mode: "fate", trace: null };
+const traceView = { cell: null, mode: "fate", trace: null, beside: "" };
 const traceAt = (cell, problem) => data.traces.find((trace) => trace.cell === cell && trace.problem === problem);
 const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => data.letters.indexOf(letter)) : coded);
 
@@ -62,12 +62,59 @@ function showTrace(trace) {
   if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "fate";
   const parts = [el("h3", {}, badge(trace), `${trace.problem}, sample ${trace.sample}`), facts(trace)];
   if (trace.lengths) {
+    const others = sameSample(trace), other = others.find((each) => data.cells[each.cell].short === traceView.beside);
+    const names = others.map((each) => [data.cells[each.cell].short, `${data.cells[each.cell].short} (${each.verdict})`]);
     const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
-    parts.push(el("div", { class: "controls" }, choice("Colour by", modes, traceView.mode, (v) => { traceView.mode = v; showTrace(trace); })), legendOf(trace), info, tokenText(trace, info));
+    parts.push(el("div", { class: "controls" }, choice("Colour by", modes, traceView.mode, (v) => { traceView.mode = v; showTrace(trace); }),
+      choice("Beside it", [["", "nothing"], ...names], other ? traceView.beside : "", (v) => { traceView.beside = v; showTrace(trace); })), legendOf(trace));
+    const text = tokenText(trace, info), chips = trace.departs ? departure(trace, text) : null;
+    if (other) parts.push(info, sideBySide(trace, other, text, info));
+    else parts.push(info, text.box);
+    if (chips) parts.splice(2, 0, chips);
     if (trace.measured) parts.push(scatter(trace));
   } else parts.push(el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
   byId("trace").replaceChildren(...parts);
+  for (const node of byId("trace").querySelectorAll(".token.parts")) node.parentElement.scrollTop = node.offsetTop - node.parentElement.clientHeight / 2;
+}
+
+/* Other settings' traces of the same model, problem and sample, the full cache first. */
+function sameSample(trace) {
+  const same = data.traces.filter((each) => each !== trace && each.lengths && home(each.cell) === home(trace.cell) && each.problem === trace.problem && each.sample === trace.sample);
+  return same.sort((a, b) => (data.cells[b.cell].short === "full") - (data.cells[a.cell].short === "full"));
+}
+
+function pieces(trace) {
+  let at = 0;
+  return numbers(trace.lengths).map((length) => trace.text.slice(at, (at += length)));
+}
+
+/* Two traces in two columns, each scrolled to the first token in which they differ. */
+function sideBySide(trace, other, text, info) {
+  const [own, others] = [pieces(trace), pieces(other)];
+  const at = own.findIndex((piece, index) => piece !== others[index]);
+  const beside = tokenText(other, info);
+  const column = (each, held) => {
+    if (at >= 0) held.nodes[at]?.classList.add("parts");
+    return el("section", { "aria-label": data.cells[each.cell].short }, el("h4", {}, badge(each), data.cells[each.cell].short), held.box);
+  };
+  const short = data.cells[other.cell].short;
+  const words = at < 0 && own.length === others.length ? `Token by token what ${short} wrote.`
+    : `The first ${whole(at < 0 ? own.length : at)} tokens are the same; then ${JSON.stringify(own[at] ?? "")} here and ${JSON.stringify(others[at] ?? "")} with ${short}.`;
+  return el("div", {}, el("p", { class: "parting" }, words), el("div", { class: "pair" }, column(trace, text), column(other, beside)));
+}
+
+/* Which evicted tokens the full cache attends to where this trace departs from its own. */
+function departure(trace, text) {
+  const { at, share, prompt, missed } = trace.departs;
+  const percent = (part) => `${fixed(100 * part)}\u00a0%`;
+  const all = pieces(trace);
+  for (const [index] of missed) text.nodes[index]?.classList.add("missed");
+  const chips = missed.filter(([index]) => index < all.length).map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
+  const full = traceView.beside !== "full" && sameSample(trace).some((each) => data.cells[each.cell].short === "full");
+  const reader = full ? [el("button", { class: "plain", onclick: () => { traceView.beside = "full"; showTrace(trace); } }, "Read both side by side")] : [];
+  return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache. Where it does, the full cache pays ${percent(share)} of its attention (mean over layers and heads) to tokens that ${trace.holders ? "every layer and head had evicted here" : "were evicted here"}${prompt > 0 ? ` (${percent(prompt)} to the prompt's)` : ""}; most of it to:`),
+    el("div", { class: "controls" }, ...chips, ...reader));
 }
 
 function bin(value) {
@@ -99,22 +146,19 @@ function tokenWords(trace, left, held, index, text) {
 function tokenText(trace, info) {
   const box = el("pre", { tabindex: 0, "aria-label": "Tokens of the trace" });
   const left = trace.left === undefined ? null : numbers(trace.left), held = trace.held === undefined ? null : numbers(trace.held);
-  const nodes = [];
-  let at = 0;
-  numbers(trace.lengths).forEach((length, index) => {
-    const text = trace.text.slice(at, at + length);
-    at += length;
+  const nodes = pieces(trace).map((text, index) => {
     const node = el("span", { class: `token ${tokenClass(trace, left, held, index)}` }, text);
     node.dataset.index = index;
-    nodes.push(node);
+    return node;
   });
   box.append(...nodes);
   let current = -1;
-  const select = (index) => {
+  const select = (index, shown = false) => {
     if (index < 0 || index >= nodes.length) return;
     nodes[current]?.classList.remove("at");
     current = index;
     nodes[current].classList.add("at");
+    if (shown) nodes[current].scrollIntoView({ block: "nearest" });
     info.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
   };
   box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
@@ -123,10 +167,9 @@ function tokenText(trace, info) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    select(Math.min(Math.max(current + step, 0), nodes.length - 1));
-    nodes[current].scrollIntoView({ block: "nearest" });
+    select(Math.min(Math.max(current + step, 0), nodes.length - 1), true);
   });
-  return box;
+  return { box, nodes, select };
 }
 
 function legendOf(trace) {
