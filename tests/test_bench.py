@@ -86,6 +86,12 @@ def test_the_kept_memory_is_within_a_tenth_of_what_was_foretold() -> None:
     assert all(0.9 <= each["foretold_against_measured"] <= 1.1 for each in kept("memory.json")["cases"].values())
 
 
+def test_the_program_of_kernels_compares_what_computes_the_same() -> None:
+    found = run("kernels.py", "--cached", "256", "--rounds", "1")["gb_per_second"]
+    assert {"bandwidth", "sdpa", "matmuls", "turned", "pieces", "one_by_one", "linear", "packed"} == set(found)
+    assert all(rate > 0 for rate in found.values())
+
+
 def test_help_answers_at_once() -> None:
     assert kept("startup.json")["seconds"]["--help"] < 0.4
     assert run("startup.py", "--rounds", "1")["fastest"]["--help"] > 0

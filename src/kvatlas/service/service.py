@@ -79,16 +79,20 @@ class Ticket:
         Raises what the generation ended with. The busier the service, the rarer are pieces.
         """
         loop, seen = asyncio.get_running_loop(), 0
-        news = asyncio.Event()
+        news, done = asyncio.Event(), asyncio.Event()
 
-        def tell(_: object = None) -> None:
+        def tell(event: asyncio.Event) -> None:
             # A loop that was closed has nobody left to tell.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(news.set)
+                loop.call_soon_threadsafe(event.set)
 
-        self.generation.add_done_callback(tell)
+        def end(_: object) -> None:
+            tell(news)
+            tell(done)
+
+        self.generation.add_done_callback(end)
         while not self.generation.done():
-            self._wake = tell
+            self._wake = lambda: tell(news)
             if len(self.tokens) == seen and not self.generation.done():
                 await news.wait()
             news.clear()
@@ -96,7 +100,9 @@ class Ticket:
                 tokens = list(self.tokens)
                 seen = len(tokens)
                 yield tokens
-                await asyncio.sleep(PIECE_SECONDS * self._service.decoding)
+                # Who is finished is told at once: the next question of the same client has a row to fill.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(done.wait(), PIECE_SECONDS * self._service.decoding)
         yield list(self.generation.result().tokens)
 
     async def finished(self) -> Generation[Ticket]:
