@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from kvatlas.results import Store
 from tests.cli.test_maps import Call, kvatlas
 
 __all__ = ["kvatlas"]
@@ -27,6 +28,12 @@ def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., P
     assert "This run is a screen" in said
     code, _, said = kvatlas("screen", spec, "--out", out, "--workers", 1, "--quiet")
     assert (code, said) == (0, "")
+    few = tmp_path / "few"
+    code, _, said = kvatlas("screen", spec, "--out", few, "--traces", out, "--problems", 1, "--workers", 1)
+    assert code == 0, said
+    assert "decoded first" not in said
+    with Store.open(few) as store:
+        assert {len(cell.problems) for cell in store.manifest().expected} == {1}
 
 
 def test_a_spec_without_compression_is_refused(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:

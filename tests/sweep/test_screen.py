@@ -101,9 +101,7 @@ def test_its_maps_say_what_they_are(screened: tuple[Path, list[str]]) -> None:
         maps_of_run(manifest, traces)
 
 
-def test_what_cannot_be_screened_is_refused_in_a_sentence(
-    data: dict[str, Any], decoded: Path, screened: tuple[Path, list[str]], tmp_path: Path
-) -> None:
+def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], decoded: Path, tmp_path: Path) -> None:
     plan = screening(make_plan(parse_spec(data)))
     with pytest.raises(KvatlasError, match="holds a sweep, whose maps a screen would hide; name another folder"):
         screen(plan, decoded)
@@ -113,8 +111,9 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(
     other = screening(make_plan(parse_spec({**data, "benchmarks": ["CHAIN7"]})))
     with pytest.raises(KvatlasError, match="they are of other models, benchmarks or prompts"):
         screen(other, tmp_path / "b", traces=decoded)
+    sweep(make_plan(parse_spec({**data, "baseline": [], "problems": 1, "samples": 1})), tmp_path / "run", workers=1)
     with pytest.raises(KvatlasError, match="has no setting 'full'"):
-        screen(plan, tmp_path / "c", traces=screened[0])
+        screen(plan, tmp_path / "c", traces=tmp_path / "run")
     with pytest.raises(KvatlasError, match="no setting that compresses"):
         screening(make_plan(parse_spec({**data, "settings": [], "axes": {}})))
 

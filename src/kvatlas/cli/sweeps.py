@@ -97,6 +97,7 @@ def screen(
     traces: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A run of the same spec, for its full-cache traces.")
     ] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Fewer than the spec's: the first of each.")] = None,
     executor: Executor = "local",
     workers: Workers = None,
     batch_size: BatchSize = 64,
@@ -109,7 +110,10 @@ def screen(
     from kvatlas.sweep import make_plan, read_spec, screening
     from kvatlas.sweep import screen as read_all
 
-    plan = screening(make_plan(read_spec(spec)))
+    asked = read_spec(spec)
+    if problems is not None:
+        asked = asked.model_copy(update={"problems": min(problems, asked.problems or problems)})
+    plan = screening(make_plan(asked))
     drive(
         plan,
         out,
