@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvatlas.sweep import make_plan, parse_spec, sweep
+
 BENCH = Path(__file__).parents[1] / "bench"
 
 
@@ -90,6 +92,21 @@ def test_the_program_of_kernels_compares_what_computes_the_same() -> None:
     found = run("kernels.py", "--cached", "256", "--rounds", "1")["gb_per_second"]
     assert {"bandwidth", "sdpa", "matmuls", "turned", "pieces", "one_by_one", "linear", "packed"} == set(found)
     assert all(rate > 0 for rate in found.values())
+
+
+def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path) -> None:
+    spec = {
+        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 4, "samples": 1,
+        "sampling": {"max_new_tokens": 120},
+        "settings": {"policy": "window", "kv_budget": 90, "ratio_over": "thinking"},
+        "axes": {"local_window": [8, 32], "ratio": [0.2, 0.8]},
+    }  # fmt: skip
+    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
+    found = run("adaptive.py", str(tmp_path), "--orders", "2")["models"]["embedded:tiny-llama"]
+    low, _, high = found["tokens_of_full_grid"]
+    assert 0 < low <= found["own_order"]["tokens_of_full_grid"] <= high <= 1
+    assert 1 <= found["own_order"]["left"] <= 4
+    assert found["full_grid"]["choice"].startswith("window(")
 
 
 def test_help_answers_at_once() -> None:

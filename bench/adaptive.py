@@ -1,0 +1,130 @@
+"""An adaptive sweep against the full grid on the same traces of real models: tokens spent, settings left, choice.
+
+    kvatlas demo
+    python bench/adaptive.py runs/demo --out bench/results/adaptive.json
+
+Reads a finished run of a full grid and replays `allocate: adaptive` on its stored traces, once in the order of problems
+that its seed draws and in `--orders` others; nothing is decoded. For each model: the share of the grid's new tokens
+that were asked for, how many settings are left, whether the cheapest of them (by kept tokens) is the full grid's, and
+by how many points the adaptive choice is below that one on all problems. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import Trace
+from kvatlas.results import Manifest, Store
+from kvatlas.stats.adaptive import adaptive_choices, standings
+from kvatlas.stats.cells import Gathered, gather
+from kvatlas.stats.choice import Choice, choices
+from kvatlas.stats.grid import map_axes
+from kvatlas.sweep import make_plan, parse_spec
+from kvatlas.sweep.allocation import Adaptive
+from kvatlas.sweep.plan import Plan
+
+Traces = list[tuple[str, Trace]]
+
+
+def tokens(cells: list[Gathered], traces: Traces) -> dict[str, int]:
+    """New tokens of the traces that grid cells ask for, by model."""
+    asked = {(c.expected.run_key, c.expected.setting.id, c.expected.benchmark): c.expected for c in cells}
+    found: dict[str, int] = {}
+    for key, trace in traces:
+        cell = asked.get((key, trace.setting.id, trace.benchmark))
+        if cell is not None and not cell.baseline and trace.problem in cell.problems:
+            found[trace.model] = found.get(trace.model, 0) + trace.usage.output_tokens
+    return found
+
+
+def replayed(plan: Plan, traces: Traces, seed: int | None) -> tuple[Manifest, list[Gathered]]:
+    """The end of an adaptive sweep over stored traces; with a `seed` in another order of the problems."""
+    sweep = Adaptive.begin(plan, traces)
+    if seed is not None:
+        rng = random.Random(seed)
+        sweep.orders = {name: tuple(rng.sample(held, len(held))) for name, held in sweep.orders.items()}
+    for model in plan.models:
+        for _ in sweep.stages(model):
+            pass
+    manifest = sweep.manifest()
+    return manifest, gather(manifest, traces, "pass@1")
+
+
+def setting_of(choice: Choice) -> str:
+    """The cheapest setting on a plateau."""
+    assert choice.by_memory is not None
+    return str(choice.by_memory.setting)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a finished run of a full grid")
+    parser.add_argument("--orders", type=int, default=20, help="other orders of the problems")
+    parser.add_argument("--out", type=Path, help="keep the document in this file too")
+    options = parser.parse_args()
+    with Store.open(options.run) as store:
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    whole = gather(manifest, traces, "pass@1")
+    wanted = {choice.model: choice for choice in choices(whole, map_axes(manifest, None))}
+    spent = tokens(whole, traces)
+    plan = make_plan(parse_spec({**manifest.spec, "allocate": "adaptive"}))
+    values = {
+        (model, str(setting)): statistics.mean(
+            c.cell().estimate.value for c in whole if (c.expected.model, c.expected.setting) == (model, setting)
+        )
+        for model, setting in {(c.expected.model, c.expected.setting) for c in whole}
+    }
+    found: dict[str, list[dict[str, Any]]] = {model: [] for model in wanted}
+    for seed in [None, *range(options.orders)]:
+        end, cells = replayed(plan, traces, seed)
+        left = {model: one.active for model, one in standings(end, cells).items()}
+        asked = tokens(cells, traces)
+        for choice in adaptive_choices(standings(end, cells), cells):
+            model, full = choice.model, wanted[choice.model]
+            found[model].append(
+                {
+                    "tokens_of_full_grid": round(asked[model] / spent[model], 4),
+                    "left": len(left[model]),
+                    "choice": setting_of(choice),
+                    "same_choice": setting_of(choice) == setting_of(full),
+                    "points_below": round(
+                        100 * (values[model, setting_of(full)] - values[model, setting_of(choice)]), 1
+                    ),
+                }
+            )
+    document = json.dumps(
+        {
+            "bench": "adaptive",
+            "run": {"settings": len({c.expected.setting for c in whole}), "traces": len(traces)},
+            "models": {
+                model: {
+                    "full_grid": {"on_plateau": wanted[model].members, "choice": setting_of(wanted[model])},
+                    "own_order": rows[0],
+                    "orders": options.orders,
+                    "tokens_of_full_grid": [
+                        round(pick(row["tokens_of_full_grid"] for row in rows), 4)
+                        for pick in (min, statistics.median, max)
+                    ],
+                    "left": [pick(row["left"] for row in rows) for pick in (min, statistics.median, max)],
+                    "same_choice": round(statistics.mean(row["same_choice"] for row in rows), 3),
+                    "points_below": [
+                        pick(row["points_below"] for row in rows) for pick in (min, statistics.median, max)
+                    ],
+                }
+                for model, rows in found.items()
+            },
+        }
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(document + "\n")
+    print(document)
+
+
+if __name__ == "__main__":
+    main()
