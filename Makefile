@@ -29,7 +29,7 @@ test: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
 

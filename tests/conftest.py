@@ -18,6 +18,12 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
 WINDOW = 24
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: one that began last would leave the other worker without work."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def save_random_model(kind: str, folder: Path) -> Model:
     """A small causal language model with random weights of the given architecture, in a Hugging Face folder."""
     import torch

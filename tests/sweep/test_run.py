@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import KvatlasError, Status, Trace
+from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.sweep import Progress, make_plan, parse_spec, sweep
-from kvatlas.sweep.executors import executors
-from kvatlas.sweep.work import grade
+from kvatlas.sweep.executors import executors, worth
+from kvatlas.sweep.plan import Unit
+from kvatlas.sweep.work import Job, grade
 
 Build = Callable[..., dict[str, Any]]
 
@@ -113,6 +115,18 @@ def test_another_seed_gives_other_traces(finished: Path, spec_data: Build, tmp_p
     other = {key[1:]: trace.tokens for key, trace in contents(tmp_path).items()}
     assert one.keys() == other.keys()
     assert sum(one[key] == other[key] for key in one) < len(one) / 10
+
+
+def test_a_small_job_is_not_worth_several_processes(tiny_llama: Model) -> None:
+    chain = find("CHAIN6")
+    units = tuple(Unit("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in chain.problems(20))
+    job = Job(tiny_llama, "digest", (chain,), units, Sampling(), 0)
+    assert worth(job) == 1
+    assert worth(replace(job, units=units * 200)) > 8
+    large, unknown = replace(tiny_llama), replace(tiny_llama)
+    vars(large)["weight_bytes"], vars(unknown)["weight_bytes"] = 2 * 10**9, None
+    assert worth(replace(job, model=large)) > 8
+    assert worth(replace(job, model=unknown)) == 20
 
 
 def test_workers_that_die_without_a_result_end_in_a_sentence(

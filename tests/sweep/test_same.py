@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,29 @@ def one_by_one(
     return found
 
 
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """A Ray on this machine that is there already: sweeps do not start one for every model."""
+    ray = pytest.importorskip("ray")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.parametrize(
     "options",
     [{"workers": 1}, {"workers": 1, "batch_size": 3}, {"workers": 2, "batch_size": 5}, {"executor": "ray"}],
     ids=lambda options: "-".join(f"{name}-{value}" for name, value in options.items()),
 )
 def test_shared_trunks_batches_workers_and_ray_change_nothing(
-    one_by_one: dict[Any, Any], build: Callable[..., dict[str, Any]], tmp_path: Path, options: dict[str, Any]
+    one_by_one: dict[Any, Any],
+    build: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    options: dict[str, Any],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if "executor" in options:
+        request.getfixturevalue("ray_here")
     sweep(make_plan(parse_spec(build())), tmp_path, **options)
     assert contents(tmp_path) == one_by_one
 

@@ -13,7 +13,7 @@ import typer
 from kvatlas.cli import completing
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: all cores.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: what pays.")]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Sequences that one worker decodes together; default: what fits, 64 on CPUs.")
 ]

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
+#: Seconds of work for which one more process is worth its start, and a guess at the least that a token takes and at the
+#: bytes of weights that one thread reads in a second.
+WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
+
 #: A trace with the number of tokens that were decoded for it alone.
 Finished = tuple[Trace, int]
 
@@ -43,12 +47,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def worth(job: Job) -> int:
+    """How many processes a job is worth, by a rough guess at its seconds on one core."""
+    if job.model.weight_bytes is None:
+        return len(job.units)
+    most = job.sampling.max_new_tokens
+    lengths = {each.name: min(each.typical_output_tokens, most) for each in job.benchmarks}
+    tokens = sum(len(unit.settings) * lengths[unit.benchmark] for unit in job.units)
+    return max(1, int(tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ) / WORTH))
+
+
 def local(job: Job, crew: Crew) -> Iterator[Finished]:
-    """Decode in this process for one worker, else in several of one thread each: all cores, or one for a GPU."""
+    """Decode in this process for one worker, else in several of one thread each.
+
+    Where nobody says how many: all cores if there is work for them, or one for a GPU.
+    """
     if crew.address:
         raise KvatlasError(f"The executor 'local' has no cluster {crew.address!r}; valid with an address is 'ray'.")
     # Several processes would have to share a GPU.
-    workers = min(crew.workers or (cores() if job.model.device == "cpu" else 1), len(job.units))
+    workers = min(crew.workers or (min(cores(), worth(job)) if job.model.device == "cpu" else 1), len(job.units))
     if workers <= 1:
         yield from decode(job, range(len(job.units)))
         return
