@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from kvatlas.models import Model
     from kvatlas.policies import Policy
 
-#: Seconds between two pieces of one stream at least, for each sequence that is being decoded. All streams together then
-#: cost the event loop the same however many there are: under load a piece holds several tokens.
+#: Seconds between two pieces of the streams, for each sequence that is being decoded. All streams together then cost
+#: the event loop the same however many there are: under load a piece holds several tokens.
 PIECE_SECONDS = 0.005
 
 
@@ -49,7 +49,6 @@ class Ticket:
         self.tokens: Sequence[int] = ()
         self.generation: Future[Generation[Ticket]] = Future()
         self._gone = False
-        self._wake: Callable[[], None] | None = None
         self._decoder, self._writing = Decoder(model), Writing(model, ask.stop, ask.split)
 
     def cancel(self) -> None:
@@ -66,9 +65,6 @@ class Ticket:
     def watch(self, tokens: Sequence[int]) -> bool:
         """The engine's side: note new tokens, wake who waits for them, say whether this ends here."""
         self.tokens = tokens
-        wake, self._wake = self._wake, None
-        if wake is not None:
-            wake()
         if self.ask.stop and not self._gone:
             self._writing.push(self._decoder.push(tokens))
         return self._gone or self._writing.stopped
@@ -78,31 +74,21 @@ class Ticket:
 
         Raises what the generation ended with. The busier the service, the rarer are pieces.
         """
-        loop, seen = asyncio.get_running_loop(), 0
-        news, done = asyncio.Event(), asyncio.Event()
-
-        def tell(event: asyncio.Event) -> None:
-            # A loop that was closed has nobody left to tell.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(event.set)
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def end(_: object) -> None:
-            tell(news)
-            tell(done)
+            # Who is finished is told at once: the next question of the same client has a row to fill. A loop that was
+            # closed has nobody left to tell.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
 
         self.generation.add_done_callback(end)
-        while not self.generation.done():
-            self._wake = lambda: tell(news)
-            if len(self.tokens) == seen and not self.generation.done():
+        with self._service.beat.joined(self, news):
+            while not self.generation.done():
                 await news.wait()
-            news.clear()
-            if not self.generation.done():
-                tokens = list(self.tokens)
-                seen = len(tokens)
-                yield tokens
-                # Who is finished is told at once: the next question of the same client has a row to fill.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(done.wait(), PIECE_SECONDS * self._service.decoding)
+                news.clear()
+                if not self.generation.done():
+                    yield list(self.tokens)
         yield list(self.generation.result().tokens)
 
     async def finished(self) -> Generation[Ticket]:
@@ -117,6 +103,45 @@ class Ticket:
         """Why the finished generation ended: `stop` (its end token or a stop text) or `length`."""
         generation = self.generation.result()
         return "stop" if generation.finished or self._writing.stopped else "length"
+
+
+class Beat:
+    """Wakes all streams that have new tokens together, so that the thread that decodes is rarely interrupted.
+
+    The event loop looks; nobody calls it for a token. There is one round for all streams of one event loop.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._streams: dict[asyncio.AbstractEventLoop, dict[asyncio.Event, tuple[Ticket, int]]] = {}
+
+    @contextlib.contextmanager
+    def joined(self, ticket: Ticket, news: asyncio.Event) -> Iterator[None]:
+        """While this lasts `news` is set whenever the ticket has more tokens."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._streams:
+            self._streams[loop] = {}
+            self._next(loop)
+        streams = self._streams[loop]
+        streams[news] = (ticket, 0)
+        try:
+            yield
+        finally:
+            del streams[news]
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(PIECE_SECONDS * max(1, self._service.decoding), self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        streams = self._streams[loop]
+        if not streams:
+            del self._streams[loop]
+            return
+        for news, (ticket, seen) in streams.items():
+            if len(ticket.tokens) > seen:
+                streams[news] = (ticket, len(ticket.tokens))
+                news.set()
+        self._next(loop)
 
 
 @dataclass
@@ -136,6 +161,7 @@ class Service:
     failure: BaseException | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.beat = Beat(self)
         self._waiting: deque[Ticket] = deque()
         self._decoding: set[Ticket] = set()
         self._news = threading.Condition()
