@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two pieces of the streams, for each sequence that is being decoded. All streams together then cost
 #: the event loop the same however many there are: under load a piece holds several tokens.
-PIECE_SECONDS = 0.005
+PIECE_SECONDS = 0.0075
 
 
 class BusyError(KvatlasError):
