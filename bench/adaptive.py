@@ -5,8 +5,9 @@
 
 Reads a finished run of a full grid and replays `allocate: adaptive` on its stored traces, once in the order of problems
 that its seed draws and in `--orders` others; nothing is decoded. For each model: the share of the grid's new tokens
-that were asked for, how many settings are left, whether the cheapest of them (by kept tokens) is the full grid's, and
-by how many points the adaptive choice is below that one on all problems. Prints one JSON document.
+that were asked for, how many settings are left, whether the best on all problems is among them, whether the cheapest
+of them (by kept tokens) is the full grid's, and by how many points it is below that one on all problems. Prints one
+JSON document.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ def main() -> None:
         )
         for model, setting in {(c.expected.model, c.expected.setting) for c in whole}
     }
+    grid = {(c.expected.model, c.expected.setting) for c in whole if not c.expected.baseline}
+    best = {
+        model: max((one for owner, one in grid if owner == model), key=lambda one: values[model, str(one)]).id
+        for model in wanted
+    }
     found: dict[str, list[dict[str, Any]]] = {model: [] for model in wanted}
     for seed in [None, *range(options.orders)]:
         end, cells = replayed(plan, traces, seed)
@@ -92,6 +98,7 @@ def main() -> None:
                     "left": len(left[model]),
                     "choice": setting_of(choice),
                     "same_choice": setting_of(choice) == setting_of(full),
+                    "best_kept": best[model] in left[model],
                     "points_below": round(
                         100 * (values[model, setting_of(full)] - values[model, setting_of(choice)]), 1
                     ),
@@ -112,6 +119,7 @@ def main() -> None:
                     ],
                     "left": [pick(row["left"] for row in rows) for pick in (min, statistics.median, max)],
                     "same_choice": round(statistics.mean(row["same_choice"] for row in rows), 3),
+                    "best_kept": round(statistics.mean(row["best_kept"] for row in rows), 3),
                     "points_below": [
                         pick(row["points_below"] for row in rows) for pick in (min, statistics.median, max)
                     ],
