@@ -109,6 +109,14 @@ def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path) -> Non
     assert found["full_grid"]["choice"].startswith("window(")
 
 
+def test_the_kept_faults_lost_nothing() -> None:
+    found = kept("faults.json")
+    assert found["whole"] is True
+    assert {name: each["blows"] for name, each in found["kinds"].items()} == dict.fromkeys(
+        ("driver", "disk", "worker", "ray-worker", "ray-node"), 20
+    )
+
+
 def test_help_answers_at_once() -> None:
     assert kept("startup.json")["seconds"]["--help"] < 0.4
     assert run("startup.py", "--rounds", "1")["fastest"]["--help"] > 0
