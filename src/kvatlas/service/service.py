@@ -63,7 +63,7 @@ class Ticket:
             self.generation.set_exception(error)
 
     def watch(self, tokens: Sequence[int]) -> bool:
-        """The engine's side: note new tokens, wake who waits for them, say whether this ends here."""
+        """The engine's side: note new tokens, say whether this ends here."""
         self.tokens = tokens
         if self.ask.stop and not self._gone:
             self._writing.push(self._decoder.push(tokens))
