@@ -15,8 +15,9 @@ import httpx
 import openai
 import pytest
 
+from kvatlas import models, policies
 from kvatlas.benchmarks import find as benchmark
-from kvatlas.core import Sampling
+from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Model
 from kvatlas.service import chosen, stream_of, written
@@ -236,9 +237,21 @@ def test_memory_is_flat_over_500_requests(server: Running) -> None:
     assert server.memory() - before < 4 * 2**20
 
 
+def lasting_seed(text: str, tokens: int) -> Any:
+    """The seed with which the full cache writes longest, at most so many tokens."""
+    model = models.find(NAME)
+    full, prompt = policies.of(Setting.of("full")), model.tokens(text)
+    engine = Engine(model, model.network(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
+    asked = [Request(seed, prompt, stream_of(seed, prompt, 0), (full,)) for seed in range(16)]
+    return max(engine.run(asked), key=lambda one: len(one.tokens)).key
+
+
 def test_a_full_line_and_a_graceful_end() -> None:
-    words = (NAME, "--batch-size", "1", "--line", "1", "--grace", "0.5", "--api-key", "open sesame", "--name", "tiny")
-    body = {"model": "tiny", "prompt": questions(1)[0], "max_tokens": 900, "temperature": 2.0, "stream": True}
+    words = (NAME, "--batch-size", "1", "--line", "1", "--grace", "0.2", "--api-key", "open sesame", "--name", "tiny")
+    # Far more than it has learned to solve: it goes on until it is stopped.
+    text = benchmark("CHAIN26").prompt(benchmark("CHAIN26").problems(1)[0])
+    body = {"model": "tiny", "prompt": text, "max_tokens": 700, "temperature": 1.0, "stream": True}
+    body["seed"] = lasting_seed(text, 700)
     with serving(*words) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post("/v1/completions", json=body).status_code == 401
         assert client.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 401
@@ -260,7 +273,7 @@ def test_a_full_line_and_a_graceful_end() -> None:
             assert body["error"]["message"] == "The server has stopped before this answer was finished."
         assert server.process.wait(30) == -signal.SIGTERM
         assert server.process.stdout is not None
-        assert server.process.stdout.read() == "Stopping: what is under way has 0.5 s to finish.\n"
+        assert server.process.stdout.read() == "Stopping: what is under way has 0.2 s to finish.\n"
 
 
 def test_a_taken_port_is_told_in_a_sentence(server: Running) -> None:
