@@ -13,12 +13,12 @@ JSON document.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 from pathlib import Path
 from typing import Any
 
+from keeping import keep
 from kvatlas.core import Trace
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.adaptive import adaptive_choices, standings
@@ -104,7 +104,7 @@ def main() -> None:
                     ),
                 }
             )
-    document = json.dumps(
+    keep(
         {
             "bench": "adaptive",
             "run": {"settings": len({c.expected.setting for c in whole}), "traces": len(traces)},
@@ -126,12 +126,9 @@ def main() -> None:
                 }
                 for model, rows in found.items()
             },
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
 
 
 if __name__ == "__main__":

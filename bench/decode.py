@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
@@ -299,7 +300,7 @@ def main() -> None:
             found.append(result)
             del case
         parameters = sum(each.numel() for each in model.network().parameters())
-    document = json.dumps(
+    keep(
         {
             "bench": "decode",
             "options": {"steps": options.steps, "rounds": options.rounds},
@@ -308,12 +309,9 @@ def main() -> None:
             "parameters": parameters,
             "results": found,
             "left_out_for_memory": left_out,
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
 
 
 def _kvpress(python: Path, folder: str, case: Case, steps: int, rounds: int) -> dict[str, Any]:

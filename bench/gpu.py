@@ -11,7 +11,6 @@ Prints one JSON document with the hardware named; without a GPU and without --ti
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
@@ -123,7 +123,7 @@ def main() -> None:
             for setting in (window, Setting.of("full")):
                 found = measure(model, network, setting, batch, options.prompt, options.tokens)
                 results.append({"batch": batch, "policy": setting.policy, **found})
-    document = json.dumps(
+    keep(
         {
             "bench": "gpu",
             "options": {name: str(value) if name == "out" else value for name, value in vars(options).items()},
@@ -132,12 +132,9 @@ def main() -> None:
             "dtype": str(network.dtype).removeprefix("torch."),
             "parameters": network.num_parameters(),
             "results": results,
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
 
 
 if __name__ == "__main__":

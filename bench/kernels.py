@@ -11,7 +11,6 @@ FlexAttention is among them, which needs a C++ compiler. Prints one JSON documen
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from keeping import keep
 
 ROWS, KV_HEADS, GROUP, SIZE, HIDDEN, WIDE = 8, 4, 3, 64, 768, 2048
 #: Layers, each with memory of its own, as in a model: nothing is read from a cache of the processor twice.
@@ -136,7 +137,7 @@ def main() -> None:
         for name, (_, call) in work.items():
             taken[name].append(seconds(call))
     rates = {name: read[name] / statistics.median(each) for name, each in taken.items()}
-    document = json.dumps(
+    keep(
         {
             "bench": "kernels",
             "cached": options.cached,
@@ -145,12 +146,9 @@ def main() -> None:
             "machine": platform.processor() or platform.machine(),
             "gb_per_second": {name: round(rate / 1e9, 2) for name, rate in rates.items()},
             "share_of_bandwidth": {name: round(rate / rates["bandwidth"], 3) for name, rate in rates.items()},
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from keeping import keep
+
 SHAPE = {
     "vocab_size": 4096,
     "hidden_size": 256,
@@ -93,11 +95,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--case", case, "--folder", folder]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[case] = json.loads(done.stdout.splitlines()[-1])
-    document = json.dumps({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": found})
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
+    keep({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": found}, options.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ JSON document."""
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.engine.memory import peak
@@ -75,7 +75,7 @@ def main() -> None:
             "trees": round((shared / rate / gpus + options.start + tail) / 3600, 2),
             "separate": round((separate / rate / gpus + options.start + tail) / 3600, 2),
         }
-    document = json.dumps(
+    keep(
         {
             "bench": "scaling",
             "assumed": {name: getattr(options, name) for name in ("bandwidth", "share", "memory", "start")},
@@ -85,12 +85,9 @@ def main() -> None:
             "step_ms": round(1000 * step, 2),
             "tokens_per_second_and_gpu": round(rate),
             "hours": hours,
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
 
 
 if __name__ == "__main__":

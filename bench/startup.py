@@ -9,13 +9,14 @@ one JSON document.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from keeping import keep
 
 PYTHON = [sys.executable]
 COMMANDS = {
@@ -39,19 +40,16 @@ def main() -> None:
             subprocess.run(command, check=True, capture_output=True)
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - began)
-    document = json.dumps(
+    keep(
         {
             "bench": "startup",
             "machine": platform.processor() or platform.machine(),
             "python": platform.python_version(),
             "seconds": {name: round(statistics.median(found), 3) for name, found in seconds.items()},
             "fastest": {name: round(min(found), 3) for name, found in seconds.items()},
-        }
+        },
+        options.out,
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n")
-    print(document)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ settings depart soon after their first compression (`unchanged`: traces that nev
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import random
 import statistics
@@ -34,6 +33,7 @@ from typing import Any
 import torch
 
 from decode import bench_model, shape_of
+from keeping import keep
 from kvatlas import policies
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Sampling, Setting
@@ -198,15 +198,6 @@ def main() -> None:
         },
         options.out,
     )
-
-
-def keep(found: dict[str, Any], out: Path | None) -> None:
-    """Print the document, and keep it in a file if one is given."""
-    document = json.dumps(found)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(document + "\n")
-    print(document)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def solver() -> tuple[str, str]:
             known = len(model.encode(found.prompt(found.problems(1)[0]))) < room
             if known and _solves(name, benchmark):
                 return name, benchmark
-    pytest.skip(f"none of the embedded models solves mazes: {', '.join(names)}")
+    pytest.fail(f"none of the embedded models solves mazes: {', '.join(names)}")
 
 
 def _solves(model: str, benchmark: str) -> bool:
