@@ -55,8 +55,8 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/calibration.py --quick
 	$(BIN)/python bench/seqbench.py
 	$(BIN)/python bench/policies.py
-	$(BIN)/python bench/replay.py --problems 6 --out bench/results/replay.json
-	$(BIN)/python bench/serving.py --out bench/results/serving.json
+	$(BIN)/python bench/replay.py --problems 6
+	$(BIN)/python bench/serving.py
 
 clean:
 	rm -rf $(VENV) build .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

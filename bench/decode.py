@@ -2,6 +2,7 @@
 
     python bench/decode.py                                # batch 8 at 1k and 4k, batch 1 and 32 at 1k
     python bench/decode.py --full --out bench/results/decode.json      # batch 1, 8, 32 at 1k, 4k, 16k where they fit
+    python bench/decode.py --cases 8x4096 --compile
     python bench/decode.py --kvpress ENV/bin/python       # kvpress' decoding press too, in an environment of its own
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
@@ -13,6 +14,8 @@ mean cache length; the arms take turns, ratios are medians over rounds:
   by gathering what stays. Between compressions the cache grows from `kept` to `budget` tokens: steps are measured at
   the mean length, a compression is measured by itself and spread over the steps of its cycle.
 - `generate`: transformers' generate with the full cache at that length.
+- `fixed` (with --compile, which needs a C++ compiler): our loop with the fixed steps that GPUs get, FlexAttention
+  compiled.
 
 `bandwidth_share` is (bytes of the weights + bytes of the kept keys and values that a step has to read) / seconds of our
 step / read bandwidth of one thread, measured in each round. `overhead` is the share of our step outside the model's
@@ -33,12 +36,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
+from kvatlas.engine.graphs import Graphs
 from kvatlas.engine.rows import Row
 from kvatlas.models import Model
 
@@ -99,7 +104,7 @@ class Memory:
 class Case:
     """All arms at one batch size and one mean cache length."""
 
-    def __init__(self, model: Model, batch: int, tokens: int) -> None:
+    def __init__(self, model: Model, batch: int, tokens: int, compiled: bool) -> None:
         self.model, self.batch, self.tokens = model, batch, tokens
         share = WINDOW + RATIO * (1 - WINDOW)
         budget = round(2 * tokens / (1 + share))
@@ -107,6 +112,12 @@ class Case:
         self.policy = policies.of(Setting.of("window", **values))
         self.kept, self.cycle = budget - round((1 - share) * budget), round((1 - share) * budget)
         self.engine = Engine(model, model.network(), [self.policy], Sampling(max_new_tokens=10**6), batch)
+        self.graphs: Graphs | None = None
+        if compiled:
+            self.graphs = Graphs(
+                model, self.engine.slots, self.engine.observers, self.engine.sampling, self.engine._fixed
+            )
+            self.graphs.kernel = torch.compile(flex_attention, dynamic=False)
         # An empty run puts the engine's attention function into the model.
         list(self.engine.run([]))
         self.reference = model.network()
@@ -162,6 +173,14 @@ class Case:
         for _ in range(steps):
             self.engine._step()
         return time.thread_time() - began
+
+    def fixed(self, steps: int) -> float:
+        """Seconds of our steps in shapes that do not change."""
+        self.engine.graphs = self.graphs
+        try:
+            return self.window(steps)
+        finally:
+            self.engine.graphs = None
 
     def window_compression(self) -> float:
         """Seconds of our compression of all rows at the budget."""
@@ -222,6 +241,8 @@ class Case:
             "dynamic": self.dynamic,
             "generate": self.generate,
         }
+        if self.graphs is not None:
+            arms["fixed"] = self.fixed
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         overhead: list[float] = []
         limits: list[float] = []
@@ -238,6 +259,8 @@ class Case:
             "dynamic": statistics.median(self.dynamic_compression() for _ in range(3)) / self.cycle,
             "generate": 0.0,
         }
+        if self.graphs is not None:
+            spread["fixed"] = spread["window"]
         whole = {name: [taken + spread[name] for taken in found] for name, found in seconds.items()}
         read = (self.model.weight_bytes or 0) + self.batch * self.tokens * self.model.kv_bytes_per_token
         return {
@@ -252,7 +275,8 @@ class Case:
             },
             "speed_against": {
                 name: round(statistics.median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
-                for name in ("dynamic", "generate")
+                for name in whole
+                if name != "window"
             },
             "read_bytes": read,
             "bandwidth": round(statistics.median(limits)),
@@ -276,6 +300,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--compile", action="store_true", help="fixed steps with compiled FlexAttention, too")
     parser.add_argument("--kvpress", type=Path, metavar="PYTHON", help="the interpreter of an environment with kvpress")
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
@@ -292,7 +317,7 @@ def main() -> None:
             if 2.5 * batch * tokens * model.kv_bytes_per_token > ROOM:
                 left_out.append([batch, tokens])
                 continue
-            case = Case(model, batch, tokens)
+            case = Case(model, batch, tokens, options.compile)
             result = case.measure(options.steps, options.rounds, memory)
             if options.kvpress:
                 # Not in turns with the others: a process of its own right after them.

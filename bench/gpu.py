@@ -4,8 +4,9 @@
     python bench/gpu.py --tiny          # the same program on a CPU with a tiny model, to see that it works
 
 Speed and memory do not depend on what the weights are. Every run decodes `--tokens` new tokens a sequence from prompts
-of the same length after a warm-up; `full` and `window` (kv_budget) take turns. A batch that does not fit is noted.
-Prints one JSON document with the hardware named; without a GPU and without --tiny one sentence and exit code 2.
+of the same length after a warm-up; `full` and `window` (kv_budget) take turns, each without CUDA graphs and with them.
+A batch that does not fit is noted. Prints one JSON document with the hardware named; without a GPU and without --tiny
+one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
 
 
 def measure(
-    model: Model, network: LlamaForCausalLM, setting: Setting, batch: int, prompt: int, tokens: int
+    model: Model, network: LlamaForCausalLM, setting: Setting, graphs: bool, batch: int, prompt: int, tokens: int
 ) -> dict[str, Any]:
     """Tokens per second and bytes of one batch; {"fits": False} where memory ran out."""
     cuda = network.device.type == "cuda"
@@ -72,7 +73,7 @@ def measure(
     prompts = [tuple((7 * row + i) % 500 + 5 for i in range(prompt)) for row in range(batch)]
 
     def decode(count: int) -> Engine:
-        engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch)
+        engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch, graphs=graphs)
         for _ in engine.run([Request(row, ids, row, (policy,)) for row, ids in enumerate(prompts)]):
             pass
         return engine
@@ -93,6 +94,7 @@ def measure(
         return {"fits": False}
     return {
         "fits": True,
+        "share_of_steps_as_graphs": round(engine.graphs.steps / max(1, engine.passes), 3) if engine.graphs else 0.0,
         "tokens_per_second": round(engine.decoded_tokens / seconds, 1),
         "kv_bytes": engine.slots.bytes,
         "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda else None,
@@ -121,8 +123,9 @@ def main() -> None:
         model, network = build(Path(folder), options.tiny)
         for batch in options.batches:
             for setting in (window, Setting.of("full")):
-                found = measure(model, network, setting, batch, options.prompt, options.tokens)
-                results.append({"batch": batch, "policy": setting.policy, **found})
+                for graphs in (False, True):
+                    found = measure(model, network, setting, graphs, batch, options.prompt, options.tokens)
+                    results.append({"batch": batch, "policy": setting.policy, "graphs": graphs, **found})
     keep(
         {
             "bench": "gpu",

@@ -1,15 +1,17 @@
-"""What a 4 x 5 grid costs as trees with shared trunks, against 20 separate runs, at given trace lengths.
+r"""What a 4 x 5 grid costs as trees with shared trunks, against 20 separate runs, at given trace lengths.
 
     python bench/sweep_cost.py --rounds 2 --out bench/results/sweep_cost.json
     python bench/sweep_cost.py --full                      # every problem of the four benchmarks, 5 samples
     python bench/sweep_cost.py --replay --layers 12 --hidden 768 --problems 1 --out bench/results/sweep_replay.json
+    python bench/sweep_cost.py --replay --layers 12 --hidden 768 --problems 1 --scale 1 --benchmarks AMC23 \
+        --out bench/results/sweep_replay_full.json         # lengths as published; half an hour and more
 
 Trace lengths follow a log-normal distribution around the means that `kvatlas plan` expects on each benchmark, cut at
 the published 16,384 new tokens; all settings of a problem and sample have the same length.
 `published` counts tokens at these lengths and the published budget of 5000. What is decoded here is the same grid on a
-small random-weight model at a scale of 1 : 24: budget, windows, prompts and lengths are divided by it, and each trace
-ends after exactly its length. Both sides are decoded by the same engine with the same batch size, in turns. Prints one
-JSON document.
+small random-weight model at a scale of 1 : 24 (`--scale`): budget, windows, prompts and lengths are divided by it, and
+each trace ends after exactly its length. Both sides are decoded by the same engine with the same batch size, in turns.
+Prints one JSON document.
 
 `bound` is the least share that any sharing can reach: a setting that compresses at F tokens decodes the L - F after it
 alone, so that 20 settings cost F + 20 (L - F) of 20 L tokens.
@@ -27,6 +29,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,7 @@ LENGTHS = {name: (SOURCES[name].size, SOURCES[name].output_tokens) for name in (
 #: Of the logarithm of a length, around its mean.
 SPREAD = 0.5
 BUDGET, WINDOWS, RATIOS = 5000, (500, 1000, 2000, 3000), (0.1, 0.2, 0.3, 0.4, 0.5)
-PROMPT, LONGEST, SCALE = 200, 16_384, 24
+PROMPT, LONGEST = 200, 16_384
 SHAPE = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -57,11 +60,12 @@ SHAPE = {
 }
 
 
-def lengths(problems: int | None, samples: int, seed: int) -> dict[str, list[int]]:
+def lengths(benchmarks: Sequence[str], problems: int | None, samples: int, seed: int) -> dict[str, list[int]]:
     """New tokens of every (problem, sample) of each benchmark: their mean before the cut is the benchmark's."""
     rng = random.Random(seed)
     found = {}
-    for name, (count, mean) in LENGTHS.items():
+    for name in benchmarks:
+        count, mean = LENGTHS[name]
         drawn = [
             mean * rng.lognormvariate(-SPREAD * SPREAD / 2, SPREAD)
             for _ in range(min(count, problems or count) * samples)
@@ -123,6 +127,8 @@ def main() -> None:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--problems", type=int, default=4, help="of each benchmark, for what is decoded here")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--scale", type=int, default=24, help="what lengths are divided by")
+    parser.add_argument("--benchmarks", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="to decode here")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replay", action="store_true", help="trees with replay against trees without")
@@ -132,18 +138,19 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    settings = len(WINDOWS) * len(RATIOS)
-    published = lengths(None, 5, options.seed)
+    settings, scale = len(WINDOWS) * len(RATIOS), options.scale
+    published = lengths(list(LENGTHS), None, 5, options.seed)
     counted = {name: tokens(each, BUDGET - PROMPT + 1, settings) for name, each in published.items()}
-    decoded = lengths(None if options.full else options.problems, 5 if options.full else 1, options.seed)
+    problems, samples = (None, 5) if options.full else (options.problems, 1)
+    decoded = lengths(options.benchmarks, problems, samples, options.seed)
     work = [
-        (number, max(2, round(length / SCALE)))
+        (number, max(2, round(length / scale)))
         for number, length in enumerate(length for each in decoded.values() for length in each)
     ]
-    prompt = tuple(5 + i % 400 for i in range(round(PROMPT / SCALE)))
+    prompt = tuple(5 + i % 400 for i in range(round(PROMPT / scale)))
     grid = [
         policies.of(
-            Setting.of("window", kv_budget=round(BUDGET / SCALE), local_window=round(window / SCALE), ratio=ratio)
+            Setting.of("window", kv_budget=round(BUDGET / scale), local_window=round(window / scale), ratio=ratio)
         )
         for window in WINDOWS
         for ratio in RATIOS
@@ -152,7 +159,15 @@ def main() -> None:
     asked = {name: value for name, value in vars(options).items() if name != "out"}
     common = {"bench": "sweep_cost", "options": asked, "machine": platform.processor() or platform.machine()}
     if options.replay:
-        keep({**common, "scale": SCALE, **replayed(work, prompt, grid, shape, options.batch)}, options.out)
+        keep(
+            {
+                **common,
+                "scale": scale,
+                "new_tokens": [length for _, length in work],
+                **replayed(work, prompt, grid, shape, options.batch),
+            },
+            options.out,
+        )
         return
     arms = {
         "shared": [Request(key, prompt, key[0], tuple(grid)) for key in work],
@@ -184,7 +199,7 @@ def main() -> None:
                 "share": round(shared / separate, 4),
                 "share_by_benchmark": {name: round(two[1] / two[0], 4) for name, two in counted.items()},
             },
-            "scale": SCALE,
+            "scale": scale,
             "decoded_tokens": written,
             "bound": round(
                 tokens([length for _, length in work], grid[0].kv_budget - len(prompt) + 1, settings)[1]

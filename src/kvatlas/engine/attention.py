@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import SHELF, Slots, aligned
 from kvatlas.engine.chunks import Chunks
+from kvatlas.engine.graphs import Fixed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,7 +169,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    kvatlas: Pass,
+    kvatlas: Pass | Fixed,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -180,6 +181,8 @@ def attend(
     """
     refuse_unsupported(others)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(kvatlas, Fixed):
+        return kvatlas.attend(layer, query, key, value, scaling), None
     if kvatlas.prefill is not None:
         return _prefill(kvatlas, layer, query, key, value, scaling, sliding_window), None
     if kvatlas.ahead is None:

@@ -12,7 +12,7 @@ replay them in chunks as long as they choose the same. What comes out equals sep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,11 @@ from kvatlas.core import Sampling, Usage
 from kvatlas.engine.attention import Pass, attend
 from kvatlas.engine.cache import SMALLEST_BATCH, Slots, Snapshot
 from kvatlas.engine.chunks import Chunks
+from kvatlas.engine.graphs import Fixed, Graphs
 from kvatlas.engine.observation import Asked, Observers, column_name
 from kvatlas.engine.replay import LONGEST, TOGETHER, Replay, Tree, taken_over
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import draw, near_ties
+from kvatlas.engine.sampling import draw_rows, each, near_ties
 from kvatlas.policies import Cached, Policy, Selection, Signal, select
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ TREES = 2
 
 
 class Engine:
-    """Decodes requests for one model. `policies` are all that requests may name (they decide what is observed)."""
+    """Decodes requests for one model. `policies` are all that requests may name (they decide what is observed).
+
+    `graphs`: steps have fixed shapes where that is possible, as CUDA graphs; None: on CUDA devices.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Engine:
         sampling: Sampling,
         batch_size: int = 64,
         replay: Replay = Replay.AUTO,
+        graphs: bool | None = None,
     ) -> None:
         from transformers import AttentionInterface
 
@@ -62,6 +67,8 @@ class Engine:
         self.slots = Slots(model.shape, batch_size, columns, ring, weight.device, weight.dtype)
         self.replay, self.exact = replay, weight.device.type == "cpu"
         self.wary = replay is Replay.STRICT and not (self.exact and weight.dtype is torch.float32)
+        wanted = weight.device.type == "cuda" if graphs is None else graphs
+        self.graphs = Graphs(model, self.slots, self.observers, sampling, self._fixed) if wanted else None
         self.decoded_tokens = self.replayed_tokens = self.passes = self.evicted_tokens = 0
         #: Whether the source may have more requests; settings that are begun and not done.
         self._open, self._begun = False, 0
@@ -150,7 +157,7 @@ class Engine:
         entered = torch.arange(length, device=self.slots.device)[None]
         self.observers.show(self.model, step, [row.asked], entered, entered, self._hidden)
         self.slots.lengths[index] = length
-        self._append(row, self._draw(logits, [row], [length])[0])
+        self._append(row, draw_rows(logits, [row], [length])[0])
         self.decoded_tokens += 1
         row.kv_peak = length
         row.seconds += time.perf_counter() - began
@@ -162,11 +169,29 @@ class Engine:
     def _step(self) -> list[Generation[Any]]:
         began = time.perf_counter()
         count = len(self._rows)
-        padding = max(0, SMALLEST_BATCH - count)
         proposals = self._proposals()
         fed = [1 + len(each) for each in proposals]
         for index, new in enumerate(fed):
             self.slots.reserve(index, self.slots.lengths[index] + new)
+        drawn = self.graphs.draw(self._rows) if self.graphs is not None and not any(proposals) else None
+        if drawn is None:
+            drawn = self._feed(proposals)
+        share = (time.perf_counter() - began) / sum(fed)
+        self.passes += 1
+        ended = [self._take(index, own, share * fed[index]) for index, own in enumerate(drawn)]
+        generations: list[Generation[Any]] = []
+        for index in range(count - 1, -1, -1):
+            row = self._rows[index]
+            if ended[index]:
+                generations += self._hand_out(index, row)
+            elif row.due(self.slots.lengths[index]):
+                self._fork(index, row)
+        return generations
+
+    def _feed(self, proposals: list[list[int]]) -> list[list[int]]:
+        """The new tokens of each row, from a pass of just the shapes that it needs."""
+        count = len(self._rows)
+        padding = max(0, SMALLEST_BATCH - count)
         tokens = [[row.tokens[-1]] for row in self._rows] + [[0]] * padding
         positions = [row.position for row in self._rows] + [0] * padding
         asked = [row.asked for row in self._rows]
@@ -182,17 +207,11 @@ class Engine:
         drawn = self._choose(logits, step, proposals)
         if step.ahead is not None:
             self.observers.show_ahead(self.model, step.ahead, asked, [len(own) - 1 for own in drawn], hidden)
-        share = (time.perf_counter() - began) / sum(fed)
-        self.passes += 1
-        ended = [self._take(index, own, share * fed[index]) for index, own in enumerate(drawn)]
-        generations: list[Generation[Any]] = []
-        for index in range(count - 1, -1, -1):
-            row = self._rows[index]
-            if ended[index]:
-                generations += self._hand_out(index, row)
-            elif row.due(self.slots.lengths[index]):
-                self._fork(index, row)
-        return generations
+        return drawn
+
+    def _fixed(self, tokens: Tensor, positions: Tensor, step: Fixed) -> tuple[Tensor, Tensor | None]:
+        logits = self._logits(tokens, positions, step)
+        return logits, self._hidden
 
     def _proposals(self) -> list[list[int]]:
         """What each row replays in this step."""
@@ -205,12 +224,12 @@ class Engine:
 
     def _choose(self, logits: Tensor, step: Pass, proposals: list[list[int]]) -> list[list[int]]:
         """The new tokens of each row: its draws up to the first that is no proposed one, that included."""
-        drawn = self._draw(logits[: len(self._rows)], self._rows, [row.position + 1 for row in self._rows])
+        drawn = draw_rows(logits[: len(self._rows)], self._rows, [row.position + 1 for row in self._rows])
         if step.ahead is None:
             return [[token] for token in drawn]
         ahead = logits[step.batch :], [self._rows[row] for row in step.ahead.rows], (step.ahead.now + 1).tolist()
-        near = self._each(near_ties, *ahead)
-        chosen = taken_over([row.reader for row in self._rows], proposals, drawn, self._draw(*ahead), near, self.wary)
+        near = each(near_ties, *ahead)
+        chosen = taken_over([row.reader for row in self._rows], proposals, drawn, draw_rows(*ahead), near, self.wary)
         self.replayed_tokens += sum(map(len, chosen)) - len(chosen)
         return chosen
 
@@ -231,9 +250,12 @@ class Engine:
     def _forward(self, tokens: list[list[int]], positions: list[list[int]], step: Pass) -> Tensor:
         """Logits [rows, vocabulary] after the last of `tokens` [rows][new]; positions are given, never counted."""
         device = self.slots.device
+        return self._logits(torch.tensor(tokens, device=device), torch.tensor(positions, device=device), step)
+
+    def _logits(self, tokens: Tensor, positions: Tensor, step: Pass | Fixed) -> Tensor:
         output = self.network(
-            input_ids=torch.tensor(tokens, device=device),
-            position_ids=torch.tensor(positions, device=device),
+            input_ids=tokens,
+            position_ids=positions,
             use_cache=False,
             logits_to_keep=1,
             kvatlas=step,
@@ -248,25 +270,6 @@ class Engine:
             for signal in (Signal.ATTENTION, Signal.QUERIES)
         )
         return attention, queries
-
-    def _draw(self, logits: Tensor, rows: list[Row[Any]], positions: list[int]) -> list[int]:
-        for index, row in enumerate(rows):
-            if row.request.adjust is not None:
-                logits[index] = row.request.adjust([*row.request.prompt, *row.tokens], logits[index])
-        return self._each(draw, logits, rows, positions)
-
-    def _each(
-        self, ask: Callable[..., Tensor], logits: Tensor, rows: list[Row[Any]], positions: list[int]
-    ) -> list[int]:
-        """What `draw` or `near_ties` say of each row, by its own sampling."""
-        streams = torch.tensor([row.request.stream for row in rows], device=self.slots.device)
-        places = torch.tensor(positions, device=self.slots.device)
-        found = torch.empty_like(streams)
-        for sampling in dict.fromkeys(row.sampling for row in rows):
-            own = torch.tensor([row.sampling == sampling for row in rows], device=self.slots.device)
-            found[own] = ask(logits[own], sampling, streams[own], places[own]).long()
-        numbers: list[int] = found.tolist()
-        return numbers
 
     def _append(self, row: Row[Any], token: int) -> None:
         row.reader.note(row.tree.script, len(row.tokens), token)

@@ -11,6 +11,7 @@ import torch
 from kvatlas.engine.attention import Pass
 from kvatlas.engine.cache import Slots
 from kvatlas.engine.chunks import Chunks, Look
+from kvatlas.engine.graphs import Fixed
 from kvatlas.policies import Policy, Signal, Step
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Observers:
     def show(
         self,
         model: Model,
-        step: Pass | Look,
+        step: Pass | Look | Fixed,
         asked: Sequence[Asked],
         entered: Tensor,
         positions: Tensor,
@@ -76,6 +77,7 @@ class Observers:
                 rows = [row for row, wanted in enumerate(asked) if key in wanted]
                 if not rows:
                     continue
+                assert not isinstance(step, Fixed), "attention is watched in a Pass"
                 attention = self._attention(policy, step, [first + row for row in rows])
                 index = torch.tensor(rows, device=entered.device)
             elif Signal.HIDDEN not in policy.observes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.core import Sampling
+    from kvatlas.engine.rows import Row
 
 #: Draws count as near ties if they differ by less than so many roundings of the largest logit.
 TIE = 4
@@ -29,6 +31,27 @@ def draw(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor)
     scores, tokens = _scores(logits, sampling, streams, positions)
     best = scores.argmax(-1, keepdim=True)
     return tokens.gather(-1, best).squeeze(-1)
+
+
+def draw_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
+    """The next token of each row from its logits [rows, vocabulary], adjusted as its request says, by its sampling."""
+    for index, row in enumerate(rows):
+        if row.request.adjust is not None:
+            logits[index] = row.request.adjust([*row.request.prompt, *row.tokens], logits[index])
+    return each(draw, logits, rows, positions)
+
+
+def each(ask: Callable[..., Tensor], logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
+    """What `draw` or `near_ties` say of each row, by its own sampling."""
+    numbers = [0] * len(rows)
+    for sampling in dict.fromkeys(row.sampling for row in rows):
+        own = [index for index, row in enumerate(rows) if row.sampling == sampling]
+        keys = [(rows[index].request.stream, positions[index]) for index in own]
+        streams, places = torch.tensor(keys, device=logits.device).unbind(1)
+        found = ask(logits if len(own) == len(rows) else logits[own], sampling, streams, places)
+        for index, number in zip(own, found.tolist(), strict=True):
+            numbers[index] = int(number)
+    return numbers
 
 
 def near_ties(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from kvatlas.core import Setting, Usage
 from kvatlas.engine.attention import Pass
 from kvatlas.engine.loop import Engine
 from kvatlas.engine.rows import Request
+from kvatlas.engine.sampling import draw_rows
 from kvatlas.policies import Policy
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ class Screener(Engine):
 
     _split: tuple[int, int]
     _tallies: dict[Policy, Tally]
+
+    def __init__(self, *made: Any, **named: Any) -> None:
+        # Whether or not tokens are proposed, what comes next is not what is drawn.
+        super().__init__(*made, **{**named, "graphs": False})
 
     def screen(self, request: Request[Any]) -> list[Screened]:
         """What every policy of a request that compresses would have chosen along the request's script.
@@ -111,7 +116,7 @@ class Screener(Engine):
         start, count = len(first.tokens), len(following)
         positions = [first.position + 1 + number for number in range(count)] * len(rows)
         owners = [self._rows[row] for row in rows for _ in following]
-        drawn = torch.tensor(self._draw(own.flatten(0, 1), owners, positions)).view(len(rows), count)
+        drawn = torch.tensor(draw_rows(own.flatten(0, 1), owners, positions)).view(len(rows), count)
         likely, likely_own = full.float().log_softmax(-1), own.float().log_softmax(-1)
         kl = (likely.exp() * (likely - likely_own)).sum(-1).tolist()
         top1 = (full.argmax(-1) == own.argmax(-1)).tolist()

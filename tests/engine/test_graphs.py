@@ -1,0 +1,190 @@
+"""Steps of fixed shapes write what steps of just the needed shapes write; on CUDA they are graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvatlas import policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Generation, Replay, Request
+from kvatlas.models import Model
+from kvatlas.policies import Policy
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+BUDGET = 48
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+
+
+def settings(*names: str) -> list[Policy]:
+    values = {"kv_budget": BUDGET, "local_window": 8, "ratio": 0.3}
+    return [policies.of(Setting.of(name, **(values if name != "full" else {}))) for name in names]
+
+
+def requests(model: Model, chosen: Iterable[Policy], count: int) -> list[Request[int]]:
+    words = model.vocabulary - 5
+    prompts = [tuple(5 + (7 * row + 3 * i) % words for i in range(5 + row % 9)) for row in range(count)]
+    return [Request(row, prompt, 100 + row, tuple(chosen)) for row, prompt in enumerate(prompts)]
+
+
+def run(model: Model, work: list[Request[int]], graphs: bool, rows: int = 40, **drawn: Any) -> tuple[Engine, Any]:
+    found = dict.fromkeys(policy for request in work for policy in request.policies)
+    sampling = Sampling(**{"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 110, **drawn})
+    engine = Engine(model, model.network(), found, sampling, rows, Replay.OFF, graphs)
+    return engine, outcome(engine.run(work))
+
+
+def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
+    return {(each.key, each.policy.setting.id): (each.tokens, each.usage.compressions) for each in generations}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_fixed_steps_write_the_same_tokens(random_models: dict[str, Model], kind: str, rows: int) -> None:
+    """Trunks and branches, short and long rows, one shelf and three; a policy that looks at recent queries."""
+    model = random_models[kind]
+    work = requests(model, settings("full", "window", "random", "snapkv"), 2 if rows == 1 else 11)
+    _, plain = run(model, work, graphs=False, rows=rows)
+    engine, fixed = run(model, work, graphs=True, rows=rows)
+    assert fixed == plain
+    assert engine.graphs is not None
+    assert engine.graphs.steps == engine.passes > 100
+
+
+def test_steps_that_are_not_fixed(random_models: dict[str, Model]) -> None:
+    """Watched attention and sliding windows need passes of the shapes at hand; the others of the run stay fixed."""
+    work = requests(random_models["llama"], settings("window"), 4)
+    work[0] = Request(0, work[0].prompt, 100, tuple(settings("h2o")))
+    _, plain = run(random_models["llama"], work, graphs=False, rows=2)
+    engine, fixed = run(random_models["llama"], work, graphs=True, rows=2)
+    assert fixed == plain
+    assert engine.graphs is not None
+    assert 0 < engine.graphs.steps < engine.passes
+    work = requests(random_models["gemma3"], settings("window"), 3)
+    _, plain = run(random_models["gemma3"], work, graphs=False)
+    engine, fixed = run(random_models["gemma3"], work, graphs=True)
+    assert fixed == plain
+    assert engine.graphs is not None
+    assert engine.graphs.steps == 0
+
+
+def test_hidden_states_of_fixed_steps(tiny_llama: Model) -> None:
+    """The predictor scores the tokens by the hidden states of the lines that they were fed in."""
+    prompt = tuple(tiny_llama.tokenizer("a = 3 ; b = a + a ; c = b - a ; d = c + b ? b , c , d")["input_ids"])
+    work = [Request(row, prompt, row, tuple(settings("dynts", "window"))) for row in range(5)]
+    _, plain = run(tiny_llama, work, graphs=False)
+    engine, fixed = run(tiny_llama, work, graphs=True)
+    assert fixed == plain
+    assert engine.graphs is not None
+    assert engine.graphs.steps == engine.passes
+
+
+def test_requests_with_their_own_sampling(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    work = requests(model, settings("window"), 6)
+    work[2] = Request(2, work[2].prompt, 102, work[2].policies, sampling=Sampling(temperature=0, max_new_tokens=70))
+    work[4] = Request(4, work[4].prompt, 104, work[4].policies, adjust=lambda _tokens, logits: -logits)
+    _, plain = run(model, work, graphs=False)
+    _, fixed = run(model, work, graphs=True)
+    assert fixed == plain
+
+
+class Heard(TorchDispatchMode):
+    """The names of torch's operations; "of a mask" behind those that choose by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        chosen = args[1] if "aten.index" in name and isinstance(args[1], list | tuple) else ()
+        masked = any(one is not None and one.dtype is torch.bool for one in chosen)
+        self.names.append(name + (" of a mask" if masked else ""))
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_in_a_fixed_step_asks_the_host(
+    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph can hold no value read back, no size that depends on values, no new tensor of Python numbers."""
+    from kvatlas.engine.graphs import Graph
+
+    heard = Heard()
+    original = Graph.__init__
+
+    def listening(self: Graph, fixed: Any, sampling: Any, forward: Any, capture: Any) -> None:
+        def heard_capture(work: Any) -> Any:
+            def listened() -> None:
+                with heard:
+                    work()
+
+            return capture(listened)
+
+        original(self, fixed, sampling, forward, heard_capture)
+
+    def attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float, enable_gqa: bool) -> Any:
+        # FlexAttention without a compiler runs through torch.compile, which no operation can be heard in.
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+
+    monkeypatch.setattr(Graph, "__init__", listening)
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", attention)
+    model = random_models["qwen2"]
+    run(model, requests(model, settings("window", "snapkv"), 3), graphs=True, max_new_tokens=60)
+    host = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "is_nonzero", "of a mask")
+    assert len(heard.names) > 1000
+    assert not [name for name in heard.names if any(word in name for word in host)]
+
+
+def test_shelves_that_grow_get_new_steps(random_models: dict[str, Model]) -> None:
+    model = random_models["llama"]
+    work = requests(model, settings("full"), 2)
+    _, plain = run(model, work, graphs=False, max_new_tokens=200)
+    engine, fixed = run(model, work, graphs=True, max_new_tokens=200)
+    assert fixed == plain
+    assert engine.slots.capacity > 128
+
+
+def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
+    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvatlas.engine.graphs import Graphs
+
+    def refuse(self: Graphs, work: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    model = random_models["llama"]
+    work = requests(model, settings("window"), 3)
+    _, plain = run(model, work, graphs=False)
+    monkeypatch.setattr(Graphs, "_capture", refuse)
+    found = dict.fromkeys(policy for request in work for policy in request.policies)
+    engine = Engine(model, model.network(), found, Sampling(0.8, 20, 0.95, 110), 40, Replay.OFF, graphs=True)
+    with pytest.raises(RuntimeError):
+        list(engine.run(work))
+    assert engine.graphs is not None
+    # What a capture on a GPU does when it fails.
+    engine.graphs.cuda = True
+    with pytest.warns(UserWarning, match=r"CUDA graphs are off.*stream is capturing$"):
+        fixed = outcome(engine.run(work))
+    assert fixed == plain
+    assert engine.graphs.steps == 0
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_cuda_graphs_equal_the_steps_that_they_replay(random_models: dict[str, Model], kind: str) -> None:
+    model = random_models[kind]
+    network = model.network().to("cuda")
+    chosen = settings("full", "window", "random", "snapkv")
+    work = requests(model, chosen, 9)
+    found: list[Any] = []
+    for graphs in (False, True):
+        engine = Engine(model, network, chosen, Sampling(0.8, 20, 0.95, 110), 40, Replay.OFF, graphs)
+        found.append(outcome(engine.run(work)))
+        assert engine.graphs is None or (engine.graphs.steps == engine.passes and not engine.graphs.broken)
+    assert found[0] == found[1]
