@@ -97,3 +97,24 @@ def test_the_network_gets_its_attention_back(tiny_llama: Model, network: Any) ->
     before = network.config._attn_implementation
     tokens(tiny_llama, network, requests(tiny_llama, 1))
     assert network.config._attn_implementation == before != "kvatlas"
+
+
+def test_new_prompts_are_read_between_steps_a_few_at_a_time(tiny_llama: Model, network: Any) -> None:
+    """A row that is being decoded waits for two prompts of 600 tokens at most, not for all that came."""
+    first, *others = requests(tiny_llama)
+    events: list[str] = []
+
+    def watch(new: Sequence[int]) -> bool:
+        events.append("token")
+        return len(new) == 20
+
+    def source() -> Iterator[Request[int] | None]:
+        yield replace(first, watch=watch)
+        yield None
+        for request in others:
+            events.append("prompt")
+            yield replace(request, prompt=(request.prompt * 50)[:600])
+
+    assert len(tokens(tiny_llama, network, source())) == 6
+    between = "".join("p" if event == "prompt" else " " for event in events).split()
+    assert between == ["pp", "pp", "p"]

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Trees are begun while fewer settings are begun and not done than this many times the batch.
 TREES = 2
+#: No prompt is begun in a turn that has read so many tokens of prompts, while other rows wait for their next token.
+PREFILL = 1024
 
 
 class Engine:
@@ -117,9 +119,11 @@ class Engine:
     @torch.inference_mode()
     def _fill(self, source: Iterator[Request[Any] | None]) -> list[Generation[Any]]:
         generations: list[Generation[Any]] = []
-        while len(self._rows) < self.batch_size:
+        stalled, read = bool(self._rows), 0
+        while len(self._rows) < self.batch_size and not (stalled and read >= PREFILL):
             request = self._next(source)
             if request is not None:
+                read += len(request.prompt)
                 generations += self._prefill(request)
             elif self._waiting:
                 snapshot, row = self._waiting.pop()
