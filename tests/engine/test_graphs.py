@@ -128,9 +128,9 @@ def test_nothing_in_a_fixed_step_asks_the_host(
 
         original(self, fixed, sampling, forward, heard_capture)
 
-    def attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float, enable_gqa: bool) -> Any:
+    def attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
         # FlexAttention without a compiler runs through torch.compile, which no operation can be heard in.
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
 
     monkeypatch.setattr(Graph, "__init__", listening)
     monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", attention)

@@ -46,6 +46,8 @@ class Fixed:
     def __init__(self, slots: Slots, shelves: tuple[int, ...], kernel: Callable[..., Tensor]) -> None:
         device = slots.device
         self.slots, self.kernel = slots, kernel
+        #: Query heads of a KV head; they stand where queries of one head would, so that any number of them is split.
+        self.group = slots.shape.heads // slots.shape.kv_heads
         self.numbers = [SHELF * shelf + place for shelf in shelves for place in range(slots.shelves[shelf])]
         self.places = torch.tensor(self.numbers, device=device)
         self.inputs = torch.zeros(4, len(self.numbers), dtype=torch.int64, device=device)
@@ -69,7 +71,9 @@ class Fixed:
 
         order = torch.arange(-(-capacity // BLOCK), dtype=torch.int32, device=self.inputs.device)
         order = order.expand(*blocks.shape, -1).contiguous()
-        return flex.BlockMask.from_kv_blocks(blocks, order, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(1, capacity))
+        return flex.BlockMask.from_kv_blocks(
+            blocks, order, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(self.group, capacity)
+        )
 
     def stage(self, rows: Sequence[Row[Any]]) -> list[int]:
         """Send what the rows feed to the device in one copy; the line of each row."""
@@ -86,14 +90,14 @@ class Fixed:
         slots = self.slots
         if slots.ring:
             slots.queries[layer][self.places, :, self.positions % slots.ring] = query[:, :, 0]
+        grouped = query.view(len(query), slots.shape.kv_heads, self.group, -1)
         found = []
         for shelf, part, own, mask in self.parts:
             keys, values = slots.keys[layer][shelf], slots.values[layer][shelf]
             keys[own, :, self.lengths[part]] = key[part, :, 0]
             values[own, :, self.lengths[part]] = value[part, :, 0]
-            grouped = query.shape[1] != key.shape[1]
-            found.append(self.kernel(query[part], keys, values, block_mask=mask, scale=scaling, enable_gqa=grouped))
-        return torch.cat(found).transpose(1, 2)
+            found.append(self.kernel(grouped[part], keys, values, block_mask=mask, scale=scaling))
+        return torch.cat(found).reshape(len(query), 1, slots.shape.heads, -1)
 
 
 class Graphs:
@@ -118,7 +122,7 @@ class Graphs:
         self.broken, self.steps = False, 0
         self._made: dict[tuple[int, ...], Graph] = {}
         self._capacities: list[int] = []
-        self._pool: Any = None
+        self._pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
     def draw(self, rows: Sequence[Row[Any]]) -> list[list[int]] | None:
         """Feed the newest token of every row and draw the next; None where a row needs more than a fixed step does.
@@ -192,7 +196,6 @@ class Graphs:
             torch.cuda.current_stream().wait_stream(aside)
             with torch.cuda.graph(graph, pool=self._pool):
                 work()
-        self._pool = self._pool or graph.pool()
         replay()
         return replay
 
