@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,27 @@ def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(re
     assert hidden > 0
 
 
+def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) -> None:
+    found = 0
+    for example in examples(recipes, 6):
+        length = len(example.words)
+        everything = np.tril(np.ones((2, length, length), bool))
+        assert recipes.masks.unseen(example, everything) == []
+        nothing = everything.copy()
+        nothing[:, :, example.prompt :] = np.eye(length, dtype=bool)[:, example.prompt :]
+        told = recipes.masks.unseen(example, nothing)
+        text = " ".join(example.words[: example.prompt])
+        first: dict[str, int] = {}
+        expected = []
+        for name, start, end in example.results:
+            # Values that the prompt gives can be read there.
+            if first.setdefault(name, start) != start and not re.search(rf"(^| ){name}  =  \d", text):
+                expected += range(start, end)
+        assert told == expected
+        found += len(told)
+    assert found > 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
 def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
@@ -109,17 +131,17 @@ def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    def train(tokens: int) -> list[dict]:
+    def train(more: int) -> list[dict]:
         done = subprocess.run(
-            [sys.executable, RECIPES / "train.py", "--model", name, "--out", tmp_path, "--tokens", str(tokens),
-             "--batch-tokens", "600", "--log-every", "1"],
+            [sys.executable, RECIPES / "train.py", "--model", name, "--out", tmp_path, "--tokens", "4000",
+             "--more", str(more), "--batch-tokens", "600", "--log-every", "1"],
             capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    first = train(4_000)
-    again = train(9_000)
+    first = train(0)
+    again = train(5_000)
     assert again[0]["step"] > first[-1]["step"]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = find("SEQBENCH-4x4").prompt(find("SEQBENCH-4x4").problems(1)[0])

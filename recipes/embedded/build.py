@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 import kvatlas
 from kvatlas import models
 
@@ -67,11 +69,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/embedded"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="where the finished model folders go")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", default="24e6", help="training tokens of each model")
+    parser.add_argument("--tokens", default="24e6", help="training tokens of each model in the first part")
+    parser.add_argument("--more", default="6e6", help="and in the second, on mostly large problems")
     options = parser.parse_args()
     started = time.monotonic()
     folders = {name: options.work / f"{name}-seed{options.seed}" for name in NAMES}
-    common = ["--seed", str(options.seed), "--tokens", options.tokens]
+    common = ["--seed", str(options.seed), "--tokens", options.tokens, "--more", options.more]
     together([[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in NAMES])
     trained = time.monotonic()
     together([[str(HERE / "predictor.py"), "--model", f"hf:{folder}"] for folder in folders.values()])
@@ -89,8 +92,8 @@ def main() -> None:
             "date": datetime.now(UTC).date().isoformat(),
             "license": "Apache-2.0",
             "seed": options.seed,
-            "tokens": int(float(options.tokens)),
-            "training_seconds": round(trained - started),
+            "tokens": int(float(options.tokens) + float(options.more)),
+            "training_seconds": round(torch.load(folder / "checkpoint.pt", weights_only=True)["seconds"]),
             "statistics_seconds": round(time.monotonic() - trained),
             "weights_digest": weights,
             "versions": {package: version(package) for package in ("torch", "transformers")},

@@ -47,6 +47,24 @@ def batch_mask(examples: Sequence[Example], kv_heads: int, groups: int, rng: ran
     return np.repeat(batch, groups, axis=1) if per_head else batch
 
 
+def unseen(example: Example, visible: Mask) -> list[int]:
+    """Places of words that restate a result of which no copy is visible any more, nor in the prompt.
+
+    `visible` [heads, length, length] is the sequence's part of `batch_mask`. A model that is asked for them all the
+    same learns to invent results where it sees none.
+    """
+    prompt = example.words[: example.prompt]
+    given = {a for a, b, c in zip(prompt, prompt[1:], prompt[2:], strict=False) if b == " = " and c.isdigit()}
+    stated: dict[str, list[int]] = {}
+    places: list[int] = []
+    for name, first, last in example.results:
+        copies = stated.setdefault(name, [])
+        if copies and name not in given and not visible[:, last - 2, copies].any():
+            places += range(first, last)
+        copies.append(last - 1)
+    return places
+
+
 class Scheme:
     """Which thinking tokens of one sequence survive: `keep` is asked at each firing for the older ones.
 

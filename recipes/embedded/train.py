@@ -1,6 +1,7 @@
-"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes.
+"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes,
+and at the end, with a rate that falls once more, mostly large problems and no result asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 40e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 24e6 --more 6e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -15,9 +16,9 @@ import time
 from pathlib import Path
 
 import torch
-from chain_traces import chain_example
+from chain_traces import LOOKUP_WEIGHT, chain_example
 from examples import Example
-from masks import batch_mask
+from masks import batch_mask, unseen
 from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -27,7 +28,8 @@ from vocabulary import END, END_THINK, IDS, PAD, VOCABULARY, save_tokenizer
 from kvatlas.benchmarks.seqbench import Shape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
 
-LONGEST = 720
+# Longest sequence in words; among mostly large problems the largest would be cut away by the first.
+LONGEST, LONGEST_LARGE = 720, 960
 POOL_BATCHES = 8
 WARM_UP_STEPS = 100
 CHECKPOINT_SECONDS = 60.0
@@ -37,8 +39,10 @@ ANSWER_WEIGHT = 5.0
 # Problems of a task grow, and drills fade, by one LEVEL whenever GOOD a share of its lookups and FAIR a share of its
 # choices (among doors, where chance has a say) was right in a pool.
 GOOD, FAIR, LEVEL = 0.9, 0.65, 0.05
-# Shares of the tokens of a run: holes come after HOLES, and the rate falls from FLAT on.
+# Shares of the tokens of the first part: holes come after HOLES, and the rate falls from FLAT on.
 HOLES, FLAT = 0.4, 0.55
+# The second part starts with this share of the highest rate, after the warm-up.
+AGAIN = 0.6
 # Shares of the tokens of a pool by task.
 TASKS = {"chain": 0.5, "maze": 0.5}
 
@@ -76,29 +80,33 @@ def save_model(model: nn.Module, folder: Path) -> None:
     save_tokenizer(folder)
 
 
-def draw(task: str, level: float, rng: random.Random) -> Example:
-    """A fresh problem of a task with its solution, no harder than the level (0 to 1) allows."""
+def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
+    """A fresh problem of a task with its solution, no harder than the level (0 to 1) allows; mostly `large` ones."""
+
+    def size_up_to(most: int) -> int:
+        return max(rng.randint(3, most) for _ in range(1 + large))
+
     while True:
         if task == "chain":
-            size = rng.randint(3, 4 + round(10 * level))
+            size = size_up_to(4 + round(10 * level))
             example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
         else:
-            side = rng.randint(3, 3 + round(3 * level))
+            side = size_up_to(3 + round(3 * level))
             keys = int(rng.random() < 0.4 * level)
             write = maze_drill if rng.random() < 0.8 * (1 - level) else maze_example
             example = write(draw_maze(Shape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng), rng)
-        if len(example.words) <= LONGEST:
+        if len(example.words) <= (LONGEST_LARGE if large else LONGEST):
             return example
 
 
-def batches(seed: int, pool: int, levels: dict[str, float], batch_tokens: int) -> list[Batch]:
+def batches(seed: int, pool: int, levels: dict[str, float], large: bool, batch_tokens: int) -> list[Batch]:
     """The batches of one pool, each of sequences of like length; a function of its arguments alone."""
     rng = random.Random(f"kvatlas embedded train {seed} pool {pool}")
     rows: list[Example] = []
     tokens = dict.fromkeys(TASKS, 0)
     while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
         task = min(TASKS, key=lambda one: tokens[one] / TASKS[one])
-        rows.append(draw(task, levels[task], rng))
+        rows.append(draw(task, levels[task], large, rng))
         tokens[task] += len(rows[-1].words)
     rows.sort(key=lambda example: len(example.words))
     pool_batches: list[Batch] = []
@@ -135,24 +143,33 @@ def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rate_factor(step: int, progress: float) -> float:
-    """Warm-up, flat to FLAT, then linear to 2 %."""
+def rate_factor(step: int, progress: float, again: float) -> float:
+    """Warm-up, flat to FLAT, then linear to 2 %; in the second part up again and linear to 2 % as `again` goes to 1."""
+    if again:
+        return max(0.02, AGAIN * min(1.0 - again, again / 0.03))
     decay = 0.98 * max(0.0, progress - FLAT) / (1.0 - FLAT)
     return max(0.02, min(1.0, (step + 1) / WARM_UP_STEPS, 1.0 - decay))
 
 
 def loss_of(
-    model: LlamaForCausalLM, batch: Batch, holes: bool, rng: random.Random
+    model: LlamaForCausalLM, batch: Batch, holes: bool, fair: bool, rng: random.Random
 ) -> tuple[Tensor, dict[str, tuple[float, float, float]]]:
     """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast.
 
+    If it is `fair`, results that no visible token states count nothing, and that one is unknown counts as much as one
+    that is known: the two are the same decision, and weighed unlike they teach to invent results.
     Beside it, by task, the plain mean and the shares of lookups and of choices (told by their weights) that are right.
     """
     ids, targets, weights = padded(batch)
     mask = None
     if holes:
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
-        mask = torch.from_numpy(batch_mask(batch, kv_heads, heads // kv_heads, rng))
+        visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
+        mask = torch.from_numpy(visible)
+        for row, example in enumerate(batch if fair else ()):
+            weights[row, [place - 1 for place in unseen(example, visible[row])]] = 0.0
+    if fair:
+        weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
     # Eviction leaves positions as they are, so hidden keys do not move the others.
     positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -187,14 +204,16 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
         levels = state["levels"]
     model.train()
     started, saved = time.monotonic() - seconds, time.monotonic()
-    while tokens < args.tokens:
+    while tokens < args.tokens + args.more:
+        large = tokens >= args.tokens
         seen: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
-        for batch in batches(args.seed, pool, levels, args.batch_tokens):
+        for batch in batches(args.seed, pool, levels, large, args.batch_tokens):
             progress = tokens / args.tokens
+            again = (tokens - args.tokens) / args.more if large else 0.0
             for opt in opts:
                 for group in opt.param_groups:
-                    group["lr"] = args.rate * rate_factor(step, progress)
-            loss, found = loss_of(model, batch, progress > HOLES, random.Random(f"holes {args.seed} {step}"))
+                    group["lr"] = args.rate * rate_factor(step, progress, again)
+            loss, found = loss_of(model, batch, progress > HOLES, large, random.Random(f"holes {args.seed} {step}"))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
@@ -214,7 +233,7 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
         if pool % args.log_every == 0:
             print(json.dumps(line), flush=True)
         pool += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens:
+        if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens + args.more:
             saved = time.monotonic()
             state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
             state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": saved - started}
@@ -228,7 +247,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
-    parser.add_argument("--tokens", type=float, default=40e6)
+    parser.add_argument("--tokens", type=float, default=24e6)
+    parser.add_argument("--more", type=float, default=6e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
