@@ -117,7 +117,7 @@ class Case:
             self.graphs = Graphs(
                 model, self.engine.slots, self.engine.observers, self.engine.sampling, self.engine._fixed
             )
-            self.graphs.kernel = torch.compile(flex_attention, dynamic=False)
+            self.graphs.kernel = torch.compile(flex_attention)
         # An empty run puts the engine's attention function into the model.
         list(self.engine.run([]))
         self.reference = model.network()

@@ -4,8 +4,9 @@
     python bench/gpu.py --tiny          # the same program on a CPU with a tiny model, to see that it works
 
 Speed and memory do not depend on what the weights are. Every run decodes `--tokens` new tokens a sequence from prompts
-of the same length after a warm-up; `full` and `window` (kv_budget) take turns, each without CUDA graphs and with them.
-A batch that does not fit is noted. Prints one JSON document with the hardware named; without a GPU and without --tiny
+of the same length after a warm-up; `full` and `window` (kv_budget) take turns, each without CUDA graphs and with them;
+`same_tokens` is the mean number of tokens that both ways begin with alike (in bf16 kernels round differently). A batch
+that does not fit is noted. Prints one JSON document with the hardware named; without a GPU and without --tiny
 one sentence and exit code 2.
 """
 
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +69,16 @@ def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
 
 def measure(
     model: Model, network: LlamaForCausalLM, setting: Setting, graphs: bool, batch: int, prompt: int, tokens: int
-) -> dict[str, Any]:
-    """Tokens per second and bytes of one batch; {"fits": False} where memory ran out."""
+) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """Tokens per second and bytes of one batch, {"fits": False} where memory ran out; and what it wrote."""
     cuda = network.device.type == "cuda"
     policy = policies.of(setting)
     prompts = [tuple((7 * row + i) % 500 + 5 for i in range(prompt)) for row in range(batch)]
 
-    def decode(count: int) -> Engine:
+    def decode(count: int) -> tuple[Engine, list[tuple[int, ...]]]:
         engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch, graphs=graphs)
-        for _ in engine.run([Request(row, ids, row, (policy,)) for row, ids in enumerate(prompts)]):
-            pass
-        return engine
+        traces = list(engine.run([Request(row, ids, row, (policy,)) for row, ids in enumerate(prompts)]))
+        return engine, [trace.tokens for trace in sorted(traces, key=lambda trace: trace.key)]
 
     try:
         decode(8)
@@ -85,20 +87,26 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
         began = time.perf_counter()
-        engine = decode(tokens)
+        engine, written = decode(tokens)
         if cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
-        return {"fits": False}
-    return {
+        return {"fits": False}, []
+    found = {
         "fits": True,
         "share_of_steps_as_graphs": round(engine.graphs.steps / max(1, engine.passes), 3) if engine.graphs else 0.0,
         "tokens_per_second": round(engine.decoded_tokens / seconds, 1),
         "kv_bytes": engine.slots.bytes,
         "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda else None,
     }
+    return found, written
+
+
+def alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two traces begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def main() -> None:
@@ -123,9 +131,14 @@ def main() -> None:
         model, network = build(Path(folder), options.tiny)
         for batch in options.batches:
             for setting in (window, Setting.of("full")):
+                traces = []
                 for graphs in (False, True):
-                    found = measure(model, network, setting, graphs, batch, options.prompt, options.tokens)
+                    found, written = measure(model, network, setting, graphs, batch, options.prompt, options.tokens)
                     results.append({"batch": batch, "policy": setting.policy, "graphs": graphs, **found})
+                    traces.append(written)
+                if all(traces):
+                    same = [alike(one, other) for one, other in zip(*traces, strict=True)]
+                    results[-1]["same_tokens"] = round(statistics.mean(same), 1)
     keep(
         {
             "bench": "gpu",

@@ -60,7 +60,9 @@ SHAPE = {
 }
 
 
-def lengths(benchmarks: Sequence[str], problems: int | None, samples: int, seed: int) -> dict[str, list[int]]:
+def lengths(
+    problems: int | None, samples: int, seed: int, benchmarks: Sequence[str] = tuple(LENGTHS)
+) -> dict[str, list[int]]:
     """New tokens of every (problem, sample) of each benchmark: their mean before the cut is the benchmark's."""
     rng = random.Random(seed)
     found = {}
@@ -139,10 +141,10 @@ def main() -> None:
     torch.set_num_threads(1)
 
     settings, scale = len(WINDOWS) * len(RATIOS), options.scale
-    published = lengths(list(LENGTHS), None, 5, options.seed)
+    published = lengths(None, 5, options.seed)
     counted = {name: tokens(each, BUDGET - PROMPT + 1, settings) for name, each in published.items()}
     problems, samples = (None, 5) if options.full else (options.problems, 1)
-    decoded = lengths(options.benchmarks, problems, samples, options.seed)
+    decoded = lengths(problems, samples, options.seed, options.benchmarks)
     work = [
         (number, max(2, round(length / scale)))
         for number, length in enumerate(length for each in decoded.values() for length in each)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Keys and values are read in blocks of so many slots.
 BLOCK = 128
-#: Shapes that FlexAttention is compiled for: shelves have few capacities, yet more than torch's default of eight.
-SHAPES = 256
+#: How often FlexAttention is compiled at most: for the first shape, then once or twice for all capacities to come.
+COMPILED = 64
 
 
 class Fixed:
@@ -117,7 +117,7 @@ class Graphs:
         self.model, self.slots, self.observers, self.forward = model, slots, observers, forward
         self.sampling = replace(sampling, max_new_tokens=0)
         self.cuda = slots.device.type == "cuda"
-        self.kernel = torch.compile(flex.flex_attention, dynamic=False) if self.cuda else flex.flex_attention
+        self.kernel = torch.compile(flex.flex_attention) if self.cuda else flex.flex_attention
         #: Whether capturing failed; fixed steps so far.
         self.broken, self.steps = False, 0
         self._made: dict[tuple[int, ...], Graph] = {}
@@ -191,7 +191,7 @@ class Graphs:
             # Before capturing: compiles and allocates, on a stream of its own as CUDA asks for.
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside), torch._dynamo.config.patch(recompile_limit=SHAPES):
+            with torch.cuda.stream(aside), torch._dynamo.config.patch(recompile_limit=COMPILED):
                 work()
             torch.cuda.current_stream().wait_stream(aside)
             with torch.cuda.graph(graph, pool=self._pool):
