@@ -118,12 +118,15 @@ class Case:
                 model, self.engine.slots, self.engine.observers, self.engine.sampling, self.engine._fixed
             )
             self.graphs.kernel = torch.compile(flex_attention)
-        # An empty run puts the engine's attention function into the model.
-        list(self.engine.run([]))
+        # As a run does; the steps here are taken outside of one.
+        self.engine.network.set_attn_implementation("kvatlas")
         self.reference = model.network()
         self.budget, self.inside = budget, 0.0
         self._fill()
         self._time_forward()
+        entered = self.engine.slots.key(0, 0)[:, tokens].clone()
+        self.window(1)
+        assert not torch.equal(entered, self.engine.slots.key(0, 0)[:, tokens]), "the step wrote no key into the slots"
 
     def _fill(self) -> None:
         torch.manual_seed(0)

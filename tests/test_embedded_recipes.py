@@ -124,6 +124,22 @@ def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) 
     assert found > 20
 
 
+def test_lines_begun_without_seeing_all_results_are_told(recipes: SimpleNamespace) -> None:
+    for example in examples(recipes, 6):
+        length, thinking = len(example.words), example.words.index("</think>")
+        everything = np.tril(np.ones((2, length, length), bool))
+        assert recipes.masks.undecided(example, everything) == []
+        lines = [place for place in range(example.prompt + 1, thinking + 1) if example.words[place - 1] == " .\n"]
+        assert lines[-1] == thinking
+        hidden = everything.copy()
+        _, _, last = example.results[2]
+        hidden[:, last + 1 :, example.prompt : last] = False
+        # Some of the first three is stated nowhere else, or not at once.
+        told = recipes.masks.undecided(example, hidden)
+        assert told
+        assert set(told) <= {place for place in lines if place > last}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
 def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(

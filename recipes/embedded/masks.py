@@ -65,6 +65,24 @@ def unseen(example: Example, visible: Mask) -> list[int]:
     return places
 
 
+def undecided(example: Example, visible: Mask) -> list[int]:
+    """Places of words that begin a line, or end the thinking, while some result stated before cannot be seen.
+
+    What is left to do follows from what is done: a model that is asked for it without seeing that learns to stop early.
+    """
+    stated: dict[str, list[int]] = {}
+    results = sorted(example.results, key=lambda result: result[2])
+    places: list[int] = []
+    for place in range(example.prompt + 1, example.words.index(END_THINK) + 1):
+        if example.words[place - 1] == " .\n":
+            while results and results[0][2] <= place:
+                name, _, last = results.pop(0)
+                stated.setdefault(name, []).append(last - 1)
+            if not all(visible[:, place - 1, copies].any() for copies in stated.values()):
+                places.append(place)
+    return places
+
+
 class Scheme:
     """Which thinking tokens of one sequence survive: `keep` is asked at each firing for the older ones.
 

@@ -1,7 +1,7 @@
 """Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes,
-and at the end, with a rate that falls once more, mostly large problems and no result asked for that cannot be seen.
+and with --more, at a rate that falls once again, mostly large problems and nothing asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 24e6 --more 6e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 24e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from chain_traces import LOOKUP_WEIGHT, chain_example
 from examples import Example
-from masks import batch_mask, unseen
+from masks import batch_mask, undecided, unseen
 from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -167,7 +167,10 @@ def loss_of(
         visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
         mask = torch.from_numpy(visible)
         for row, example in enumerate(batch if fair else ()):
-            weights[row, [place - 1 for place in unseen(example, visible[row])]] = 0.0
+            hidden = unseen(example, visible[row])
+            if example.words[2] == " = ":
+                hidden += undecided(example, visible[row])
+            weights[row, [place - 1 for place in hidden]] = 0.0
     if fair:
         weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
     # Eviction leaves positions as they are, so hidden keys do not move the others.
@@ -248,7 +251,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
     parser.add_argument("--tokens", type=float, default=24e6)
-    parser.add_argument("--more", type=float, default=6e6, help="tokens of the second part")
+    parser.add_argument("--more", type=float, default=0, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
