@@ -45,14 +45,17 @@ def cluster() -> Iterator[Any]:
     found.shutdown()
 
 
-def workers() -> list[int]:
-    """Process ids of the workers on this machine that have begun."""
+def workers(cluster: Any) -> list[int]:
+    """Process ids of this cluster's workers that have begun; other tests may have Rays of their own."""
+    session = Path(cluster.head_node.get_session_dir_path()).name.encode()
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 if (folder / "cmdline").read_bytes().startswith(b"ray::Worker"):
-                    found.append(int(folder.name))
+                    parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
+                    if session in (Path("/proc") / parent / "cmdline").read_bytes():
+                        found.append(int(folder.name))
             except OSError:
                 continue
     return found
@@ -79,7 +82,7 @@ def test_a_killed_worker_costs_only_its_unfinished_problems(
     def tell(progress: Progress) -> None:
         told.append(progress)
         if len(told) in (5, 30):
-            killed.append(workers()[0])
+            killed.append(workers(cluster)[0])
             os.kill(killed[-1], signal.SIGKILL)
 
     plan = make_plan(parse_spec(spec_data()))
