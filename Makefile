@@ -51,11 +51,9 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/sweep_cost.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/scaling.py
-	$(BIN)/python bench/fresh_problems.py
 	$(BIN)/python bench/calibration.py --quick
 	$(BIN)/python bench/seqbench.py
-	$(BIN)/python bench/policies.py
-	$(BIN)/python bench/replay.py --problems 6
+	$(BIN)/python bench/replay.py --problems 4 --lengths 1024 4096
 	$(BIN)/python bench/serving.py
 
 clean:
