@@ -2,8 +2,10 @@
 
     python bench/memory.py --out bench/results/memory.json
 
-A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, once with the full
-cache beside four settings and once without. Measured is the growth of the resident memory of a fresh process, its
+A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, without the full cache
+beside four settings and with it: once as it is, so that settings depart from the full cache at once, and once with
+attention that adds nothing, so that they write alike and replay as much together as ever happens. Measured is the
+growth of the resident memory of a fresh process, its
 weights included, up to the peak; foretold is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`:
 weights, slots, waiting snapshots and workspace, not the interpreter and its libraries. Linux only. Prints one JSON
 document."""
@@ -32,7 +34,7 @@ SHAPE = {
     "max_position_embeddings": 4096,
 }
 PROMPT, OUTPUT, BUDGET, BATCH, TREES = 64, 400, 256, 32, 12
-CASES = {"grid": False, "grid and full": True}
+CASES = ("grid", "grid and full", "grid and full, alike")
 
 
 def resident(name: str) -> int:
@@ -41,8 +43,9 @@ def resident(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def measure(folder: Path, full: bool) -> dict[str, Any]:
+def measure(folder: Path, case: str) -> dict[str, Any]:
     """Decode in this process."""
+    full = case != "grid"
     import torch
 
     from kvatlas import policies
@@ -60,6 +63,9 @@ def measure(folder: Path, full: bool) -> dict[str, Any]:
     prompt = tuple(5 + i % 1000 for i in range(PROMPT))
     # What libraries allocate once, at their first use, is theirs.
     network = model.network()
+    if case.endswith("alike"):
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
     list(Engine(model, network, settings, Sampling(max_new_tokens=2), 1).run([Request(0, prompt, 0, (settings[0],))]))
     weights = sum(each.numel() * each.element_size() for each in network.parameters())
     before = resident("VmRSS") - weights
@@ -78,12 +84,12 @@ def measure(folder: Path, full: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=list(CASES), help="only this one, in this process, on the model in --folder")
+    parser.add_argument("--case", choices=CASES, help="only this one, in this process, on the model in --folder")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(measure(options.folder, CASES[options.case])))
+        print(json.dumps(measure(options.folder, options.case)))
         return
 
     from decode import bench_model

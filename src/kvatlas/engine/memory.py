@@ -24,7 +24,7 @@ class Peak:
     """Bytes at the peak of decoding, without the interpreter and its libraries.
 
     weights; `slots`: keys, values, columns and rings of all rows; `snapshots` that wait for rows; `workspace`: the
-    logits with their copies in double precision, and one layer's shelf that grows.
+    logits with their copies in double precision, or one layer's shelf that grows, whichever is more.
     """
 
     weights: int
@@ -72,9 +72,12 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
         weights=model.weight_bytes or 0,
         slots=cached * model.kv_bytes_per_token + batch_size * (4 * columns * max(capacities) + ring),
         snapshots=open_trees * sum(waiting) * model.kv_bytes_per_token,
-        workspace=lines * model.vocabulary * (size + 2 * 8)
-        + max(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
-        * (model.kv_bytes_per_token // (2 * shape.layers)),
+        # Never both at a time: shelves grow before a pass, its logits come after it.
+        workspace=max(
+            lines * model.vocabulary * (size + 2 * 8),
+            max(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
+            * (model.kv_bytes_per_token // (2 * shape.layers)),
+        ),
     )
 
 
