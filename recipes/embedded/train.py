@@ -58,6 +58,8 @@ def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        # The default of both, written down so that the sizes are known without importing transformers.
+        "head_dim": 32,
         "max_position_embeddings": 1024,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         "tie_word_embeddings": True,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import Model, find
 from kvatlas.policies import Cached, Scope, Selection, Signal, Step
 from kvatlas.policies.dynts import importance, load_head
 from kvatlas.predictor.training import new_head
@@ -151,3 +152,16 @@ def test_a_predictor_that_does_not_fit_is_refused(random_models: dict[str, Model
     save_file(wrong, tmp_path / "wrong.safetensors")
     with pytest.raises(KvatlasError, match="is no DynTS head"):
         check("wrong.safetensors")
+
+
+@pytest.mark.parametrize(("policy", "parameter"), [("dynts", "predictor"), ("triattention", "statistics")])
+def test_what_was_made_with_other_weights_is_refused_unless_named(policy: str, parameter: str, tmp_path: Path) -> None:
+    """A fine-tuned model's folder often still holds what was made with the weights before."""
+    shutil.copytree(find("embedded:tiny-llama").folder, tmp_path / "copy")
+    values = {"kv_budget": 280, "local_window": 6, "ratio": 0.2}
+    file = tmp_path / "copy" / f"{policy}.safetensors"
+    policies.of(Setting.of(policy, **values)).check(find(f"hf:{file.parent}"))
+    save_file(load_file(file), file, metadata={"model_weights": "of another model"})
+    with pytest.raises(KvatlasError, match=f"made with other weights .* the parameter {parameter} to use it"):
+        policies.of(Setting.of(policy, **values)).check(find(f"hf:{file.parent}"))
+    policies.of(Setting.of(policy, **{parameter: str(file)}, **values)).check(find(f"hf:{file.parent}"))

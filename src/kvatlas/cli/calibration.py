@@ -40,7 +40,7 @@ def calibrate(
     engine = Engine(found, network, [full], Sampling(max_new_tokens=max_new_tokens), 16)
     work = [Request(number, prompt, number, (full,)) for number, prompt in enumerate(texts)]
     whole = [texts[generation.key] + generation.tokens for generation in engine.run(work)]
-    save_file(query_statistics(found, network, whole), out)
+    save_file(query_statistics(found, network, whole), out, metadata={"model_weights": found.weights_digest})
     typer.echo(f"{out}: means over the queries of {sum(map(len, whole)):,} tokens")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import Cached, Selection, Signal, Step
+from kvatlas.policies.base import Cached, Selection, Signal, Step, check_made_with
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,8 @@ class DynTS(Selection):
                 f"The predictor {str(file)!r} is for a hidden size of {width}, the model {model.name!r} has "
                 f"{model.shape.hidden}."
             )
+        if not self.predictor:
+            check_made_with(file, model, "predictor")
 
     def identity(self, model: Model) -> dict[str, Any]:
         content = hashlib.sha256(self.file(model).read_bytes()).hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import Cached, Scope, Selection, scope, whole
+from kvatlas.policies.base import Cached, Scope, Selection, check_made_with, scope, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +72,8 @@ class TriAttention(Selection):
                 f"The statistics {str(file)!r} are for (layers, heads, planes) {found}, the model {model.name!r} has "
                 f"{wanted}."
             )
+        if not self.statistics:
+            check_made_with(file, model, "statistics")
 
     def identity(self, model: Model) -> dict[str, Any]:
         content = hashlib.sha256(self.file(model).read_bytes()).hexdigest()
