@@ -3,7 +3,7 @@
     python bench/fresh_problems.py
 
 The demo's budget and best cells were read off its first problems, which flatters them. This runs one cell for each
-policy (window 48, ratio 0.3) and the demo's best mean cell of `dynts` on tiny-llama (window 48, ratio 0.5) on the
+policy (window 32, ratio 0.3) and the demo's best mean cell of `dynts` on both models (window 32, ratio 0.5) on the
 problems from `--first` on, with the full cache beside them. Prints one JSON document, by model; points, 95 % intervals,
 sign-flip p.
 """
@@ -22,8 +22,8 @@ from kvatlas.stats.paired import paired_difference
 from kvatlas.sweep import make_plan, parse_spec, sweep
 
 MODELS = ["embedded:tiny-llama", "embedded:tiny-qwen"]
-BENCHMARKS = ["SEQBENCH-6x6-L14", "SEQBENCH-6x6-L15", "CHAIN11", "CHAIN12"]
-CELL = {"kv_budget": 288, "ratio_over": "thinking", "local_window": 48}
+BENCHMARKS = ["SEQBENCH-6x6", "CHAIN6-14", "CHAIN7-16", "CHAIN10-17"]
+CELL = {"kv_budget": 288, "ratio_over": "thinking", "local_window": 32}
 SETTINGS: list[dict[str, Any]] = [
     {"policy": "full"},
     *({"policy": name, **CELL, "ratio": 0.3} for name in ("dynts", "random", "window")),

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=SHIPPED, help="where the finished model folders go")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", default="24e6", help="training tokens of each model in the first part")
-    parser.add_argument("--more", default="0", help="and in the second, which the shipped models do not have")
+    parser.add_argument("--more", default="9e6", help="and in the second")
     options = parser.parse_args()
     started = time.monotonic()
     folders = {name: options.work / f"{name}-seed{options.seed}" for name in NAMES}

@@ -1,7 +1,7 @@
 """Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes,
-and with --more, at a rate that falls once again, mostly large problems and nothing asked for that cannot be seen.
+and in a second part, at a rate that falls once again, mostly large problems and nothing asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 24e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 24e6 --more 9e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -253,7 +253,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
     parser.add_argument("--tokens", type=float, default=24e6)
-    parser.add_argument("--more", type=float, default=0, help="tokens of the second part")
+    parser.add_argument("--more", type=float, default=9e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)

@@ -42,6 +42,18 @@ def test_problems_are_the_same_everywhere_and_any_number_can_be_had() -> None:
     assert chain.problems(1)[0].answer == ANSWER
 
 
+def test_a_range_of_sizes_takes_their_problems_in_turn() -> None:
+    """So that a part of any length is as hard as the whole, and no problem is new beside those of its sizes."""
+    mixed = find("CHAIN8-10").problems(7)
+    single = [find(f"CHAIN{size}").problems(7)[i] for i, size in enumerate([8, 9, 10, 8, 9, 10, 8])]
+    assert [(each.question, each.answer, each.about) for each in mixed] == [
+        (each.question, each.answer, each.about) for each in single
+    ]
+    assert [each.about["n"] for each in mixed] == [8, 9, 10, 8, 9, 10, 8]
+    assert [each.id for each in mixed[:2]] == ["CHAIN8-10-0000", "CHAIN8-10-0001"]
+    assert find("CHAIN8-10").name == "CHAIN8-10"
+
+
 @pytest.mark.parametrize(
     ("answer", "correct", "progress", "status"),
     [
@@ -63,7 +75,10 @@ def test_grading(answer: str, correct: bool, progress: float, status: Status) ->
     assert (grade.correct, grade.progress, grade.status) == (correct, progress, status)
 
 
-@pytest.mark.parametrize("name", ["CHAIN", "CHAIN2", "CHAIN27", "CHAINx", "CHAIN-3"])
+@pytest.mark.parametrize(
+    "name",
+    ["CHAIN", "CHAIN2", "CHAIN27", "CHAINx", "CHAIN-3", "CHAIN8-", "CHAIN9-8", "CHAIN8-8", "CHAIN8-27", "CHAIN2-8"],
+)
 def test_a_size_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(KvatlasError, match="valid are CHAIN3 to CHAIN26"):
         find(name)

@@ -1,4 +1,4 @@
-"""CHAINn: n shuffled definitions over single digits, evaluated one after another.
+"""CHAINn: n shuffled definitions over single digits, evaluated one after another; CHAINm-n takes sizes m to n in turn.
 
 A problem reads `v = d - q ; b = 4 ; w = d + b ... ? v , w`: every letter is defined once, by a digit or by the sum or
 difference (modulo 10) of two other letters, in shuffled order. The answer states every computed letter, in the order
@@ -85,37 +85,45 @@ def draw(size: int, rng: random.Random) -> System:
 
 @dataclass(frozen=True)
 class Chain:
-    """The benchmark CHAINn."""
+    """The benchmark CHAINn (`smallest` and `largest` are n), or CHAINm-n, whose problem i is that of CHAINk for k from
+    m to n in turn: a mixture of easy and hard problems, as public benchmarks are."""
 
-    size: int
+    smallest: int
+    largest: int
     version: ClassVar[int] = 2
     about: ClassVar[str] = "shuffled definitions over digits, to be evaluated one after another (generated)"
-    examples: ClassVar[str] = f"CHAIN{SMALLEST} ... CHAIN{LARGEST}"
+    examples: ClassVar[str] = f"CHAIN{SMALLEST} ... CHAIN{LARGEST}, CHAIN8-15"
 
     @classmethod
     def named(cls, size: str) -> Chain:
-        """CHAIN12 from "12"; KvatlasError outside CHAIN3 ... CHAIN26."""
-        if not size.isdecimal() or not SMALLEST <= int(size) <= LARGEST:
-            raise KvatlasError(f"Unknown benchmark 'CHAIN{size}'; valid are CHAIN{SMALLEST} to CHAIN{LARGEST}.")
-        return cls(int(size))
+        """CHAIN12 from "12", CHAIN8-15 from "8-15"; KvatlasError outside CHAIN3 ... CHAIN26."""
+        first, dash, last = size.partition("-")
+        sizes = [int(text) if text.isdecimal() else 0 for text in (first, last if dash else first)]
+        if not SMALLEST <= sizes[0] <= sizes[1] <= LARGEST or (dash and sizes[0] == sizes[1]):
+            raise KvatlasError(
+                f"Unknown benchmark 'CHAIN{size}'; valid are CHAIN{SMALLEST} to CHAIN{LARGEST}, and ranges of "
+                "these sizes with the smaller one first, as in CHAIN8-15."
+            )
+        return cls(*sizes)
 
     @property
     def name(self) -> str:
-        return f"CHAIN{self.size}"
+        return f"CHAIN{self.smallest}" + (f"-{self.largest}" if self.largest > self.smallest else "")
 
     @property
     def typical_output_tokens(self) -> int:
         # What embedded:tiny-llama writes with the full cache: 238 tokens at size 8, 509 at 14.
-        return max(20, 42 * self.size - 90)
+        return max(20, 21 * (self.smallest + self.largest) - 90)
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
-        """Generated from (name, index) alone: the same problems on every machine, disjoint from training seeds."""
+        """Generated from (size, index) alone: the same problems on every machine, disjoint from training seeds."""
         return [self.problem(i) for i in range(STANDARD_PROBLEMS if limit is None else limit)]
 
     def problem(self, index: int) -> Problem:
         """The problem of that index."""
-        system = draw(self.size, random.Random(f"kvatlas chain {self.size} test {index}"))
-        return Problem(f"{self.name}-{index:04d}", system.question, system.answer)
+        size = self.smallest + index % (self.largest - self.smallest + 1)
+        system = draw(size, random.Random(f"kvatlas chain {size} test {index}"))
+        return Problem(f"{self.name}-{index:04d}", system.question, system.answer, {"n": size})
 
     def prompt(self, problem: Problem) -> str:
         return problem.question

@@ -61,7 +61,9 @@ def compare(
 def curves(
     runs: Runs,
     out: Out,
-    by: Annotated[str, typer.Option(help="L (logical depth), B (locked doors), N (noise) or S (shuffle).")] = "L",
+    by: Annotated[
+        str, typer.Option(help="L (logical depth), B (locked doors), N (noise), S (shuffle) or n (CHAIN).")
+    ] = "L",
     only: Only = None,
     published: Annotated[bool, typer.Option(help="Published decays as grey lines.")] = True,
     partial: Partial = False,

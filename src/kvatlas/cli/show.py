@@ -76,8 +76,7 @@ def finish_demo(folder: Path) -> None:
             written += save(series_figure(series, outlined=outlined), folder / name, series)[:1]
         written += save(means_figure(means, outlined=outlined), folder / f"means.{suffix}", means)[:1]
     shown = _full_and_best(means)
-    plans = [(key, trace) for key, trace in traces if trace.benchmark.startswith("SEQBENCH")]
-    entrants = [one for one in entrants_of([(manifest, plans)]) if (one.model, one.setting.id) in shown]
+    entrants = [one for one in entrants_of([(manifest, traces)]) if (one.model, one.setting.id) in shown]
     for suffix in FIGURES:
         drawn = pairwise_figure(entrants, pairs_of(entrants), "progress", [])
         written += save_pairwise(drawn, folder / f"progress-pairs.{suffix}", entrants, "progress")[:1]
