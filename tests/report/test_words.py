@@ -11,8 +11,8 @@ from kvatlas.report.words import cost, describe, p_text
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.comparisons import comparisons_of_run
 from kvatlas.stats.estimates import BINOMIAL_NOTE, with_binomial_bounds
+from kvatlas.stats.judgement import verdicts_of_run
 from kvatlas.stats.maps import maps_of_run
-from kvatlas.stats.verdicts import verdicts_of_run
 from tests.stats.synthetic import grid, manifest, traces
 
 

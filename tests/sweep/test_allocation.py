@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError
+from kvatlas.figures.panels import metric_panels
 from kvatlas.report.describe import describe_sources
 from kvatlas.report.page import write_report
 from kvatlas.report.prose import as_text
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.cells import gather
 from kvatlas.stats.grid import map_axes
-from kvatlas.stats.judgement import judge
-from kvatlas.stats.maps import maps_of_cells, maps_of_run
+from kvatlas.stats.judgement import judge, verdicts_of_run
+from kvatlas.stats.maps import maps_of_cells, maps_of_run, mean_maps
 from kvatlas.stats.verdicts import verdicts
 from kvatlas.sweep import make_plan, parse_spec, sweep
 from kvatlas.sweep.allocation import order
@@ -93,6 +94,16 @@ def test_its_description_names_the_plateau_over_all_policies(adaptive: tuple[Pat
     assert "2 of 4 cells are not shown worse than the best" in text
     assert "an adaptive sweep decides on the mean over benchmarks" in text
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_map_of_its_means_outlines_the_settings_that_are_left(adaptive: tuple[Path, list[str]]) -> None:
+    """Those of single benchmarks have no outline: settings are dropped on the mean."""
+    with Store.open(adaptive[0]) as store:
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    maps = maps_of_run(manifest, traces)
+    plateaus = {name: verdict.plateau for name, verdict in verdicts_of_run(manifest, traces).items()}
+    assert [panel.outlined for panel in metric_panels(mean_maps(maps), plateaus)] == [{(4, 400), (8, 400)}]
+    assert not any(panel.outlined for panel in metric_panels(maps, plateaus))
 
 
 def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]], tmp_path: Path) -> None:

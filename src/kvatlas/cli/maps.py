@@ -90,7 +90,7 @@ def _plateaus(inputs: list[str], maps: list[Map], metric: str, fix: list[str] | 
     """The plateau of each map: from the traces of a run, from the bound for a CSV map."""
     from kvatlas.results import Store
     from kvatlas.stats.bounds import verdicts_of_maps
-    from kvatlas.stats.verdicts import verdicts_of_run
+    from kvatlas.stats.judgement import verdicts_of_run
 
     found: dict[Any, Any] = {}
     for source in inputs:

@@ -59,9 +59,9 @@ def finish_demo(folder: Path) -> None:
     from kvatlas.report.terminal import print_map
     from kvatlas.results.export import write_maps
     from kvatlas.stats.entrants import entrants_of
+    from kvatlas.stats.judgement import verdicts_of_run
     from kvatlas.stats.maps import maps_of_run, mean_maps
     from kvatlas.stats.pairwise import pairs_of
-    from kvatlas.stats.verdicts import verdicts_of_run
 
     with Store.open(folder) as store:
         manifest, traces = store.manifest(), list(store.traces(texts=False))

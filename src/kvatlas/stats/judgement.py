@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvatlas.core import Map
+from kvatlas.core import Map, Trace
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.adaptive import NO_PAIRS, adaptive_choices, adaptive_verdicts, standings
-from kvatlas.stats.cells import Gathered
+from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.comparisons import Comparison, comparisons
-from kvatlas.stats.grid import Axes
+from kvatlas.stats.grid import Axes, map_axes
+from kvatlas.stats.maps import maps_of_cells
 from kvatlas.stats.verdicts import Name, Verdict, verdicts
 
 
@@ -40,3 +41,20 @@ def judge(
         found = adaptive_verdicts(held, cells, maps, axes, fix)
         return Judgement(found, adaptive_choices(held, cells), (), (NO_PAIRS,))
     return Judgement(verdicts(cells, axes, fix), choices(cells, axes, fix), comparisons(cells, axes, metric, fix))
+
+
+def verdicts_of_run(
+    manifest: Manifest,
+    traces: Iterable[tuple[str, Trace]],
+    metric: str = "pass@1",
+    fix: Mapping[str, Any] | None = None,
+) -> dict[Name, Verdict]:
+    """The verdict of each map of a run and of the mean over benchmarks, by (model, benchmark or `mean of N`, policy).
+
+    Of an adaptive run only the means have one. Raises KvatlasError as `maps_of_run` does.
+    """
+    cells, axes = gather(manifest, traces, metric), map_axes(manifest, fix)
+    if not manifest.allocation:
+        return verdicts(cells, axes, fix)
+    maps = maps_of_cells(cells, axes, metric, partial=True, fix=fix)
+    return adaptive_verdicts(standings(manifest, cells), cells, maps, axes, fix)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Map, Trace
-from kvatlas.results.manifest import Manifest
+from kvatlas.core import Map
 from kvatlas.stats import inference
-from kvatlas.stats.cells import Gathered, gather
+from kvatlas.stats.cells import Gathered
 from kvatlas.stats.estimates import Floats
-from kvatlas.stats.grid import Axes, grid_groups, map_axes
+from kvatlas.stats.grid import Axes, grid_groups
 from kvatlas.stats.inference import Contrast, Ints, Need, Plateau, Test
 from kvatlas.stats.maps import MEAN_OF
 
@@ -118,23 +117,11 @@ def table(benchmarks: Sequence[Sequence[Gathered]], place: Callable[[Gathered], 
     return Table(tuple(places), grades, np.array(strata), left_out)
 
 
-def verdicts_of_run(
-    manifest: Manifest,
-    traces: Iterable[tuple[str, Trace]],
-    metric: str = "pass@1",
-    fix: Mapping[str, Any] | None = None,
-) -> dict[Name, Verdict]:
-    """The verdict of each map of a run and of the mean over benchmarks, by (model, benchmark or `mean of N`, policy).
-
-    Maps without a problem that all their cells have are missing. Raises KvatlasError as `maps_of_run` does.
-    """
-    return verdicts(gather(manifest, traces, metric), map_axes(manifest, fix), fix)
-
-
 def verdicts(cells: Sequence[Gathered], axes: Axes, fix: Mapping[str, Any] | None = None) -> dict[Name, Verdict]:
-    """As `verdicts_of_run`, from cells that were gathered already, of one run or of several.
+    """The verdict of each map of gathered cells, of one run or of several, and of the mean over benchmarks.
 
-    Cells of adaptive sweeps are passed over: `stats.adaptive` speaks for them.
+    They are found by (model, benchmark or `mean of N`, policy). Maps without a problem that all their cells have are
+    missing. Cells of adaptive sweeps are passed over: `stats.adaptive` speaks for them.
     """
     found: dict[Name, Verdict] = {}
     together: dict[tuple[str, str], list[list[Gathered]]] = {}
