@@ -27,7 +27,8 @@ def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, A
         manifest = store.manifest()
         found = entrants_of([(manifest, store.traces(texts=False))])
     problems = find("SEQBENCH-4x4").problems(3)
-    assert manifest.about == {"SEQBENCH-4x4": {problem.id: dict(problem.about) for problem in problems}}
+    assert manifest.about["SEQBENCH-4x4"] == {problem.id: dict(problem.about) for problem in problems}
+    assert manifest.about["CHAIN4"] == {f"CHAIN4-{index:04d}": {"n": 4} for index in range(3)}
     assert check_complete(found, False) == []
     assert len(pairs_of(found)) == 10
     assert found[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]
