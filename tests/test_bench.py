@@ -22,7 +22,7 @@ def run(name: str, *words: str) -> dict[str, Any]:
 
 
 def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
-    words = ["--tiny", "--batches", "1", "9", "--budget", "128", "--window", "32", "--prompt", "20", "--tokens", "140"]
+    words = ["--tiny", "--batches", "1", "9", "--budget", "128", "--window", "32", "--prompt", "20", "--tokens", "160"]
     found = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
     assert found["hardware"]
     assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == found
@@ -34,7 +34,7 @@ def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
     assert all(each["fits"] and each["tokens_per_second"] > 0 for each in found["results"])
     # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values), in 8 rows or more.
     assert by_key[1, "window"]["kv_bytes"] <= 8 * 512 * 192
-    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 160
+    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 180
 
 
 def test_without_a_gpu_it_says_so() -> None:

@@ -23,7 +23,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     return {
         "models": ["embedded:tiny-qwen"],
         "benchmarks": BENCHMARKS,
-        "problems": 30,
+        "problems": 50,
         "samples": 1,
         "sampling": {"max_new_tokens": 700},
         "settings": [
