@@ -1,7 +1,6 @@
 """Decoding: cache, attention, sampling, and one loop."""
 
-from kvatlas.engine.loop import Engine
-from kvatlas.engine.replay import Replay
+from kvatlas.engine.engine import Engine
 from kvatlas.engine.rows import Generation, Request
 
-__all__ = ["Engine", "Generation", "Replay", "Request"]
+__all__ = ["Engine", "Generation", "Request"]

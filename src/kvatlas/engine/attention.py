@@ -1,165 +1,63 @@
-"""The attention function that every model runs under: new keys and values go into the slots, queries read them there.
+"""The attention function that every model runs under, and the interface of what computes it.
 
 It is registered with transformers as "kvatlas". Masks are ours alone: transformers builds none for an attention
-function without a registered mask function, and each call gets its `Pass` through the model's keyword arguments.
+function without a registered mask function, and each call gets its batch through the model's keyword arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.cache import SHELF, Slots, aligned
-from kvatlas.engine.chunks import Chunks
-from kvatlas.engine.graphs import Fixed
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import PAGE
+from kvatlas.native import load
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Rows of one shelf are computed together while reading past their ends, in bytes of a layer's keys and values, costs
-#: less than another call.
-WASTE = 128 * 2**10
-#: Queries whose attention weights are held at a time where a policy asked to see them during prefill.
-CHUNK = 256
+    from kvatlas.native import Native
+
 #: What transformers passes to layers of soft-capped and sink attention.
 UNSUPPORTED = ("softcap", "s_aux")
+#: Queries whose attention weights are held at a time where a policy asked to see them.
+CHUNK = 256
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Neighbours on a shelf whose attention is computed together, over the first `used` slots.
+class AttentionBackend(Protocol):
+    """Writes the new keys and values of a batch into the cache and attends to all that is there."""
 
-    They are the places from `first` on, and the rows from `start` to `stop` of the line of all rows in the order of
-    their places. `mask` [rows, used] is 0 or -inf. `watched` are those that show their attention, as their numbers
-    in this segment and in `Pass.attention`.
-    """
+    name: str
+    #: Tokens of a page of the cache that it reads.
+    page_size: int
 
-    shelf: int
-    first: int
-    start: int
-    stop: int
-    used: int
-    mask: Tensor
-    watched: tuple[Tensor, ...] | None
-
-    @property
-    def places(self) -> slice:
-        """Where its rows are on the shelf."""
-        return slice(self.first, self.first + self.stop - self.start)
+    def attend(
+        self, batch: ForwardBatch, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention [tokens, heads, head size] of new tokens; query [tokens, heads, head size], key and value [tokens,
+        KV heads, head size]. A token sees what its sequence has cached and itself, of a `window` of positions if there
+        is one. Adds the weights of watched sequences to `batch.attention`."""
+        ...
 
 
-@dataclass
-class Pass:
-    """One forward pass: the prefill of one row (`prefill` is its number) or one token for each of the first rows.
+def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
+    """The backend called `name` (cpu, flex, reference), or the fastest one for this device and type."""
+    native = load() if device.type == "cpu" and dtype is torch.float32 else None
+    if name is None:
+        name = "flex" if device.type == "cuda" else "reference" if native is None else "cpu"
+    if name == "cpu" and native is not None:
+        return CpuBackend(native)
+    if name == "flex":
+        from kvatlas.engine.flex import FlexBackend
 
-    The last `idle` of the model's batch are no rows: they are there to make up its size alone. `watched` are the rows,
-    ascending, whose policies asked to see attention: `attention` [watched, layers, KV heads, slots] gathers the weights
-    that their new tokens pay, summed over them and averaged over the query heads of each KV head. `remembered` are the
-    rows whose policies asked for recent queries, which go into the rings of the slots, and `positions` the true
-    positions of the rows' newest tokens. No other row pays for either. `places` [rows] are where the rows are. `ahead`
-    are proposed tokens, lines of their own after the batch.
-    """
-
-    slots: Slots
-    rows: int
-    positions: Sequence[int] = ()
-    prefill: int | None = None
-    watched: tuple[int, ...] = ()
-    remembered: tuple[int, ...] = ()
-    idle: int = 0
-    ahead: Chunks | None = None
-    places: Tensor = field(init=False)
-    attention: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        slots, device = self.slots, self.slots.device
-        if self.prefill is not None:
-            self.places = torch.tensor([slots.places[self.prefill]], device=device)
-            used = self.positions[0] + 1
-        else:
-            self.places = torch.tensor(slots.places[: self.rows], device=device)
-            self.lengths = torch.tensor(slots.lengths[: self.rows], device=device)
-            self._line_up()
-            used = max(segment.used for segment in self.segments)
-            self.now = torch.tensor(self.positions, device=device, dtype=torch.int32)
-            self.remembering = torch.tensor(self.remembered, device=device)
-            self.ring = torch.tensor([self.positions[row] % slots.ring for row in self.remembered], device=device)
-        if self.watched:
-            shape = slots.shape
-            self.attention = torch.zeros(
-                len(self.watched), shape.layers, shape.kv_heads, used, device=device, dtype=slots.dtype
-            )
-
-    @property
-    def batch(self) -> int:
-        """Rows and idle ones: lines of the model's batch before those of proposed tokens."""
-        return self.rows + self.idle
-
-    def _line_up(self) -> None:
-        """The line of all rows in the order of their places, and its segments."""
-        slots, device = self.slots, self.slots.device
-        line = sorted(range(self.rows), key=slots.places.__getitem__)
-        #: Rows in the order of the line, and where in the line each row is; None where they are the same.
-        self.line = self.back = None
-        if self.idle or line != list(range(self.rows)):
-            back = [0] * (self.rows + self.idle)
-            for place, row in enumerate(line):
-                back[row] = place
-            self.line, self.back = (torch.tensor(order, device=device) for order in (line, back))
-        lengths = self.lengths if self.line is None else self.lengths[self.line]
-        seen = {row: number for number, row in enumerate(self.watched)}
-        costs = 2 * slots.shape.kv_heads * slots.shape.head_dim * slots.keys[0][0].element_size()
-        ruler = torch.arange(aligned(max(slots.lengths[row] for row in line) + 1), device=device)
-        self.segments: list[Segment] = []
-        for start, stop, used in _together(slots, line, WASTE // costs):
-            hidden = ruler[:used] > lengths[start:stop, None]
-            mask = torch.zeros(hidden.shape, device=device, dtype=slots.dtype).masked_fill_(hidden, float("-inf"))
-            shown = [(place, seen[row]) for place, row in enumerate(line[start:stop]) if row in seen]
-            watched = torch.tensor(shown, device=device).unbind(1) if shown else None
-            shelf, first = divmod(slots.places[line[start]], SHELF)
-            self.segments.append(Segment(shelf, first, start, stop, used, mask, watched))
-        #: Of each shelf in use: its number, its part of the line, its places in use and their lengths.
-        self.shelves = []
-        shelf_of = [slots.places[row] // SHELF for row in line]
-        for shelf in sorted(set(shelf_of)):
-            part = slice(shelf_of.index(shelf), shelf_of.index(shelf) + shelf_of.count(shelf))
-            places = torch.tensor([slots.places[row] % SHELF for row in line[part]], device=device)
-            self.shelves.append((shelf, part, places, lengths[part]))
-
-    def masks(self, segment: Segment, layer: int, window: int | None) -> Tensor:
-        """What a segment's new tokens see, 0 or -inf [rows, 1 or KV heads, 1, slots]; near enough in a window."""
-        mask = segment.mask[:, None, None]
-        if window is None:
-            return mask
-        first = segment.shelf * SHELF + segment.first
-        rows = slice(first, first + segment.stop - segment.start)
-        now = (self.now if self.line is None else self.now[self.line])[segment.start : segment.stop]
-        cached = self.slots.positions_of(layer)[rows, :, None, : segment.used]
-        near = cached > now[:, None, None, None] - window
-        return mask.expand(near.shape).masked_fill(~near, float("-inf"))
-
-
-def _together(slots: Slots, line: Sequence[int], waste: int) -> list[tuple[int, int, int]]:
-    """Parts of the line to compute together (start, stop, slots): neighbours whose idle slots are at most `waste`."""
-    parts: list[tuple[int, int, int]] = []
-    wasted = 0
-    for number, row in enumerate(line):
-        place, used = slots.places[row], aligned(slots.lengths[row] + 1)
-        if parts:
-            start, stop, widest = parts[-1]
-            wider = max(used, widest)
-            more = wasted + (wider - widest) * (stop - start) + wider - used
-            if place % SHELF and slots.places[line[number - 1]] == place - 1 and more <= waste:
-                parts[-1], wasted = (start, number + 1, wider), more
-                continue
-        parts.append((number, number + 1, used))
-        wasted = 0
-    return parts
+        return FlexBackend(compiled=device.type == "cuda")
+    if name == "reference":
+        return ReferenceBackend()
+    raise KvatlasError(f"The attention backend is {name!r}; valid here are 'reference' and 'flex'.")
 
 
 def attend(
@@ -169,28 +67,23 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    kvatlas: Pass | Fixed,
+    kvatlas: tuple[AttentionBackend, ForwardBatch],
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of new tokens. query [rows, heads, new, size], key and value [rows, KV heads, new, size].
+    """As transformers' attention interface wants it: query [1, heads, tokens, size], key and value [1, KV heads,
+    tokens, size]; returns [1, tokens, heads, size] and None.
 
-    `sliding_window` is the number of positions that a layer sees, itself included; None for all. Returns [rows, new,
-    heads, size] and None, as transformers' attention interface wants it. Raises KvatlasError for layers whose attention
-    is more than a softmax over earlier tokens: they would be silently wrong.
+    Raises KvatlasError for layers whose attention is more than a softmax over earlier tokens: they would be silently
+    wrong.
     """
     refuse_unsupported(others)
+    backend, batch = kvatlas
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if isinstance(kvatlas, Fixed):
-        return kvatlas.attend(layer, query, key, value, scaling), None
-    if kvatlas.prefill is not None:
-        return _prefill(kvatlas, layer, query, key, value, scaling, sliding_window), None
-    if kvatlas.ahead is None:
-        return _decode(kvatlas, layer, query, key, value, scaling, sliding_window), None
-    newest, later = slice(kvatlas.batch), slice(kvatlas.batch, None)
-    out = _decode(kvatlas, layer, query[newest], key[newest], value[newest], scaling, sliding_window)
-    ahead = kvatlas.ahead.attend(layer, query[later], key[later], value[later], scaling, sliding_window)
-    return torch.cat([out, ahead]), None
+    batch.cache.scalings[layer] = scaling
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    batch.remember(layer, query)
+    return backend.attend(batch, layer, query, key, value, scaling, sliding_window)[None], None
 
 
 def refuse_unsupported(others: Mapping[str, Any]) -> None:
@@ -203,77 +96,81 @@ def refuse_unsupported(others: Mapping[str, Any]) -> None:
             )
 
 
-def _prefill(
-    step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-) -> Tensor:
-    assert step.prefill is not None
-    slots, row, length = step.slots, step.prefill, key.shape[2]
-    place = slots.places[row]
-    slots.key(layer, row)[:, :length] = key[0]
-    slots.value(layer, row)[:, :length] = value[0]
-    if step.watched:
-        step.attention[:, layer] = _prompt_attention(query, key, scaling, window)
-    if step.remembered:
-        last = torch.arange(max(0, length - slots.ring), length, device=slots.device)
-        slots.queries[layer][place, :, last % slots.ring] = query[0, :, last]
-    grouped = query.shape[1] != key.shape[1]
-    near = None
-    if window is not None:
-        positions = torch.arange(length, device=key.device)
-        slots.positions_of(layer)[place, :, :length] = positions.int()
-        slots.windows[layer] = window
-        if length > window:
-            back = positions[:, None] - positions
-            near = (back >= 0) & (back < window)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=grouped
-    )
-    return out.transpose(1, 2)
+class CpuBackend:
+    """Native kernels: numbers of a token depend on its sequence alone, whatever else is in the batch."""
+
+    name = "cpu"
+    page_size = PAGE
+
+    def __init__(self, native: Native) -> None:
+        self.native = native
+
+    def attend(
+        self, batch: ForwardBatch, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        cache = batch.cache
+        near = (
+            {}
+            if window is None
+            else {"window": window, "positions": batch.positions32, "places": cache.watch_window(layer, window)}
+        )
+        return self.native.attention(
+            batch.paged,
+            *(_dense(each) for each in (query, key, value)),
+            cache.keys[layer],
+            cache.values[layer],
+            scaling,
+            mass=batch.attention[layer] if batch.watched else None,
+            **near,
+        )
 
 
-def _prompt_attention(query: Tensor, key: Tensor, scaling: float, window: int | None) -> Tensor:
-    _, heads, length, size = query.shape
-    kv_heads = key.shape[1]
-    total = key.new_zeros(1, kv_heads, length)
-    positions = torch.arange(length, device=key.device)
-    for start in range(0, length, CHUNK):
-        part = query[:, :, start : start + CHUNK].reshape(1, kv_heads, heads // kv_heads, -1, size)
-        weights = part @ key.unsqueeze(2).transpose(-1, -2) * scaling
-        back = positions[start : start + CHUNK, None] - positions
-        hidden = (back < 0) | (back >= (window or length))
-        total += weights.masked_fill(hidden, float("-inf")).softmax(-1).mean(2).sum(2)
-    return total
+def _dense(heads: Tensor) -> Tensor:
+    """[tokens, heads, size] with the heads of a token side by side."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
-def _decode(
-    step: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-) -> Tensor:
-    slots = step.slots
-    batch, heads, _, size = query.shape
-    if step.remembered:
-        remembered = query[step.remembering, :, 0]
-        slots.queries[layer][step.places[step.remembering], :, step.ring] = remembered
-    if window is not None:
-        slots.positions_of(layer)[step.places, :, step.lengths] = step.now[:, None]
-    if step.line is not None:
-        query, key, value = query[step.line], key[step.line], value[step.line]
-    for shelf, part, places, lengths in step.shelves:
-        slots.keys[layer][shelf][places, :, lengths] = key[part, :, 0]
-        slots.values[layer][shelf][places, :, lengths] = value[part, :, 0]
-    # The query heads that share a KV head stand where queries of one head would: no copy of keys for each of them.
-    query = query.view(len(query), slots.shape.kv_heads, -1, size)
-    parts = []
-    for segment in step.segments:
-        asking = query[segment.start : segment.stop]
-        keys = slots.keys[layer][segment.shelf][segment.places, :, : segment.used]
-        values = slots.values[layer][segment.shelf][segment.places, :, : segment.used]
-        mask = step.masks(segment, layer, window)
-        parts.append(F.scaled_dot_product_attention(asking, keys, values, attn_mask=mask, scale=scaling))
-        if segment.watched is not None:
-            own, among = segment.watched
-            weights = asking[own] @ keys[own].transpose(-1, -2) * scaling + mask[own]
-            step.attention[among, layer, :, : segment.used] = weights.softmax(-1).mean(2)
-    out = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if step.back is not None:
-        out = out[step.back]
-    return out.reshape(batch, 1, heads, size)
+class ReferenceBackend:
+    """Plain torch on any device: the oracle of the tests, and what is left where nothing faster can be had."""
+
+    name = "reference"
+    page_size = PAGE
+
+    def attend(
+        self, batch: ForwardBatch, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        cache, entered = batch.cache, batch.entered_slots
+        cache.keys[layer][:, entered] = key.transpose(0, 1)
+        cache.values[layer][:, entered] = value.transpose(0, 1)
+        if window is not None:
+            cache.watch_window(layer, window)[:, entered] = batch.positions32
+        out = torch.empty_like(query)
+        for group in batch.groups:
+            keys, values = (pool[layer][:, group.slots].transpose(0, 1) for pool in (cache.keys, cache.values))
+            visible = group.visible[:, None]
+            if window is not None:
+                near = cache.positions[layer][:, group.slots].transpose(0, 1)[:, :, None]
+                visible = visible & (near > batch.positions[group.tokens][:, None, :, None] - window)
+                visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
+            asking = query[group.tokens].transpose(1, 2)
+            grouped = query.shape[1] != key.shape[1]
+            found = F.scaled_dot_product_attention(
+                asking, keys, values, attn_mask=visible, scale=scaling, enable_gqa=grouped
+            )
+            out[group.tokens] = found.transpose(1, 2)
+            for number, index in enumerate(batch.watched):
+                if index in group.members:
+                    at = group.members.index(index)
+                    _add_attention(batch.attention[layer, number], asking[at], keys[at], visible[at], scaling)
+        return out
+
+
+def _add_attention(total: Tensor, query: Tensor, keys: Tensor, visible: Tensor, scaling: float) -> None:
+    """Add the weights that queries [heads, new, size] pay to keys [KV heads, cached, size] to `total` [KV heads, >=]."""
+    heads, new, size = query.shape
+    kv_heads, cached, _ = keys.shape
+    for start in range(0, new, CHUNK):
+        part = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
+        weights = part.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * scaling
+        seen = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(weights.shape)
+        total[:, :cached] += weights.masked_fill(~seen, float("-inf")).softmax(-1).mean(1).sum(1)

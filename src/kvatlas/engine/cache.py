@@ -1,8 +1,13 @@
-"""The slot cache: preallocated keys and values per layer, written in place and compacted in place between steps."""
+"""The KV cache: keys and values in pages that sequences take, share and give back (PagedAttention, arXiv 2309.06180).
+
+A sequence's tokens fill its pages in their original order, keys with the rotation of their true position. Sequences
+that fork share their pages until one of them compresses; compaction writes into pages of its own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,195 +17,224 @@ if TYPE_CHECKING:
 
     from kvatlas.models import Shape
 
-#: Capacities are multiples of this: masked attention over slots is then bitwise the same for every capacity.
-ALIGNMENT = 64
-#: With fewer rows CPU kernels round differently; idle rows pad smaller batches, so that traces never depend on it.
-SMALLEST_BATCH = 8
-#: Places that share one allocation; each such shelf is as long as its own longest row alone.
-SHELF = 16
+#: Tokens of a page.
+PAGE = 64
+#: The cache grows by at least one part in so many of what it holds, because growing copies it.
+GROWTH = 4
 
 
-def aligned(tokens: int) -> int:
-    """The smallest capacity that holds so many tokens."""
-    return -(-max(tokens, 1) // ALIGNMENT) * ALIGNMENT
+def pages_for(tokens: int, page_size: int = PAGE) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_size)
 
 
-def roomy(tokens: int) -> int:
-    """The capacity of a shelf that has to hold `tokens`: up to a quarter more, because growing copies it."""
-    step = max(ALIGNMENT, (1 << (tokens - 1).bit_length()) // 8)
-    return -(-tokens // step) * step
+@dataclass(eq=False)
+class CachedSequence:
+    """A sequence in the cache: `length` tokens in `pages`; `row` is its number in all that is kept per sequence."""
+
+    row: int
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Snapshot:
-    """A copy of one row: keys and values [layers][KV heads, tokens, head size], columns [layers, KV heads, tokens].
+    """A sequence at the moment of a fork: its pages, shared, and copies of what changes while others go on.
 
-    `positions` [KV heads, tokens] are those of the layers that keep them, `queries` [layers][heads, ring, head size]
-    the recent ones.
+    `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, head size].
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    columns: dict[str, Tensor]
-    queries: list[Tensor]
-    positions: dict[int, Tensor]
+    pages: tuple[int, ...]
     length: int
+    token_state: dict[str, Tensor]
+    queries: list[Tensor]
 
 
-class Slots:
-    """Keys, values and policies' columns of up to `rows` sequences; row r holds `lengths[r]` tokens in its first slots.
+class KVCache:
+    """Keys and values of up to `rows` sequences, and what policies note beside cached tokens.
 
-    Slots hold tokens in their original order, keys with the rotation of their true position. Row r has the place
-    `places[r]`; places stand on shelves of `SHELF`, each an allocation of its own that grows with its longest row, so
-    that short rows do not pay for long ones: rows that a KV budget bounds take places from the first on, others from
-    the last. Columns hold 0 in every slot past a row's length. Where policies look at recent queries, rows have rings
-    for the last `ring` of them: the query of the token at position p is in place p % ring.
+    `keys` and `values` are [layers][KV heads, slots, head size]; slot s is token s % page_size of page s // page_size.
+    Page 0 belongs to nobody: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's pages; its
+    last row is that of `idle`, a sequence that makes up numbers and whose tokens nobody reads.
+    `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
+    sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window` queries:
+    that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the layers' own
+    attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers that have a window.
     """
 
     def __init__(
         self,
         shape: Shape,
         rows: int,
-        columns: dict[str, tuple[int, int]],
-        ring: int,
+        token_state: dict[str, tuple[int, int]],
+        query_window: int,
         device: torch.device,
         dtype: torch.dtype,
+        page_size: int = PAGE,
     ) -> None:
-        self.shape, self.rows, self.device, self.dtype = shape, rows, device, dtype
-        #: Places on each shelf, and the tokens that each of them can hold.
-        self.shelves = [min(SHELF, rows - start) for start in range(0, rows, SHELF)]
-        self.capacities = [0] * len(self.shelves)
-        #: [layers][shelves] of [places, KV heads, capacity, head size].
-        self.keys = [[self._empty(places, 0) for places in self.shelves] for _ in range(shape.layers)]
-        self.values = [[self._empty(places, 0) for places in self.shelves] for _ in range(shape.layers)]
-        self.columns = {
-            name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in columns.items()
-        }
-        self.ring = ring
-        self.queries = [
-            torch.zeros(rows, shape.heads, ring, shape.head_dim, device=device, dtype=dtype)
-            for _ in range(shape.layers if ring else 0)
-        ]
-        #: True positions [rows, KV heads, capacity] of cached tokens, for layers with a sliding window alone.
+        self.shape, self.rows, self.device, self.dtype, self.page_size = shape, rows, device, dtype, page_size
+        self.query_window = query_window
+        self.keys = [self._pool(0) for _ in range(shape.layers)]
+        self.values = [self._pool(0) for _ in range(shape.layers)]
         self.positions: dict[int, Tensor] = {}
-        #: How many positions these layers see.
         self.windows: dict[int, int] = {}
-        self.lengths = [0] * rows
-        self.places = list(range(rows))
+        self.scalings: dict[int, float] = {}
+        self.idle = CachedSequence(rows)
+        self.table = torch.zeros(rows + 1, 1, dtype=torch.int32, device=device)
+        self.token_state = {
+            name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in token_state.items()
+        }
+        self.queries = [
+            torch.zeros(rows + 1, shape.heads, query_window, shape.head_dim, device=device, dtype=dtype)
+            for _ in range(shape.layers if query_window else 0)
+        ]
+        #: How often a tensor was replaced by a larger one.
+        self.moves = 0
+        #: How many sequences and snapshots hold each page.
+        self.holders = [1]
+        self.reset()
 
-    def _empty(self, places: int, tokens: int) -> Tensor:
-        shape = (places, self.shape.kv_heads, tokens, self.shape.head_dim)
+    def _pool(self, pages: int) -> Tensor:
+        shape = (self.shape.kv_heads, pages * self.page_size, self.shape.head_dim)
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def reset(self) -> None:
+        """Forget every sequence; what is allocated stays."""
+        self.holders = [1] + [0] * (len(self.holders) - 1)
+        self._free_pages = list(range(len(self.holders) - 1, 0, -1))
+        self._free_rows = list(range(self.rows - 1, -1, -1))
+
+    # -- sequences -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> CachedSequence:
+        """A new sequence without tokens."""
+        sequence = CachedSequence(self._free_rows.pop())
+        for state in self.token_state.values():
+            # Nothing of the last sequence may show in what policies noted.
+            state[sequence.row] = 0
+        return sequence
+
+    def reserve(self, sequence: CachedSequence, tokens: int) -> None:
+        """Make room for so many tokens in all."""
+        missing = pages_for(tokens, self.page_size) - len(sequence.pages)
+        if missing > 0:
+            self._give(sequence, self._take(missing))
+        capacity = self.capacity
+        if self.token_state and tokens > capacity:
+            self.moves += 1
+            more = pages_for(tokens + capacity // GROWTH, self.page_size) * self.page_size - capacity
+            self.token_state = {name: torch.nn.functional.pad(old, (0, more)) for name, old in self.token_state.items()}
+
+    def end(self, sequence: CachedSequence) -> None:
+        """Give back all that a sequence holds."""
+        self._release(sequence.pages)
+        self._free_rows.append(sequence.row)
+
+    def fork(self, sequence: CachedSequence, branches: int) -> Snapshot:
+        """What so many branches go on from, each by one `resume`; the sequence itself goes on, too."""
+        pages = sequence.pages[: pages_for(sequence.length, self.page_size)]
+        for page in pages:
+            self.holders[page] += branches
+        states = {name: state[sequence.row, ..., : sequence.length].clone() for name, state in self.token_state.items()}
+        return Snapshot(tuple(pages), sequence.length, states, [ring[sequence.row].clone() for ring in self.queries])
+
+    def resume(self, snapshot: Snapshot) -> CachedSequence:
+        """A sequence that goes on from a snapshot. Its pages are shared: it has to be compacted before it grows."""
+        sequence = self.begin()
+        sequence.length = snapshot.length
+        self._give(sequence, snapshot.pages)
+        self.reserve(sequence, snapshot.length)
+        for name, state in snapshot.token_state.items():
+            self.token_state[name][sequence.row, ..., : snapshot.length] = state
+        for ring, copied in zip(self.queries, snapshot.queries, strict=True):
+            ring[sequence.row] = copied
+        return sequence
+
+    def compact(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
+        """Keep only the tokens `kept` [layers or 1, KV heads or 1, kept] of a sequence, in that order.
+
+        `names` are the token states of its policy; what other policies noted about it is no longer aligned.
+        """
+        count, kv_heads = kept.shape[-1], self.shape.kv_heads
+        before = self.slots(sequence)
+        self._release(sequence.pages)
+        sequence.pages = []
+        # Pages that nobody else holds are taken again: each layer is read as a whole before it is written.
+        self._give(sequence, self._take(pages_for(count, self.page_size)))
+        sequence.length = count
+        after = self.slots(sequence)
+        for layer in range(self.shape.layers):
+            chosen = before[kept[min(layer, kept.shape[0] - 1)]].expand(kv_heads, count)
+            if layer in self.positions:
+                self.positions[layer][:, after] = self.positions[layer].gather(1, chosen)
+            chosen = chosen.unsqueeze(-1).expand(-1, -1, self.shape.head_dim)
+            for pool in (self.keys[layer], self.values[layer]):
+                pool.index_copy_(1, after, pool.gather(1, chosen))
+        for name in names:
+            state = self.token_state[name][sequence.row]
+            state[..., :count] = state.gather(-1, kept)
+            state[..., count:] = 0
+
+    # -- where tokens are ----------------------------------------------------------------------------------------
+
+    def slots(self, sequence: CachedSequence) -> Tensor:
+        """Slots [length] of a sequence's tokens."""
+        pages = torch.tensor(sequence.pages, device=self.device)
+        offsets = torch.arange(self.page_size, device=self.device)
+        return (pages[:, None] * self.page_size + offsets).flatten()[: sequence.length]
+
+    def watch_window(self, layer: int, window: int) -> Tensor:
+        """The positions of a layer with a sliding window; kept from its first token on."""
+        if layer not in self.positions:
+            self.windows[layer] = window
+            self.positions[layer] = self.keys[layer].new_zeros(self.keys[layer].shape[:2], dtype=torch.int32)
+        return self.positions[layer]
 
     @property
     def capacity(self) -> int:
-        """Tokens that the longest shelf can hold."""
-        return max(self.capacities)
-
-    def positions_of(self, layer: int) -> Tensor:
-        """True positions of what a layer has cached; kept from the first time that it asks, at its first prefill."""
-        if layer not in self.positions:
-            shape = (self.rows, self.shape.kv_heads, self.capacity)
-            self.positions[layer] = torch.zeros(shape, device=self.device, dtype=torch.int32)
-        return self.positions[layer]
-
-    def key(self, layer: int, row: int) -> Tensor:
-        """The keys [KV heads, capacity, head size] of a row."""
-        shelf, place = divmod(self.places[row], SHELF)
-        return self.keys[layer][shelf][place]
-
-    def value(self, layer: int, row: int) -> Tensor:
-        """The values [KV heads, capacity, head size] of a row."""
-        shelf, place = divmod(self.places[row], SHELF)
-        return self.values[layer][shelf][place]
-
-    def take(self, row: int, bound: int | None, tokens: int) -> None:
-        """Give the free row `row` a place with room for `tokens`, and for its `bound` if its length has one."""
-        choose = max if bound is None else min
-        other = choose(range(row, self.rows), key=self.places.__getitem__)
-        self.places[row], self.places[other] = self.places[other], self.places[row]
-        self.reserve(row, max(tokens, bound or 0))
-        for column in self.columns.values():
-            # Nothing of the last sequence may show in what policies noted.
-            column[self.places[row]] = 0
-        self.lengths[row] = 0
-
-    def reserve(self, row: int, tokens: int) -> None:
-        """Make room for `tokens` in a row, and so on its whole shelf."""
-        shelf = self.places[row] // SHELF
-        if tokens > self.capacities[shelf]:
-            self._grow(shelf, roomy(tokens))
-
-    def _grow(self, shelf: int, wanted: int) -> None:
-        had, before = self.capacities[shelf], self.capacity
-        for table in (self.keys, self.values):
-            for layer in table:
-                more = self._empty(self.shelves[shelf], wanted)
-                more[:, :, :had] = layer[shelf]
-                layer[shelf] = more
-        self.capacities[shelf] = wanted
-        wider = self.capacity - before
-        if wider:
-            self.columns = {name: torch.nn.functional.pad(old, (0, wider)) for name, old in self.columns.items()}
-            self.positions = {layer: torch.nn.functional.pad(old, (0, wider)) for layer, old in self.positions.items()}
-
-    def drop(self, row: int, last: int) -> None:
-        """Free a row: the row `last`, the last in use, becomes row `row`, where it stands."""
-        self.places[row], self.places[last] = self.places[last], self.places[row]
-        self.lengths[row], self.lengths[last] = self.lengths[last], self.lengths[row]
-
-    def snapshot(self, row: int) -> Snapshot:
-        """A copy of a row, to start other rows from."""
-        length, place = self.lengths[row], self.places[row]
-        layers = range(self.shape.layers)
-        return Snapshot(
-            [self.key(layer, row)[:, :length].clone() for layer in layers],
-            [self.value(layer, row)[:, :length].clone() for layer in layers],
-            {name: column[place, ..., :length].clone() for name, column in self.columns.items()},
-            [queries[place].clone() for queries in self.queries],
-            {layer: positions[place, :, :length].clone() for layer, positions in self.positions.items()},
-            length,
-        )
-
-    def restore(self, snapshot: Snapshot, row: int, bound: int | None) -> None:
-        """Fill a free row from a snapshot."""
-        length = snapshot.length
-        self.take(row, bound, length)
-        place = self.places[row]
-        for layer in range(self.shape.layers):
-            self.key(layer, row)[:, :length] = snapshot.keys[layer]
-            self.value(layer, row)[:, :length] = snapshot.values[layer]
-        for layer, positions in snapshot.positions.items():
-            self.positions[layer][place, :, :length] = positions
-        for name, column in snapshot.columns.items():
-            self.columns[name][place, ..., :length] = column
-        for queries, copied in zip(self.queries, snapshot.queries, strict=True):
-            queries[place] = copied
-        self.lengths[row] = length
-
-    def compact(self, row: int, kept: Tensor, columns: tuple[str, ...]) -> None:
-        """Keep only the slots `kept` [layers or 1, KV heads or 1, kept] of a row, in that order.
-
-        `columns` are those of the row's policy; what other policies noted about the row is no longer aligned.
-        """
-        count, place = kept.shape[-1], self.places[row]
-        for layer in range(self.shape.layers):
-            slots = kept[min(layer, kept.shape[0] - 1)].expand(self.shape.kv_heads, count)
-            if layer in self.positions:
-                positions = self.positions[layer][place]
-                positions[:, :count] = positions.gather(1, slots)
-            chosen = slots.unsqueeze(-1).expand(-1, -1, self.shape.head_dim)
-            for table in (self.key(layer, row), self.value(layer, row)):
-                table[:, :count] = table.gather(1, chosen)
-        for name in columns:
-            column = self.columns[name][place]
-            column[..., :count] = column.gather(-1, kept)
-            column[..., count:] = 0
-        self.lengths[row] = count
+        """Tokens of a sequence beside which policies can note something."""
+        return next((state.shape[-1] for state in self.token_state.values()), 0)
 
     @property
     def bytes(self) -> int:
-        """Bytes allocated for keys, values, columns, recent queries and positions."""
-        cached = [shelf for table in (self.keys, self.values) for layer in table for shelf in layer]
-        tables = [*cached, *self.columns.values(), *self.queries, *self.positions.values()]
+        """Bytes allocated for keys, values, token states, recent queries and positions."""
+        tables = [*self.keys, *self.values, *self.token_state.values(), *self.queries, *self.positions.values()]
         return sum(table.numel() * table.element_size() for table in tables)
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def _give(self, sequence: CachedSequence, pages: Sequence[int]) -> None:
+        start, stop = len(sequence.pages), len(sequence.pages) + len(pages)
+        sequence.pages.extend(pages)
+        if stop > self.table.shape[1]:
+            self.table = torch.nn.functional.pad(self.table, (0, stop + stop // GROWTH - self.table.shape[1]))
+            self.moves += 1
+        self.table[sequence.row, start:stop] = torch.tensor(pages, dtype=torch.int32)
+
+    def _take(self, pages: int) -> list[int]:
+        if pages > len(self._free_pages):
+            self._grow(pages - len(self._free_pages))
+        taken = [self._free_pages.pop() for _ in range(pages)]
+        for page in taken:
+            self.holders[page] = 1
+        return taken
+
+    def _release(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.holders[page] -= 1
+            if not self.holders[page]:
+                self._free_pages.append(page)
+
+    def _grow(self, missing: int) -> None:
+        self.moves += 1
+        had = len(self.holders) if self.keys[0].shape[1] else 0
+        pages = len(self.holders) + max(missing, len(self.holders) // GROWTH)
+        used = had * self.page_size
+        for pools in (self.keys, self.values):
+            for layer, old in enumerate(pools):
+                pools[layer] = self._pool(pages)
+                pools[layer][:, :used] = old
+        wider = self.keys[0].shape[1] - used
+        self.positions = {layer: torch.nn.functional.pad(old, (0, wider)) for layer, old in self.positions.items()}
+        self._free_pages += range(pages - 1, len(self.holders) - 1, -1)
+        self.holders += [0] * (pages - len(self.holders))

@@ -7,26 +7,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvatlas.core import Fate, Sampling, Usage
-from kvatlas.engine.fates import Record
-from kvatlas.engine.replay import LONGEST, Reader, Tree
+from kvatlas.engine.cache import CachedSequence
+from kvatlas.engine.evictions import EvictionLog
+from kvatlas.engine.signals import Signals
 from kvatlas.policies import Policy, Reference
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.engine.observation import Asked
+    from kvatlas.models import Model
 
 K = TypeVar("K")
+#: Prompts are read in parts that begin at multiples of this, so that sums over a part depend on nothing else.
+PROMPT_CHUNK = 512
 
 
 @dataclass(frozen=True)
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `script` are its new
-    tokens where they are known already, for replay. `sampling` is the engine's if None. `watch` is told the new tokens
-    so far after each draw, and ends the generation there by True; `adjust` changes logits [vocabulary] before the next
-    token is drawn, given prompt and new tokens.
+    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `script` are the new
+    tokens that a forced reading follows. `sampling` is the engine's if None. `watch` is told the new tokens so far
+    after each draw, and ends the generation there by True; `adjust` changes logits [vocabulary] before the next token
+    is drawn, given prompt and new tokens.
     """
 
     key: K
@@ -34,7 +37,7 @@ class Request(Generic[K]):
     stream: int
     policies: tuple[Policy, ...]
     reference: Reference | None = None
-    script: tuple[int, ...] | None = None
+    script: tuple[int, ...] = ()
     sampling: Sampling | None = None
     watch: Callable[[Sequence[int]], bool] | None = None
     adjust: Callable[[Sequence[int], Tensor], Tensor] | None = None
@@ -62,23 +65,27 @@ class Generation(Generic[K]):
 
 @dataclass
 class Row(Generic[K]):
-    """One sequence that is being decoded: a trunk with all its policies, or a branch with one."""
+    """One sequence that is being decoded: a trunk with all its policies, or a branch with one.
+
+    `tokens` are the new ones so far, `cached` its part of the cache, `position` counts the tokens, prompt included,
+    that went through the model: it is the true position of the next one.
+    """
 
     request: Request[K]
     policies: tuple[Policy, ...]
     #: What these policies want to see.
-    asked: Asked
+    signals: Signals
     #: How it draws; `limit` is its `max_new_tokens`, which draws alike do not differ by.
     sampling: Sampling
     limit: int
-    tree: Tree = field(default_factory=Tree)
-    reader: Reader = field(default_factory=Reader)
+    cached: CachedSequence
     tokens: list[int] = field(default_factory=list)
+    position: int = 0
     thinking_end: int | None = None
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
     kept: Tensor | None = None
     since: int = 0
-    record: Record = field(default_factory=Record)
+    evictions: EvictionLog = field(default_factory=EvictionLog)
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
@@ -86,19 +93,51 @@ class Row(Generic[K]):
     seconds: float = 0.0
 
     @property
-    def position(self) -> int:
-        """True position of the newest token, which is not yet cached."""
-        return len(self.request.prompt) + len(self.tokens) - 1
+    def prompt_left(self) -> int:
+        """Tokens of the prompt that are still to be read."""
+        return max(0, len(self.request.prompt) - self.position)
 
-    def room(self, length: int) -> int:
-        """Tokens that may enter after the next one before a policy is due."""
-        return min(policy.budget - length - 1 if policy.budget else LONGEST for policy in self.policies)
+    def next_tokens(self) -> Sequence[int]:
+        """What the model is fed next: a part of the prompt, or the newest token."""
+        if self.prompt_left:
+            stop = (self.position // PROMPT_CHUNK + 1) * PROMPT_CHUNK
+            return self.request.prompt[self.position : stop]
+        return self.tokens[-1:]
 
-    @property
-    def bound(self) -> int | None:
-        """Tokens beyond which its cache does not grow while it thinks; None if nothing bounds it."""
-        budgets = [policy.budget for policy in self.policies]
-        return None if None in budgets else max(budget for budget in budgets if budget is not None)
+    def room(self) -> int | None:
+        """Tokens that may enter before a policy is due; None if there is no end."""
+        budgets = [policy.budget for policy in self.policies if policy.budget is not None]
+        return min(budgets) - self.cached.length if budgets else None
 
-    def due(self, length: int) -> tuple[Policy, ...]:
-        return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
+    def due(self) -> tuple[Policy, ...]:
+        """The policies that compress now."""
+        return tuple(policy for policy in self.policies if policy.budget is not None and self.cached.length >= policy.budget)
+
+    def append(self, model: Model, token: int) -> bool:
+        """Add a new token; whether it is the last."""
+        self.tokens.append(token)
+        if self.thinking_end is None:
+            self.thinking_end = model.thinking_end(self.tokens)
+        watch = self.request.watch
+        told = watch is not None and watch(self.tokens)
+        return told or token in model.stops or len(self.tokens) >= self.limit
+
+    def generations(self, model: Model) -> list[Generation[K]]:
+        """What each of its policies wrote."""
+        usage = Usage(
+            prompt_tokens=len(self.request.prompt),
+            output_tokens=len(self.tokens),
+            thinking_tokens=len(self.tokens) if self.thinking_end is None else self.thinking_end,
+            peak_kv_tokens=self.kv_peak,
+            mean_kv_tokens=(self.kv_sum or self.kv_peak) / max(1, len(self.tokens) - 1),
+            compressions=self.compressions,
+            seconds=self.seconds,
+        )
+        finished = self.tokens[-1] in model.stops
+        fate, tokens = self.evictions.fate(self.position), tuple(self.tokens)
+        # A trace that ended before any compression is one generation for all its settings: decoded once.
+        decoded = [len(tokens) - self.forked_at] + [0] * (len(self.policies) - 1)
+        return [
+            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, usage, fate)
+            for policy, own in zip(self.policies, decoded, strict=True)
+        ]

@@ -323,6 +323,8 @@ class Model:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
+        from kvatlas.models.packing import pack
+
         folder = self.folder
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
@@ -334,7 +336,9 @@ class Model:
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise KvatlasError(f"The weights of the model {self.name!r} cannot be loaded ({reason}).") from error
-        return network.to(self.device).eval().requires_grad_(False)
+        network = network.to(self.device).eval().requires_grad_(False)
+        pack(network)
+        return network
 
 
 def _may_be_known(kind: str) -> bool:

@@ -41,10 +41,10 @@ class LazyEviction(Selection):
 
     def observe(self, step: Step) -> None:
         assert step.attention is not None
-        now = step.positions[:, -1:]
-        if step.positions.shape[1] > 1:
-            step.enter("last", now.expand_as(step.positions))
+        if step.prompt_length is not None:
+            step.enter("last", step.positions.new_full(step.positions.shape, step.prompt_length - 1))
             return
+        now = step.positions
         step.enter("last", now - 1)
         attended = step.attention >= self.alpha
         last = step.read("last")

@@ -29,7 +29,7 @@ class _State(Collector):
         yield GaugeMetricFamily("kvatlas_rows_active", "Sequences that are being decoded.", rows)
         yield GaugeMetricFamily("kvatlas_batch_fill", "Share of the rows that are active.", rows / service.batch_size)
         yield GaugeMetricFamily("kvatlas_kv_tokens", "Tokens kept in the caches of active rows.", cached)
-        yield GaugeMetricFamily("kvatlas_kv_bytes", "Bytes allocated for the cache.", engine.slots.bytes)
+        yield GaugeMetricFamily("kvatlas_kv_bytes", "Bytes allocated for the cache.", engine.cache.bytes)
         yield CounterMetricFamily(
             "kvatlas_evicted_tokens", "Tokens that compressions dropped from caches.", engine.evicted_tokens
         )

@@ -1,4 +1,4 @@
-"""The fate of tokens: when each left the cache, noted at compressions alone."""
+"""When each token left the cache, noted at compressions alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Record:
+class EvictionLog:
     """What one sequence's compressions did so far; never changed in place, so that forks may share it.
 
     `held` [positions] counts the holders of each token after the last compression, `left` [positions] the new tokens
@@ -25,8 +25,8 @@ class Record:
     held: Tensor | None = None
     left: Tensor | None = None
 
-    def after(self, kept: Tensor, position: int, written: int) -> Record:
-        """The record after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
+    def after(self, kept: Tensor, position: int, written: int) -> EvictionLog:
+        """The log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
 
         `position` counts the tokens cached so far, evicted ones included; `written` the new tokens so far.
         """
@@ -35,7 +35,7 @@ class Record:
         if self.left is not None:
             left[: len(self.left)] = self.left
         left[(held == 0) & (left == 0)] = written
-        return Record(kept.shape[0] * kept.shape[1], held, left)
+        return EvictionLog(kept.shape[0] * kept.shape[1], held, left)
 
     def fate(self, position: int) -> Fate:
         """The fate of all `position` tokens that were ever cached."""

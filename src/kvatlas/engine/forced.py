@@ -1,4 +1,4 @@
-"""Screening: every setting reads the finished full-cache trace, and what it would have chosen is compared.
+"""Forced reading: every setting reads a finished full-cache trace, and what it would have chosen is compared.
 
 The same loop with the same compressions, but the next tokens are always those of the trace (teacher forcing). All
 settings of a sample and the full cache itself read it side by side, so that their distributions meet position by
@@ -15,17 +15,17 @@ import torch
 
 from kvatlas import policies
 from kvatlas.core import Setting, Usage
-from kvatlas.engine.attention import Pass
-from kvatlas.engine.loop import Engine
-from kvatlas.engine.rows import Request
-from kvatlas.engine.sampling import draw_rows
-from kvatlas.policies import Policy
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.engine import Engine
+from kvatlas.engine.rows import Request, Row
+from kvatlas.engine.sampling import sample_rows
+from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 #: Logits of one pass, in numbers: what bounds its tokens where the vocabulary is large; and the most tokens.
-LOGITS, LINES = 2**26, 2048
+LOGITS, TOKENS = 2**26, 2048
 
 FULL = policies.of(Setting.of("full"))
 
@@ -34,7 +34,7 @@ FULL = policies.of(Setting.of("full"))
 class Tally:
     """What one setting would have chosen along a trace, after its first compression.
 
-    `departs_at` is the number of new tokens before the first that it would have drawn otherwise, None if none. `kl`
+    `departs_at` is the number of new tokens before the first that it would have sampled otherwise, None if none. `kl`
     is the sum over `thinking` tokens of KL(full cache || setting) in nats, of the model's own distributions (without
     temperature and cuts), `top1` counts those with the same likeliest token; `answer_change` is the change of the
     answer's log-likelihood, over `answer` tokens.
@@ -57,22 +57,17 @@ class Screened:
     usage: Usage
 
 
-class Screener(Engine):
+class ForcedReader(Engine):
     """Reads finished traces under many settings; made like an engine. One sample at a time."""
 
     _split: tuple[int, int]
     _tallies: dict[Policy, Tally]
-
-    def __init__(self, *made: Any, **named: Any) -> None:
-        # Whether or not tokens are proposed, what comes next is not what is drawn.
-        super().__init__(*made, **{**named, "graphs": False})
 
     def screen(self, request: Request[Any]) -> list[Screened]:
         """What every policy of a request that compresses would have chosen along the request's script.
 
         Settings are read in as many groups as the batch size asks for.
         """
-        assert request.script is not None
         end = len(request.script)
         self._split = self.model.split(request.script) or (end, end)
         compressing = [policy for policy in request.policies if policy.budget is not None]
@@ -88,45 +83,57 @@ class Screener(Engine):
             ]
         return found
 
-    def _proposals(self) -> list[list[int]]:
+    def _next_tokens(self, row: Row[Any]) -> Sequence[int]:
         """The same part of the trace for all rows: up to the next compression of any."""
-        script, written = self._rows[0].tree.script, len(self._rows[0].tokens)
-        assert script is not None
-        lines = max(1, min(LINES, LOGITS // self.network.config.get_text_config().vocab_size))
-        rooms = [row.room(length) for row, length in zip(self._rows, self.slots.lengths, strict=False)]
-        count = max(0, min(lines // len(self._rows) - 1, len(script) - 1 - written, *rooms))
-        return [list(script[written : written + count]) for _ in self._rows]
+        tokens = row.next_tokens()
+        if row.prompt_left:
+            return tokens
+        rows, written = self.scheduler.rows, len(row.tokens)
+        # Attention is shown to policies one token at a time, as in decoding.
+        if self.collector.asking(Signal.ATTENTION, [each.signals for each in rows]):
+            return tokens
+        most = max(1, min(TOKENS, LOGITS // self.network.config.get_text_config().vocab_size) // len(rows))
+        rooms = [room for room in (each.room() for each in rows) if room is not None]
+        # The script's last token never goes through the model.
+        more = max(0, min([most, *rooms, len(row.request.script) - written]) - 1)
+        return [*tokens, *row.request.script[written : written + more]]
 
-    def _choose(self, logits: Tensor, step: Pass, proposals: list[list[int]]) -> list[list[int]]:
+    def _wanted(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> list[int]:
+        """All tokens of the trace; of the prompt the last alone."""
+        return super()._wanted(rows, batch) if rows[0].prompt_left else list(range(batch.starts[-1]))
+
+    def _sample(self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor) -> list[list[int]]:
         """What the trace goes on with, for every row, after seeing what each would have chosen."""
-        script, written = self._rows[0].tree.script, len(self._rows[0].tokens)
-        assert script is not None
-        following = list(script[written : written + 1 + len(proposals[0])])
-        compressed = [index for index, row in enumerate(self._rows) if row.compressions]
+        (first, *_), count = rows, batch.counts[0]
+        if first.prompt_left > count:
+            return [[] for _ in rows]
+        new = 1 if first.prompt_left else count
+        written = len(first.tokens)
+        following = list(first.request.script[written : written + new])
+        compressed = [index for index, row in enumerate(rows) if row.compressions]
         if compressed:
-            full = next(index for index, row in enumerate(self._rows) if not row.compressions)
-            ahead = torch.arange(len(self._rows) * len(proposals[0])).view(len(self._rows), -1) + step.batch
-            lines = torch.cat([torch.arange(len(self._rows))[:, None], ahead], 1).to(logits.device)
-            self._compare(logits[lines[full]], logits[lines[compressed]], compressed, following)
-        return [following] * len(self._rows)
+            full = next(index for index, row in enumerate(rows) if not row.compressions)
+            own = logits.view(len(rows), new, -1)
+            self._compare(own[full], own[compressed], [rows[index] for index in compressed], following)
+        return [following for _ in rows]
 
-    def _compare(self, full: Tensor, own: Tensor, rows: Sequence[int], following: list[int]) -> None:
+    def _compare(self, full: Tensor, own: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
         """Add up what rows [rows, new, vocabulary] would have chosen beside the full cache [new, vocabulary]."""
-        first = self._rows[rows[0]]
-        start, count = len(first.tokens), len(following)
+        first, count = rows[0], len(following)
+        start = len(first.tokens)
         positions = [first.position + 1 + number for number in range(count)] * len(rows)
-        owners = [self._rows[row] for row in rows for _ in following]
-        drawn = torch.tensor(draw_rows(own.flatten(0, 1), owners, positions)).view(len(rows), count)
+        owners = [row for row in rows for _ in following]
+        sampled = torch.tensor(sample_rows(own.flatten(0, 1), owners, positions)).view(len(rows), count)
         likely, likely_own = full.float().log_softmax(-1), own.float().log_softmax(-1)
         kl = (likely.exp() * (likely - likely_own)).sum(-1).tolist()
         top1 = (full.argmax(-1) == own.argmax(-1)).tolist()
         said = torch.tensor(following, device=full.device)[:, None]
         own_said = likely_own.gather(-1, said.expand(len(rows), -1, -1)).squeeze(-1)
         change = (own_said - likely.gather(-1, said).squeeze(-1)).tolist()
-        differs = (drawn != torch.tensor(following)).tolist()
+        differs = (sampled != torch.tensor(following)).tolist()
         thinking, answer = self._split
         for number, row in enumerate(rows):
-            tally = self._tallies[self._rows[row].policies[0]]
+            tally = self._tallies[row.policies[0]]
             for place in range(count):
                 if differs[number][place] and tally.departs_at is None:
                     tally.departs_at = start + place

@@ -1,0 +1,205 @@
+"""The one decode loop, for every policy and every caller.
+
+Each turn: (1) fill free rows with requests and branches; (2) put what every row is fed into one batch; (3) pass it
+through the model; (4) let policies observe; (5) sample the next tokens; (6) hand out finished rows; (7) fork and
+compress the rows whose cache reached a KV budget.
+
+What comes out equals separate runs of every setting: on CPUs in fp32 bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvatlas.core import Sampling
+from kvatlas.engine.attention import attend, backend_for
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import KVCache
+from kvatlas.engine.graphs import CudaGraphRunner
+from kvatlas.engine.rows import Generation, K, Request, Row
+from kvatlas.engine.sampling import sample_rows
+from kvatlas.engine.scheduler import Scheduler
+from kvatlas.engine.signals import SignalCollector
+from kvatlas.policies import Policy, Signal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from kvatlas.models import Model
+
+
+class Engine:
+    """Decodes requests for one model. `policies` are all that requests may name (they decide what is observed).
+
+    `backend` computes attention: cpu, flex or reference; None for the fastest that there is.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        network: PreTrainedModel,
+        policies: Iterable[Policy],
+        sampling: Sampling,
+        batch_size: int = 64,
+        backend: str | None = None,
+    ) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("kvatlas", attend)
+        self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
+        weight = next(network.parameters())
+        self.backend = backend_for(weight.device, weight.dtype, backend)
+        self.collector = collector = SignalCollector(policies)
+        state = collector.token_state(model.shape)
+        made = weight.device, weight.dtype, self.backend.page_size
+        self.cache = KVCache(model.shape, batch_size, state, collector.query_window, *made)
+        self.graphs = CudaGraphRunner(self.cache, sampling, self._forward) if self.backend.name == "flex" else None
+        self.scheduler = Scheduler(model, self.cache, collector, sampling, batch_size)
+        self.decoded_tokens = self.passes = 0
+        self._hidden: Tensor | None = None
+
+    @property
+    def active_rows(self) -> int:
+        """Sequences that are being decoded."""
+        return len(self.scheduler.rows)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the caches of these sequences."""
+        return sum(row.cached.length for row in list(self.scheduler.rows))
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Tokens that compressions dropped so far."""
+        return self.scheduler.evicted_tokens
+
+    def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
+        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order.
+
+        A source that has nothing now but may have later gives None: rows that are active go on, and it is asked again.
+        """
+        self.scheduler.begin(requests)
+        with self._attention():
+            while self._admit():
+                if self.scheduler.rows:
+                    yield from self._step()
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        """The model under our attention function, its last hidden states kept where a policy asks for them."""
+        before = self.network.config._attn_implementation
+        self.network.set_attn_implementation("kvatlas")
+        decoder = self.network.get_decoder()
+        hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+            self.network.set_attn_implementation(before)
+
+    def _keep_hidden(self, _module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
+        self._hidden = output[0][0]
+
+    @torch.inference_mode()
+    def _admit(self) -> bool:
+        return self.scheduler.admit()
+
+    @torch.inference_mode()
+    def _step(self) -> list[Generation[Any]]:
+        began = time.perf_counter()
+        rows = self.scheduler.next_rows()
+        fed = [self._next_tokens(row) for row in rows]
+        batch = self._batch(rows, fed)
+        prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
+        logits, hidden, sampled = self._pass(rows, batch)
+        self.collector.notify(self.model, batch, [row.signals for row in rows], prompts, hidden)
+        if sampled is None:
+            sampled = self._sample(rows, batch, logits)
+        self.passes += 1
+        share = (time.perf_counter() - began) / batch.starts[-1]
+        generations: list[Generation[Any]] = []
+        for row, count, prompt, tokens in zip(rows, batch.counts, prompts, sampled, strict=True):
+            row.seconds += share * count
+            ended = self._take(row, count, tokens, prompt is not None)
+            if ended:
+                generations += row.generations(self.model)
+                self.scheduler.finish(row)
+            elif prompt is None and (due := row.due()):
+                self.scheduler.fork(row, due)
+        return generations
+
+    def _next_tokens(self, row: Row[Any]) -> Sequence[int]:
+        return row.next_tokens()
+
+    def _batch(self, rows: Sequence[Row[Any]], fed: Sequence[Sequence[int]]) -> ForwardBatch:
+        for row, tokens in zip(rows, fed, strict=True):
+            self.cache.reserve(row.cached, row.cached.length + len(tokens))
+        signals = [row.signals for row in rows]
+        return ForwardBatch(
+            self.cache,
+            [row.cached for row in rows],
+            fed,
+            [row.position for row in rows],
+            watched=self.collector.asking(Signal.ATTENTION, signals),
+            remembered=self.collector.asking(Signal.QUERIES, signals),
+        )
+
+    def _wanted(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> list[int]:
+        """Tokens of the batch whose logits are wanted: the last of every row that has its prompt behind it."""
+        ends = zip(rows, batch.counts, batch.starts[1:], strict=True)
+        return [end - 1 for row, count, end in ends if row.prompt_left <= count]
+
+    def _pass(
+        self, rows: Sequence[Row[Any]], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None, list[list[int]] | None]:
+        """Logits and hidden states of a pass; from a captured step the sampled tokens, too, where all rows sample alike."""
+        step = self.graphs.run(batch, [row.request.stream for row in rows]) if self.graphs is not None else None
+        if step is None:
+            return *self._forward(batch, self._wanted(rows, batch)), None
+        count, alike = len(rows), {row.sampling for row in rows} == {step.sampling}
+        plain = alike and not any(row.request.adjust for row in rows)
+        sampled = [[token] for token in step.sampled[:count].tolist()] if plain else None
+        return step.logits[:count], None if step.hidden is None else step.hidden[:count], sampled
+
+    def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
+        """Logits [wanted or all, vocabulary] and last hidden states [tokens, hidden size]; positions are given."""
+        every = wanted is None or len(wanted) == batch.starts[-1]
+        output = self.network(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=0 if every else torch.tensor(wanted, dtype=torch.long).to(batch.positions.device),
+            kvatlas=(self.backend, batch),
+        )
+        return output.logits[0], self._hidden
+
+    def _sample(self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor) -> list[list[int]]:
+        """The new tokens of each row, none for those that go on reading their prompts."""
+        done = [row.prompt_left <= count for row, count in zip(rows, batch.counts, strict=True)]
+        drawing = [row for row, ready in zip(rows, done, strict=True) if ready]
+        ends = [row.position + count for row, count, ready in zip(rows, batch.counts, done, strict=True) if ready]
+        sampled = iter(sample_rows(logits, drawing, ends))
+        return [[next(sampled)] if ready else [] for ready in done]
+
+    def _take(self, row: Row[Any], count: int, tokens: Sequence[int], prompt: bool) -> bool:
+        """`count` tokens went into a row's cache, and `tokens` are its new ones; whether it is done."""
+        length = row.cached.length
+        row.cached.length += count
+        row.position += count
+        if prompt:
+            row.kv_peak = row.cached.length
+        for number, token in enumerate(tokens, 1):
+            self.decoded_tokens += 1
+            if not prompt:
+                row.kv_peak = max(row.kv_peak, length + number)
+                row.kv_sum += length + number
+            if row.append(self.model, token):
+                return True
+        return False

@@ -1,0 +1,89 @@
+"""Attention on CUDA: FlexAttention over the pages of the cache, one new token for every sequence.
+
+Its decode kernel splits a sequence's keys and values over the GPU's processors and reads the pages that are in use
+alone (Dong et al., "Flex Attention", arXiv 2412.05496; splitting: Dao et al., "Flash-Decoding for long-context
+inference", 2023).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import flex_attention as flex
+
+from kvatlas.engine.attention import ReferenceBackend
+from kvatlas.engine.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Tokens of a page: the block that the kernel reads at a time.
+BLOCK = 128
+
+
+class FlexBackend(ReferenceBackend):
+    """FlexAttention where every sequence has one new token; chunks, windows and watched attention in plain torch."""
+
+    name = "flex"
+    page_size = BLOCK
+
+    def __init__(self, compiled: bool) -> None:
+        self.kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+
+    def attend(
+        self,
+        batch: ForwardBatch,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        if window is not None or batch.watched or not batch.decoding:
+            return super().attend(batch, layer, query, key, value, scaling, window)
+        cache, kv_heads = batch.cache, key.shape[1]
+        if not batch.derived:
+            batch.derived.update(_paged(batch))
+        entered, mask = batch.derived["entered"], batch.derived["mask"]
+        cache.keys[layer][:, entered] = key.transpose(0, 1)
+        cache.values[layer][:, entered] = value.transpose(0, 1)
+        # The query heads of a KV head stand where queries of one head would, so that any number of them is split.
+        grouped = query.reshape(len(query), kv_heads, -1, query.shape[-1])
+        out: Tensor = self.kernel(
+            grouped, cache.keys[layer][None], cache.values[layer][None], block_mask=mask, scale=scaling
+        )
+        return out.reshape(query.shape)
+
+
+def _paged(batch: ForwardBatch) -> dict[str, Any]:
+    """The slots of the new tokens, and the mask of what each sequence sees, page by page; with no word from the host."""
+    cache, device = batch.cache, batch.length.device
+    slots, group = cache.keys[0].shape[1], cache.shape.heads // cache.shape.kv_heads
+    pages = slots // BLOCK
+    table = cache.table[batch.row][:, :pages]
+    number = torch.arange(table.shape[1], dtype=torch.int32, device=device)
+    used = number * BLOCK <= batch.length[:, None]
+    listed = torch.where(used, table, 0).long()
+    #: Of each page: the sequence that reads it, and which of its pages it is.
+    owner = torch.full((pages,), -1, dtype=torch.int32, device=device)
+    members = torch.arange(len(table), dtype=torch.int32, device=device)
+    owner.scatter_(0, listed.flatten(), members[:, None].expand_as(listed).flatten())
+    order = torch.zeros(pages, dtype=torch.int32, device=device)
+    order.scatter_(0, listed.flatten(), number.expand_as(listed).flatten())
+    # The page of nobody is listed wherever there is no other.
+    owner[:1].fill_(-1)
+    length = batch.length
+
+    def seen(row: Tensor, _head: Tensor, _query: Tensor, slot: Tensor) -> Tensor:
+        page = slot // BLOCK
+        found: Tensor = (owner[page] == row) & (order[page] * BLOCK + slot % BLOCK <= length[row])
+        return found
+
+    blocks = used.sum(1, dtype=torch.int32)[:, None, None]
+    indices = torch.nn.functional.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()
+    mask = flex.BlockMask.from_kv_blocks(
+        blocks, indices, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(group, slots), compute_q_blocks=False
+    )
+    return {"entered": batch.entered_slots, "mask": mask}

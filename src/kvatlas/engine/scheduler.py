@@ -1,0 +1,118 @@
+"""What is decoded next: requests and branches wait, rows run, and trunks fork into branches.
+
+All settings of a request run as one tree. They share the trunk, one row, until the first compression; there the row is
+forked into one branch for each setting that compresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from kvatlas.core import Sampling
+from kvatlas.engine.cache import KVCache, Snapshot
+from kvatlas.engine.compression import compress
+from kvatlas.engine.rows import Request, Row
+from kvatlas.engine.signals import SignalCollector
+from kvatlas.models import Model
+from kvatlas.policies import Policy
+
+#: Requests are begun while fewer settings are begun and not done than this many times the batch: few snapshots wait.
+OPEN_SETTINGS = 2
+#: Prompt tokens of one pass, beyond which further prompts wait for the next.
+PROMPT_TOKENS = 1024
+
+
+class Scheduler:
+    """The rows of an engine, and what waits for them."""
+
+    def __init__(
+        self, model: Model, cache: KVCache, collector: SignalCollector, sampling: Sampling, batch_size: int
+    ) -> None:
+        self.model, self.cache, self.collector = model, cache, collector
+        self.sampling, self.batch_size = sampling, batch_size
+        self.evicted_tokens = 0
+        self.begin(())
+
+    def begin(self, requests: Iterable[Request[Any] | None]) -> None:
+        """Start over with a source of requests. Where it has nothing now but may have later it gives None."""
+        self.source: Iterator[Request[Any] | None] | None = iter(requests)
+        self.rows: list[Row[Any]] = []
+        self.branches: list[tuple[Snapshot, Row[Any]]] = []
+        self.open_settings = 0
+        self.cache.reset()
+
+    def admit(self) -> bool:
+        """Fill free rows: requests while few are open, then branches. Whether there is or may be something to decode.
+
+        A request's trunk is begun before branches of others, so that rows do not wait idle for its fork.
+        """
+        while len(self.rows) < self.batch_size:
+            request = self._next_request()
+            if request is not None:
+                self.rows.append(self._begin_row(request))
+            elif self.branches:
+                snapshot, row = self.branches.pop()
+                row.cached = self.cache.resume(snapshot)
+                self.rows.append(row)
+                self.evicted_tokens += compress(self.model, self.cache, row)
+            else:
+                break
+        return bool(self.rows) or self.source is not None
+
+    def _next_request(self) -> Request[Any] | None:
+        if self.source is None or self.open_settings >= OPEN_SETTINGS * self.batch_size:
+            return None
+        try:
+            return next(self.source)
+        except StopIteration:
+            self.source = None
+            return None
+
+    def _begin_row(self, request: Request[Any]) -> Row[Any]:
+        sampling = request.sampling or self.sampling
+        self.open_settings += len(request.policies)
+        return Row(
+            request,
+            request.policies,
+            self.collector.signals(request.policies),
+            replace(sampling, max_new_tokens=0),
+            sampling.max_new_tokens,
+            self.cache.begin(),
+        )
+
+    def next_rows(self) -> list[Row[Any]]:
+        """The rows of the next pass: all that are being decoded, and those whose prompts it has room for."""
+        chosen, prompt_tokens = [], 0
+        for row in self.rows:
+            if row.prompt_left:
+                if prompt_tokens >= PROMPT_TOKENS:
+                    continue
+                prompt_tokens += len(row.next_tokens())
+            chosen.append(row)
+        return chosen
+
+    def finish(self, row: Row[Any]) -> None:
+        """A row is done: it gives back what it holds."""
+        self.rows.remove(row)
+        self.cache.end(row.cached)
+        self.open_settings -= len(row.policies)
+
+    def fork(self, row: Row[Any], due: tuple[Policy, ...]) -> None:
+        """Split a row at a KV budget: settings that compress here become branches, the others go on as the trunk."""
+        rest = tuple(policy for policy in row.policies if policy not in due)
+        branches = due if rest else due[1:]
+        if branches:
+            snapshot = self.cache.fork(row.cached, len(branches))
+            for policy in reversed(branches):
+                branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens))
+                self.branches.append((snapshot, self._restrict(branch, (policy,))))
+        self._restrict(row, rest or due[:1])
+        if not rest:
+            self.evicted_tokens += compress(self.model, self.cache, row)
+
+    def _restrict(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
+        """The row, now under these policies alone."""
+        row.policies, row.signals = policies, self.collector.signals(policies)
+        return row

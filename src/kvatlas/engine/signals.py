@@ -1,0 +1,132 @@
+"""What policies ask to see, and where they note it; nobody pays who did not ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import KVCache
+from kvatlas.policies import Policy, Signal, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvatlas.models import Model, Shape
+
+#: What a sequence's policies ask for: their observers, of settings that see and note the same only one.
+Signals = frozenset[tuple[Any, ...]]
+
+
+def state_name(policy: Policy, name: str) -> str:
+    """A policy's column among the token states of all policies: settings with equal observers share it."""
+    return "/".join(map(str, (*policy.observer, name)))
+
+
+class SignalCollector:
+    """The policies of an engine that want to see something, one for all settings that see and note the same."""
+
+    def __init__(self, policies: Iterable[Policy]) -> None:
+        self.by_key = {policy.observer: policy for policy in policies if policy.observes}
+        #: The longest memory that any policy wants of recent queries.
+        self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)
+        self.hidden = any(Signal.HIDDEN in policy.observes for policy in self.by_key.values())
+
+    def token_state(self, shape: Shape) -> dict[str, tuple[int, int]]:
+        """Names of all columns with the widths (layers, KV heads) that their policies' scopes give them."""
+        return {
+            state_name(policy, name): policy.scope.width(shape)
+            for policy in self.by_key.values()
+            for name in policy.columns
+        }
+
+    def signals(self, policies: Iterable[Policy]) -> Signals:
+        """What a sequence with these policies has to show."""
+        return frozenset(policy.observer for policy in policies if policy.observes)
+
+    def asking(self, signal: Signal, signals: Sequence[Signals]) -> tuple[int, ...]:
+        """Numbers of the sequences that have to show a signal."""
+        keys = {key for key, policy in self.by_key.items() if signal in policy.observes}
+        return tuple(number for number, own in enumerate(signals) if keys and not keys.isdisjoint(own))
+
+    def notify(
+        self,
+        model: Model,
+        batch: ForwardBatch,
+        signals: Sequence[Signals],
+        prompts: Sequence[int | None],
+        hidden: Tensor | None,
+    ) -> None:
+        """Show every policy what it asked for of a pass, before the lengths of its sequences grow.
+
+        `prompts` has the length of the prompt for sequences that were fed a part of it, None for the others. `hidden`
+        [tokens, hidden size] are the last hidden states.
+        """
+        decoding = [index for index, count in enumerate(batch.counts) if count == 1 and prompts[index] is None]
+        others = [[index] for index in range(len(batch.counts)) if index not in set(decoding)]
+        for key, policy in self.by_key.items():
+            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
+                continue
+            for group in (decoding, *others):
+                asking = [index for index in group if key in signals[index]]
+                if asking:
+                    policy.observe(self._step(model, batch, policy, asking, prompts[asking[0]], hidden))
+
+    def _step(
+        self,
+        model: Model,
+        batch: ForwardBatch,
+        policy: Policy,
+        members: list[int],
+        prompt: int | None,
+        hidden: Tensor | None,
+    ) -> Step:
+        device, new = batch.positions.device, range(batch.counts[members[0]])
+        tokens = torch.tensor([[batch.starts[index] + i for i in new] for index in members], device=device)
+        entered = torch.tensor([[batch.lengths[index] + i for i in new] for index in members], device=device)
+        rows = torch.tensor([batch.rows[index] for index in members], device=device)
+        attention = self._attention(policy, batch, members) if Signal.ATTENTION in policy.observes else None
+        seen = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
+        columns = _Columns(batch.cache, policy, rows, entered, attention)
+        return Step(model, batch.positions[tokens], seen, attention, columns, prompt)
+
+    def _attention(self, policy: Policy, batch: ForwardBatch, members: list[int]) -> Tensor:
+        watched = {index: number for number, index in enumerate(batch.watched)}
+        attention = batch.attention[:, [watched[index] for index in members]].transpose(0, 1)
+        layers, heads = policy.scope.width(batch.cache.shape)
+        attention = attention.mean(1, keepdim=True) if layers == 1 else attention
+        return attention.mean(2, keepdim=True) if heads == 1 else attention
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A policy's columns of the sequences at hand, over as many tokens as the attention that it is shown.
+
+    `rows` are their numbers in the cache, `entered` [rows, new] the places of their new tokens.
+    """
+
+    cache: KVCache
+    policy: Policy
+    rows: Tensor
+    entered: Tensor
+    attention: Tensor | None
+
+    def _column(self, name: str) -> Tensor:
+        return self.cache.token_state[state_name(self.policy, name)]
+
+    def _width(self) -> int:
+        return self.cache.capacity if self.attention is None else self.attention.shape[-1]
+
+    def enter(self, name: str, values: Tensor) -> None:
+        column = self._column(name)
+        column[self.rows[:, None], :, :, self.entered] = values[:, :, None, None].to(column.dtype)
+
+    def read(self, name: str) -> Tensor:
+        return self._column(name)[self.rows, ..., : self._width()]
+
+    def write(self, name: str, values: Tensor) -> None:
+        column = self._column(name)
+        column[self.rows, ..., : self._width()] = values.to(column.dtype)
