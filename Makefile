@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+# What an installation compiles.
+KERNELS = hatch_build.py src/kvatlas/native/kernels.c
 SEED ?= 1
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
@@ -10,12 +12,12 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAIN
 
 env: $(VENV)/user.stamp
 
-$(VENV)/user.stamp: pyproject.toml $(CONSTRAINTS)
+$(VENV)/user.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS)
+$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/user.stamp

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from kvatlas import native
 from kvatlas.core import canonical
 
 if TYPE_CHECKING:
@@ -58,6 +59,17 @@ def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     """
     import torch
 
+    return -torch.log(-torch.log(_token_uniform(stream, position, token)))
+
+
+def _token_uniform(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    import torch
+
+    kernels = native.load()
+    rows = token.shape[0] if token.dim() == 2 else -1
+    # On a CPU the arithmetic on tensors of int64 costs more than the layers of a small model.
+    if kernels and token.is_cpu and stream.shape == position.shape == (rows, 1) and token.stride(1) == 1:
+        return kernels.uniform(stream.flatten(), position.flatten(), token)
     zero = torch.zeros_like(position + token)
     word, *_ = philox(stream, zero + position, zero + token, zero, zero)
-    return -torch.log(-torch.log((word.double() + 0.5) / 2.0**32))
+    return (word.double() + 0.5) / 2.0**32

@@ -1,0 +1,702 @@
+/* The CPU kernels: attention over a paged cache, linear layers, normalisation, noise. One thread, fp32, no library.
+ *
+ * The contract: a row's result is summed in an order that depends on the row alone, never on its neighbours, the number
+ * of rows, the chunking of new tokens or the placement of pages; and it is the same bits on every target. So every
+ * number is a lane of a vector of 16, which narrower targets hold in several registers, every product that is added is a
+ * fused multiply-add, and the compiler contracts nothing by itself. Tiles differ between targets: a tile chooses which
+ * rows are computed together, never how one is summed.
+ */
+
+#include <stdint.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(_WIN32)
+#define API __attribute__((dllexport))
+int _fltused = 0;
+int DllMainCRTStartup(void *module, unsigned reason, void *reserved) { return 1; }
+#else
+#define API __attribute__((visibility("default")))
+#endif
+
+/* Registers for vectors of 16 floats: 32 with AVX-512; 8 as pairs (AVX2) or fours (NEON). */
+#if defined(__AVX512F__)
+#define WIDE 1
+#else
+#define WIDE 0
+#endif
+
+typedef float vec __attribute__((vector_size(64)));
+typedef uint32_t uvec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+typedef uint64_t lvec __attribute__((vector_size(64)));
+typedef double dvec __attribute__((vector_size(64)));
+/* The same at any address. */
+typedef float vec_at __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ivec_at __attribute__((vector_size(64), aligned(4), may_alias));
+typedef double dvec_at __attribute__((vector_size(64), aligned(8), may_alias));
+typedef uint64_t lvec_at __attribute__((vector_size(64), aligned(8), may_alias));
+
+#if defined(__clang__)
+#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
+#else
+#define FMA(a, b, c) ((a) * (b) + (c)) /* with -ffp-contract=fast */
+#endif
+
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define PREFETCH_L1(p) __builtin_prefetch(p, 0, 3)
+#define PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
+
+INLINE vec load(const float *p) { return *(const vec_at *)p; }
+INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
+INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE ivec isplat(int32_t x) { return (ivec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE vec select(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
+INLINE vec larger(vec a, vec b) { return select(a > b, a, b); }
+
+static const ivec COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* The first `n` < 16 floats, zeros behind them. */
+INLINE vec load_part(const float *p, int64_t n) {
+    float part[LANES] = {0};
+    for (int64_t i = 0; i < n; i++) part[i] = p[i];
+    return load(part);
+}
+
+INLINE void store_part(float *p, vec v, int64_t n) {
+    float part[LANES];
+    store(part, v);
+    for (int64_t i = 0; i < n; i++) p[i] = part[i];
+}
+
+/* What an x86-64 processor runs: 4 (AVX-512), 3 (AVX2 and FMA) or 0. Compiled for any of them. */
+#if defined(__x86_64__)
+__attribute__((target("arch=x86-64"))) static void cpuid(uint32_t leaf, uint32_t *r) {
+    __asm__ volatile("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "a"(leaf), "c"(0));
+}
+__attribute__((target("arch=x86-64"))) API int kvatlas_x86_level(void) {
+    uint32_t top[4], one[4], seven[4], extended[4], saved, high;
+    cpuid(0, top), cpuid(1, one), cpuid(0x80000001u, extended);
+    if (top[0] < 7 || !(one[2] >> 27 & 1)) return 0;
+    cpuid(7, seven);
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    const uint32_t first = 1u << 12 | 1u << 22 | 1u << 28 | 1u << 29; /* FMA, MOVBE, AVX, F16C */
+    const uint32_t second = 1u << 3 | 1u << 5 | 1u << 8;               /* BMI1, AVX2, BMI2 */
+    const uint32_t third = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31; /* AVX-512 F, DQ, CD, BW, VL */
+    if ((one[2] & first) != first || (seven[1] & second) != second || !(extended[2] >> 5 & 1)) return 0;
+    if ((saved & 6) != 6) return 0;
+    return (seven[1] & third) == third && (saved & 0xE6) == 0xE6 ? 4 : 3;
+}
+#endif
+
+/* What a compiler may call by itself when there is no C library. */
+#if !defined(KVATLAS_HOSTED)
+#if defined(__clang__)
+#define PLAIN __attribute__((visibility("hidden"), no_builtin))
+#else
+#define PLAIN __attribute__((visibility("hidden"), optimize("no-tree-loop-distribute-patterns")))
+#endif
+PLAIN void *memset(void *to, int byte, __SIZE_TYPE__ n) {
+    for (__SIZE_TYPE__ i = 0; i < n; i++) ((volatile char *)to)[i] = (char)byte;
+    return to;
+}
+PLAIN void *memcpy(void *restrict to, const void *restrict from, __SIZE_TYPE__ n) {
+    for (__SIZE_TYPE__ i = 0; i < n; i++) ((volatile char *)to)[i] = ((const char *)from)[i];
+    return to;
+}
+#endif
+
+/* exp to about one unit in the last place; exactly 0 below -87. Coefficients of Cephes' expf. */
+INLINE vec exponential(vec x) {
+    const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    vec t = FMA(x, splat(1.44269504088896341f), magic);
+    vec n = t - magic;
+    vec r = FMA(n, splat(-0.693359375f), x);
+    r = FMA(n, splat(2.12194440e-4f), r);
+    vec p = splat(1.9875691500e-4f);
+    p = FMA(p, r, splat(1.3981999507e-3f));
+    p = FMA(p, r, splat(8.3334519073e-3f));
+    p = FMA(p, r, splat(4.1665795894e-2f));
+    p = FMA(p, r, splat(1.6666665459e-1f));
+    p = FMA(p, r, splat(5.0000001201e-1f));
+    p = FMA(p, r * r, r) + splat(1.0f);
+    vec y = (vec)((uvec)p + ((uvec)t << 23));
+    y = (vec)((ivec)y & (x >= splat(-87.0f)));
+    y = select(x > splat(88.72f), splat(__builtin_inff()), y);
+    return select(x == x, y, x);
+}
+
+/* Sums over lanes by halves that need one shuffle each. Lane 4a + b of a sum over 16 lanes goes in as
+ * s(a) = (0 + 2) + (1 + 3) over b, then (s(0) + s(2)) + (s(1) + s(3)). `tree` is the same on separate numbers. */
+INLINE vec merge1(vec a, vec b) {
+    return SHUFFLE(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+           SHUFFLE(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+INLINE vec merge2(vec a, vec b) {
+    return SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+INLINE vec merge3(vec a, vec b) {
+    return SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+INLINE vec merge4(vec a, vec b) {
+    return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+INLINE float sum(vec v) {
+    float s[4];
+    for (int a = 0; a < 4; a++) s[a] = (v[4 * a] + v[4 * a + 2]) + (v[4 * a + 1] + v[4 * a + 3]);
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+INLINE float largest(vec v) {
+    float m = v[0];
+    for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+/* ---- Linear layers: each output is one chain of multiply-adds over k, from its bias up. ---- */
+
+INLINE void linear_tile(const int rows, const int panels, const float *x, int64_t x_stride, const float *w,
+                        const float *bias, float *y, int64_t y_stride, int64_t inputs, int64_t last) {
+    vec sums[8][8];
+    for (int p = 0; p < panels; p++) {
+        vec from = splat(0.0f);
+        if (bias) from = p == panels - 1 ? (last == LANES ? load(bias + p * LANES) : load_part(bias + p * LANES, last))
+                                         : load(bias + p * LANES);
+        for (int r = 0; r < rows; r++) sums[r][p] = from;
+    }
+    for (int64_t k = 0; k < inputs; k++) {
+        vec weights[8];
+        for (int p = 0; p < panels; p++) {
+            const float *at = w + (p * inputs + k) * LANES;
+            weights[p] = load(at);
+            PREFETCH_L1(at + 64 * LANES);
+        }
+        for (int r = 0; r < rows; r++) {
+            vec own = splat(x[r * x_stride + k]);
+            for (int p = 0; p < panels; p++) sums[r][p] = FMA(own, weights[p], sums[r][p]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) {
+            float *to = y + r * y_stride + p * LANES;
+            if (p < panels - 1 || last == LANES) store(to, sums[r][p]);
+            else store_part(to, sums[r][p], last);
+        }
+}
+
+#if WIDE
+#define ROW_TILE 8
+#define PANEL_TILE 3
+#define PANELS_OF_FEW 4
+#else
+#define ROW_TILE 4
+#define PANEL_TILE 1
+#define PANELS_OF_FEW 2
+#endif
+
+INLINE void linear_rows(const int panels, const float *x, int64_t x_stride, const float *w, const float *bias, float *y,
+                        int64_t y_stride, int64_t rows, int64_t inputs, int64_t last) {
+    int64_t r = 0;
+    for (; r + ROW_TILE <= rows; r += ROW_TILE)
+        linear_tile(ROW_TILE, panels, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, inputs, last);
+#define REST(count)                                                                                                    \
+    if (count < ROW_TILE && (rows - r) & count) {                                                                      \
+        linear_tile(count, panels, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, inputs, last);     \
+        r += count;                                                                                                    \
+    }
+    REST(4) REST(2) REST(1)
+#undef REST
+}
+
+/* y [rows][outputs] = x [rows][inputs] W^T + bias; w packed as [panels][inputs][16], zeros behind the last output. */
+API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const float *bias, float *y, int64_t y_stride,
+                        int64_t rows, int64_t inputs, int64_t outputs) {
+    int64_t panels = (outputs + LANES - 1) / LANES, p = 0;
+    int64_t whole = outputs / LANES, rest = outputs - whole * LANES;
+#define PANELS(count)                                                                                                  \
+    for (; p + count <= panels; p += count)                                                                            \
+        linear_rows(count, x, x_stride, w + p * inputs * LANES, bias ? bias + p * LANES : 0, y + p * LANES, y_stride,  \
+                    rows, inputs, p + count == panels && rest ? rest : LANES);
+    if (rows <= 2) {
+        PANELS(PANELS_OF_FEW)
+    }
+#if PANEL_TILE >= 3
+    PANELS(3)
+    PANELS(2)
+#endif
+    PANELS(1)
+#undef PANELS
+}
+
+/* ---- Attention over pages ---- */
+
+#define BLOCK 64                  /* tokens between two looks at the largest score */
+#define QUARTERS (BLOCK / LANES)  /* pages are whole vectors of tokens */
+#define TILE 32                   /* queries that share a block of keys and values */
+
+/* A ragged batch of sequences on pages, the same for every layer. */
+struct batch {
+    int64_t sequences, page_size, table_width, watched_width;
+    const int32_t *table;   /* [sequences][table_width]: pages */
+    const int32_t *starts;  /* [sequences + 1]: first new token */
+    const int32_t *lengths; /* [sequences]: tokens cached before */
+    const int32_t *watched; /* [sequences]: row of `mass`, or -1; null where nobody asked */
+    float *scratch;
+};
+
+/* New queries, keys and values, and the pools of one layer. */
+struct layer {
+    int64_t heads, kv_heads, slots, size;
+    const float *query, *key, *value;
+    int64_t query_stride, key_stride, value_stride; /* between tokens; heads of a token lie side by side */
+    float *keys, *values;                           /* [kv_heads][slots][size] */
+    float *out;                                     /* [tokens][heads][size] */
+    int32_t *places;                                /* [kv_heads][slots]: positions; null without a window */
+    const int32_t *positions;                       /* [tokens] */
+    float *mass;                                    /* [watched][kv_heads][watched_width]; null where nobody asked */
+    int64_t window;
+    double scaling;
+};
+
+/* One tile of queries of a KV head: [TILE][padded] unless said otherwise. */
+struct tile {
+    int64_t count, padded, chunks;
+    float *queries, *sums, *shares /* [TILE][BLOCK] */, *parts /* [TILE][LANES] */;
+    float *turned /* [padded][BLOCK] */, *key_copy /* [BLOCK][padded] */, *value_copy, *scores /* [TILE][limit] */;
+    int64_t score_stride;
+    float top[TILE], shrink[TILE];
+    int32_t visible[TILE];  /* slots that a query sees */
+    int32_t earliest[TILE]; /* and the last position that it does not, with a window */
+};
+
+/* Floats of scratch for sequences of at most `longest` tokens, new ones included. */
+API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t with_mass) {
+    int64_t padded = (size + LANES - 1) / LANES * LANES;
+    int64_t floats = 2 * TILE * padded + TILE * BLOCK + TILE * LANES + 3 * BLOCK * padded;
+    return floats + (with_mass ? TILE * ((longest + BLOCK - 1) / BLOCK * BLOCK) : 0);
+}
+
+INLINE vec partial_dot(const vec *q, const float *k, const int chunks) {
+    vec s = q[0] * load(k);
+    for (int c = 1; c < chunks; c++) s = FMA(q[c], load(k + c * LANES), s);
+    return s;
+}
+
+/* Products of a query with 16 keys. */
+INLINE vec dot_rows(const float *query, const float *keys, int64_t stride, const int chunks) {
+    vec q[16], r[4];
+    for (int c = 0; c < chunks; c++) q[c] = load(query + c * LANES);
+    for (int i = 0; i < 4; i++) {
+        const float *k = keys + 4 * i * stride;
+        vec ab = merge1(partial_dot(q, k, chunks), partial_dot(q, k + stride, chunks));
+        vec cd = merge1(partial_dot(q, k + 2 * stride, chunks), partial_dot(q, k + 3 * stride, chunks));
+        r[i] = merge2(ab, cd);
+    }
+    return merge4(merge3(r[0], r[1]), merge3(r[2], r[3]));
+}
+
+/* The same for any size. */
+INLINE vec dot_rows_long(const float *query, const float *keys, int64_t stride, int64_t chunks) {
+    vec r[4];
+    for (int i = 0; i < 4; i++) {
+        vec s[4];
+        for (int j = 0; j < 4; j++) {
+            const float *k = keys + (4 * i + j) * stride;
+            s[j] = load(query) * load(k);
+            for (int64_t c = 1; c < chunks; c++) s[j] = FMA(load(query + c * LANES), load(k + c * LANES), s[j]);
+        }
+        r[i] = merge2(merge1(s[0], s[1]), merge1(s[2], s[3]));
+    }
+    return merge4(merge3(r[0], r[1]), merge3(r[2], r[3]));
+}
+
+/* 16 keys [16][stride] as [padded][BLOCK], one column a key. */
+INLINE void turn(const float *keys, int64_t stride, float *to, int64_t chunks) {
+    for (int64_t c = 0; c < chunks; c++) {
+        vec a[LANES], b[LANES];
+        for (int i = 0; i < LANES; i++) a[i] = load(keys + i * stride + c * LANES);
+        for (int i = 0; i < LANES; i += 4) {
+            vec lo01 = SHUFFLE(a[i], a[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+            vec hi01 = SHUFFLE(a[i], a[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+            vec lo23 = SHUFFLE(a[i + 2], a[i + 3], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+            vec hi23 = SHUFFLE(a[i + 2], a[i + 3], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+            b[i] = SHUFFLE(lo01, lo23, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+            b[i + 1] = SHUFFLE(lo01, lo23, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+            b[i + 2] = SHUFFLE(hi01, hi23, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+            b[i + 3] = SHUFFLE(hi01, hi23, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+        }
+        for (int j = 0; j < 4; j++) {
+            vec lo02 = SHUFFLE(b[j], b[j + 4], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+            vec hi02 = SHUFFLE(b[j], b[j + 4], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+            vec lo13 = SHUFFLE(b[j + 8], b[j + 12], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+            vec hi13 = SHUFFLE(b[j + 8], b[j + 12], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+            float *at = to + (c * LANES + j) * BLOCK;
+            store(at, SHUFFLE(lo02, lo13, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27));
+            store(at + 4 * BLOCK, SHUFFLE(lo02, lo13, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+            store(at + 8 * BLOCK, SHUFFLE(hi02, hi13, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27));
+            store(at + 12 * BLOCK, SHUFFLE(hi02, hi13, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+        }
+    }
+}
+
+/* Products of `n` queries with 16 or more keys that `turn` has turned: the sums of `dot_rows`, without its shuffles. */
+INLINE void dot_turned(const int n, const int vectors, const float *queries, int64_t padded, const float *turned,
+                       int64_t chunks, float *to) {
+    vec s[4][4][4];
+    for (int a = 0; a < 4; a++) {
+        const int quarter = ((a & 1) << 1) | (a >> 1); /* 0, 2, 1, 3: as they are added */
+        vec half[4][4];
+        for (int b = 0; b < 4; b++) {
+            const int lane = 4 * quarter + (((b & 1) << 1) | (b >> 1));
+            vec part[4][4];
+            for (int i = 0; i < n; i++)
+                for (int v = 0; v < vectors; v++)
+                    part[i][v] = splat(queries[i * padded + lane]) * load(turned + lane * BLOCK + v * LANES);
+            for (int64_t c = 1; c < chunks; c++)
+                for (int i = 0; i < n; i++)
+                    for (int v = 0; v < vectors; v++)
+                        part[i][v] = FMA(splat(queries[i * padded + c * LANES + lane]),
+                                         load(turned + (c * LANES + lane) * BLOCK + v * LANES), part[i][v]);
+            for (int i = 0; i < n; i++)
+                for (int v = 0; v < vectors; v++) {
+                    if (b == 0) s[a][i][v] = part[i][v];
+                    if (b == 1) s[a][i][v] += part[i][v];
+                    if (b == 2) half[i][v] = part[i][v];
+                    if (b == 3) s[a][i][v] += half[i][v] + part[i][v];
+                }
+        }
+        for (int i = 0; i < n; i++)
+            for (int v = 0; v < vectors; v++) {
+                if (a == 1) s[0][i][v] += s[1][i][v];
+                if (a == 3) s[0][i][v] += s[2][i][v] + s[3][i][v];
+            }
+    }
+    for (int i = 0; i < n; i++)
+        for (int v = 0; v < vectors; v++) store(to + i * BLOCK + v * LANES, s[0][i][v]);
+}
+
+/* Scores of all queries of the tile with the keys of a block, into `shares`. */
+INLINE void score_block(struct tile *t, const float *const *keys, int64_t stride, int64_t quarters) {
+    if (t->count > 5) {
+        for (int64_t s = 0; s < quarters; s++) turn(keys[s], stride, t->turned + s * LANES, t->chunks);
+        int64_t i = 0;
+#define TURNED(n, vectors)                                                                                             \
+    for (; i + n <= t->count; i += n)                                                                                  \
+        for (int64_t s = 0; s < quarters; s += vectors)                                                                \
+            dot_turned(n, vectors, t->queries + i * t->padded, t->padded, t->turned + s * LANES, t->chunks,            \
+                       t->shares + i * BLOCK + s * LANES);
+#if WIDE
+        TURNED(4, 1)
+        TURNED(2, 1)
+#endif
+        TURNED(1, 1)
+#undef TURNED
+        return;
+    }
+    for (int64_t s = 0; s < quarters; s++)
+        for (int64_t i = 0; i < t->count; i++) {
+            const float *q = t->queries + i * t->padded;
+            vec found;
+            switch (t->chunks) {
+            case 1: found = dot_rows(q, keys[s], stride, 1); break;
+            case 2: found = dot_rows(q, keys[s], stride, 2); break;
+            case 4: found = dot_rows(q, keys[s], stride, 4); break;
+            case 8: found = dot_rows(q, keys[s], stride, 8); break;
+            default: found = dot_rows_long(q, keys[s], stride, t->chunks);
+            }
+            store(t->shares + i * BLOCK + s * LANES, found);
+        }
+}
+
+/* Masks, the running maximum, exponentials: scores in `shares` become shares of what is visible in this block. */
+INLINE void soften_block(struct tile *t, int64_t block, int64_t quarters, const int32_t *const *places) {
+    for (int64_t i = 0; i < t->count; i++) {
+        float *own = t->shares + i * BLOCK;
+        vec scores[QUARTERS], top = splat(t->top[i]);
+        for (int64_t s = 0; s < QUARTERS; s++) {
+            scores[s] = s < quarters ? load(own + s * LANES) : splat(-__builtin_inff());
+            ivec seen = isplat((int32_t)(block + s * LANES)) + COUNT < isplat(t->visible[i]);
+            if (places && s < quarters) seen &= *(const ivec_at *)places[s] > isplat(t->earliest[i]);
+            scores[s] = select(seen, scores[s], splat(-__builtin_inff()));
+            if (t->scores) store(t->scores + i * t->score_stride + block + s * LANES, scores[s]);
+            top = larger(scores[s], top);
+        }
+        float highest = largest(top);
+        vec shrink = exponential(splat(t->top[i] - highest)), part = load(t->parts + i * LANES) * shrink;
+        for (int64_t s = 0; s < QUARTERS; s++) {
+            vec share = exponential(scores[s] - splat(highest));
+            store(own + s * LANES, share);
+            part += share;
+        }
+        store(t->parts + i * LANES, part);
+        t->shrink[i] = shrink[0];
+        t->top[i] = highest;
+    }
+}
+
+/* sums [n][vectors * 16] = sums * shrink + shares [n][tokens] values [tokens]. */
+INLINE void add_values(const int n, const int vectors, float *sums, int64_t padded, const float *shares,
+                       const float *shrink, const float *const *values, int64_t stride, int64_t offset, int64_t tokens) {
+    vec own[8][8];
+    for (int i = 0; i < n; i++)
+        for (int v = 0; v < vectors; v++) own[i][v] = load(sums + i * padded + v * LANES) * splat(shrink[i]);
+    for (int64_t s = 0; s * LANES < tokens; s++) {
+        const float *row = values[s] + offset;
+        int64_t count = tokens - s * LANES < LANES ? tokens - s * LANES : LANES;
+        for (int64_t j = 0; j < count; j++, row += stride) {
+            vec value[8];
+            for (int v = 0; v < vectors; v++) value[v] = load(row + v * LANES);
+            for (int i = 0; i < n; i++) {
+                vec share = splat(shares[i * BLOCK + s * LANES + j]);
+                for (int v = 0; v < vectors; v++) own[i][v] = FMA(share, value[v], own[i][v]);
+            }
+        }
+    }
+    for (int i = 0; i < n; i++)
+        for (int v = 0; v < vectors; v++) store(sums + i * padded + v * LANES, own[i][v]);
+}
+
+INLINE void value_columns(const int vectors, struct tile *t, const float *const *values, int64_t stride, int64_t column,
+                          int64_t tokens) {
+    int64_t i = 0;
+#define QUERIES(n)                                                                                                     \
+    for (; i + n <= t->count; i += n)                                                                                  \
+        add_values(n, vectors, t->sums + i * t->padded + column, t->padded, t->shares + i * BLOCK, t->shrink + i,      \
+                   values, stride, column, tokens);
+#if WIDE
+    QUERIES(6)
+    QUERIES(4)
+#endif
+    QUERIES(3)
+    QUERIES(2)
+    QUERIES(1)
+#undef QUERIES
+}
+
+INLINE void value_block(struct tile *t, const float *const *values, int64_t stride, int64_t tokens) {
+    int64_t c = 0;
+#if WIDE
+    for (; c + 4 <= t->chunks; c += 4) value_columns(4, t, values, stride, c * LANES, tokens);
+#endif
+    for (; c + 2 <= t->chunks; c += 2) value_columns(2, t, values, stride, c * LANES, tokens);
+    for (; c < t->chunks; c++) value_columns(1, t, values, stride, c * LANES, tokens);
+}
+
+/* Rows of any size as rows of whole vectors. */
+INLINE void pad_rows(const float *rows, int64_t size, float *to, int64_t padded) {
+    for (int64_t i = 0; i < LANES; i++)
+        for (int64_t c = 0; c < padded; c += LANES)
+            store(to + i * padded + c,
+                  c + LANES <= size ? load(rows + i * size + c) : load_part(rows + i * size + c, size - c));
+}
+
+/* Slot of a sequence's token in the pool. */
+INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t token) {
+    uint32_t page = (uint32_t)token / (uint32_t)b->page_size;
+    return pages[page] * b->page_size + (token - page * b->page_size);
+}
+
+static void attend_tile(const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head, struct tile *t) {
+    int64_t limit = t->visible[t->count - 1], stride = t->padded;
+    int64_t bytes = l->size * LANES * 4;
+    const float *keys = l->keys + head * l->slots * l->size, *values = l->values + head * l->slots * l->size;
+    const int32_t *places = l->places ? l->places + head * l->slots : 0;
+    for (int64_t block = 0; block < limit; block += BLOCK) {
+        const float *key[QUARTERS], *value[QUARTERS];
+        const int32_t *place[QUARTERS];
+        int64_t tokens = limit - block < BLOCK ? limit - block : BLOCK, quarters = (tokens + LANES - 1) / LANES;
+        for (int64_t s = 0; s < quarters; s++) {
+            int64_t slot = slot_of(b, pages, block + s * LANES);
+            key[s] = keys + slot * l->size, value[s] = values + slot * l->size;
+            if (places) place[s] = places + slot;
+        }
+        if (places) {
+            ivec any = isplat(0);
+            for (int64_t i = 0; i < t->count; i++)
+                for (int64_t s = 0; s < quarters; s++) any |= *(const ivec_at *)place[s] > isplat(t->earliest[i]);
+            int32_t found = 0;
+            for (int i = 0; i < LANES; i++) found |= any[i];
+            if (!found && !t->scores) continue;
+        }
+        for (int64_t s = 0; s < QUARTERS; s++) {
+            int64_t ahead = block + BLOCK + s * LANES;
+            if (ahead >= limit) break;
+            int64_t slot = slot_of(b, pages, ahead);
+            for (int64_t at = 0; at < bytes; at += 64) {
+                PREFETCH_L2((const char *)(keys + slot * l->size) + at);
+                PREFETCH_L2((const char *)(values + slot * l->size) + at);
+            }
+        }
+        if (l->size != t->padded)
+            for (int64_t s = 0; s < quarters; s++) {
+                pad_rows(key[s], l->size, t->key_copy + s * LANES * t->padded, t->padded);
+                pad_rows(value[s], l->size, t->value_copy + s * LANES * t->padded, t->padded);
+                key[s] = t->key_copy + s * LANES * t->padded, value[s] = t->value_copy + s * LANES * t->padded;
+            }
+        score_block(t, key, stride, quarters);
+        soften_block(t, block, quarters, places ? place : 0);
+        value_block(t, value, stride, tokens);
+    }
+}
+
+/* The weights of the tile's queries, averaged over the heads of the group, onto what earlier tokens gave. */
+static void add_mass(const struct tile *t, int64_t first, const float *totals, float *mass, float share) {
+    for (int64_t i = 0; i < t->count; i++) {
+        const float *scores = t->scores + i * t->score_stride;
+        vec top = splat(t->top[i]), scale = splat(share / totals[i]);
+        int64_t s = 0;
+        for (; s + LANES <= t->visible[i]; s += LANES)
+            store(mass + s, FMA(exponential(load(scores + s) - top), scale, load(mass + s)));
+        int64_t rest = t->visible[i] - s;
+        if (rest) store_part(mass + s, FMA(exponential(load(scores + s) - top), scale, load_part(mass + s, rest)), rest);
+    }
+}
+
+static void write_tokens(const struct batch *b, const struct layer *l, int64_t sequence) {
+    const int32_t *pages = b->table + sequence * b->table_width;
+    for (int64_t token = b->starts[sequence]; token < b->starts[sequence + 1]; token++) {
+        int64_t slot = slot_of(b, pages, b->lengths[sequence] + token - b->starts[sequence]);
+        for (int64_t head = 0; head < l->kv_heads; head++) {
+            const float *key = l->key + token * l->key_stride + head * l->size;
+            const float *value = l->value + token * l->value_stride + head * l->size;
+            int64_t at = head * l->slots + slot;
+            for (int64_t d = 0; d < l->size; d++) {
+                l->keys[at * l->size + d] = key[d];
+                l->values[at * l->size + d] = value[d];
+            }
+            if (l->places) l->places[at] = l->positions[token];
+        }
+    }
+}
+
+API void kvatlas_attention(const struct batch *b, const struct layer *l) {
+    int64_t group = l->heads / l->kv_heads;
+    struct tile t;
+    t.chunks = (l->size + LANES - 1) / LANES, t.padded = t.chunks * LANES;
+    float *scratch = b->scratch;
+    t.queries = scratch, scratch += TILE * t.padded;
+    t.sums = scratch, scratch += TILE * t.padded;
+    t.shares = scratch, scratch += TILE * BLOCK;
+    t.parts = scratch, scratch += TILE * LANES;
+    t.turned = scratch, scratch += BLOCK * t.padded;
+    t.key_copy = scratch, scratch += BLOCK * t.padded;
+    t.value_copy = scratch, scratch += BLOCK * t.padded;
+    vec scaling = splat((float)l->scaling);
+    for (int64_t sequence = 0; sequence < b->sequences; sequence++) {
+        int64_t start = b->starts[sequence], queries = (b->starts[sequence + 1] - start) * group;
+        int64_t longest = b->lengths[sequence] + b->starts[sequence + 1] - start;
+        int32_t watched = l->mass && b->watched ? b->watched[sequence] : -1;
+        t.scores = watched < 0 ? 0 : scratch;
+        t.score_stride = (longest + BLOCK - 1) / BLOCK * BLOCK;
+        write_tokens(b, l, sequence);
+        for (int64_t head = 0; head < l->kv_heads; head++)
+            for (int64_t first = 0; first < queries; first += TILE) {
+                t.count = queries - first < TILE ? queries - first : TILE;
+                for (int64_t i = 0; i < t.count; i++) {
+                    int64_t token = start + (first + i) / group;
+                    const float *query = l->query + token * l->query_stride + (head * group + (first + i) % group) * l->size;
+                    for (int64_t c = 0; c < t.padded; c += LANES) {
+                        vec own = c + LANES <= l->size ? load(query + c) : load_part(query + c, l->size - c);
+                        store(t.queries + i * t.padded + c, own * scaling);
+                        store(t.sums + i * t.padded + c, splat(0.0f));
+                    }
+                    store(t.parts + i * LANES, splat(0.0f));
+                    t.top[i] = -__FLT_MAX__;
+                    t.visible[i] = (int32_t)(b->lengths[sequence] + token - start + 1);
+                    t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
+                }
+                attend_tile(b, l, b->table + sequence * b->table_width, head, &t);
+                float totals[TILE];
+                for (int64_t i = 0; i < t.count; i++) {
+                    int64_t token = start + (first + i) / group;
+                    float *out = l->out + (token * l->heads + head * group + (first + i) % group) * l->size;
+                    totals[i] = sum(load(t.parts + i * LANES));
+                    vec scale = splat(1.0f / totals[i]);
+                    for (int64_t c = 0; c < t.padded; c += LANES) {
+                        vec own = load(t.sums + i * t.padded + c) * scale;
+                        if (c + LANES <= l->size) store(out + c, own);
+                        else store_part(out + c, own, l->size - c);
+                    }
+                }
+                if (t.scores)
+                    add_mass(&t, first, totals, l->mass + (watched * l->kv_heads + head) * b->watched_width,
+                             1.0f / (float)group);
+            }
+    }
+}
+
+/* ---- What stands between: normalisation, gates, noise ---- */
+
+/* y = x / sqrt(mean(x^2) + eps) * weight for rows of `width`. */
+API void kvatlas_rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width, double eps) {
+    for (int64_t r = 0; r < rows; r++, x += width, y += width) {
+        vec squares[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+        int64_t k = 0;
+        for (; k + 4 * LANES <= width; k += 4 * LANES)
+            for (int i = 0; i < 4; i++) squares[i] = FMA(load(x + k + i * LANES), load(x + k + i * LANES), squares[i]);
+        for (; k < width; k += LANES) {
+            vec own = k + LANES <= width ? load(x + k) : load_part(x + k, width - k);
+            squares[0] = FMA(own, own, squares[0]);
+        }
+        float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / (float)width;
+        vec scale = splat(1.0f / __builtin_sqrtf(mean + (float)eps));
+        for (k = 0; k + LANES <= width; k += LANES) store(y + k, load(x + k) * scale * load(weight + k));
+        if (k < width)
+            store_part(y + k, load_part(x + k, width - k) * scale * load_part(weight + k, width - k), width - k);
+    }
+}
+
+INLINE vec silu(vec a) { return a / (splat(1.0f) + exponential(-a)); }
+
+/* y = silu(a) * b; rows of a and b may lie apart, as halves of one product do. */
+API void kvatlas_silu_mul(const float *a, int64_t a_stride, const float *b, int64_t b_stride, float *y, int64_t rows,
+                          int64_t width) {
+    for (int64_t r = 0; r < rows; r++, a += a_stride, b += b_stride, y += width) {
+        int64_t k = 0;
+        for (; k + LANES <= width; k += LANES) store(y + k, silu(load(a + k)) * load(b + k));
+        if (k < width) store_part(y + k, silu(load_part(a + k, width - k)) * load_part(b + k, width - k), width - k);
+    }
+}
+
+#define WORDS 8 /* lanes of 64 bits that hold words of 32 */
+INLINE lvec lsplat(uint64_t x) { return (lvec){x, x, x, x, x, x, x, x}; }
+
+/* Philox4x32-10, first word of counter (c0, c1, 0, 0); every argument below 2^32. */
+INLINE lvec philox(uint64_t key, lvec c0, lvec c1) {
+    const lvec low = lsplat(0xFFFFFFFFu);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    lvec c2 = lsplat(0), c3 = lsplat(0);
+    for (int i = 0; i < 10; i++) {
+        lvec p0 = (c0 & low) * lsplat(0xD2511F53u), p1 = (c2 & low) * lsplat(0xCD9E8D57u);
+        c0 = (p1 >> 32) ^ c1 ^ lsplat(k0), c1 = p1 & low;
+        c2 = (p0 >> 32) ^ c3 ^ lsplat(k1), c3 = p0 & low;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    return c0;
+}
+
+/* out [rows][width] = (word + 0.5) / 2^32 of stream, position and token; tokens null: 0, 1, 2 ... in every row. */
+API void kvatlas_uniform(const int64_t *streams, const int64_t *positions, const int64_t *tokens, int64_t token_stride,
+                         double *out, int64_t rows, int64_t width) {
+    const lvec count = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < width; k += WORDS) {
+            int64_t left = width - k < WORDS ? width - k : WORDS;
+            lvec token = lsplat((uint64_t)k) + count;
+            if (tokens) {
+                uint64_t part[WORDS] = {0};
+                for (int64_t i = 0; i < left; i++) part[i] = (uint64_t)tokens[r * token_stride + k + i];
+                token = *(const lvec_at *)part;
+            }
+            lvec word = philox((uint64_t)streams[r], lsplat((uint64_t)positions[r]), token);
+            /* A double whose last bits are the word, less 2^52: the word exactly. */
+            dvec number = (dvec)(word | lsplat(0x4330000000000000u)) - (dvec)lsplat(0x4330000000000000u);
+            number = (number + 0.5) * 0x1p-32;
+            if (left == WORDS) *(dvec_at *)(out + r * width + k) = number;
+            else
+                for (int64_t i = 0; i < left; i++) out[r * width + k + i] = number[i];
+        }
+}

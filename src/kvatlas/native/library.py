@@ -1,0 +1,284 @@
+"""The CPU kernels (`kernels.c`) over ctypes: linear layers, attention over a paged cache, normalisation, noise.
+
+The libraries in `lib/` are made by `hatch_build.py` when the package is built or installed, one for each target; the
+best one that this processor runs is loaded. Where none can be, `load` gives None, `why_not` says why, and callers fall
+back to torch. The environment variable KVATLAS_NATIVE chooses: `off`, or a target such as `x86-64-v3`.
+
+Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
+All tensors are fp32 on the CPU unless said otherwise, contiguous in their last dimension. Nothing is checked here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+from ctypes import c_double, c_int64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Outputs in a panel of packed weights, tokens in the smallest page.
+LANES = 16
+VARIABLE = "KVATLAS_NATIVE"
+_FOLDER = Path(__file__).parent / "lib"
+_SUFFIXES = {"linux": ".so", "darwin": ".dylib", "windows": ".dll"}
+_MACHINES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+def load() -> Native | None:
+    """The kernels, or None where they cannot be loaded or were switched off."""
+    return _loaded()[0]
+
+
+def why_not() -> str | None:
+    """Why `load` gives None, as a sentence."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Native | None, str | None]:
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == "off":
+        return None, f"The native CPU kernels are switched off ({VARIABLE}=off)."
+    system, machine = platform.system().lower(), platform.machine().lower()
+    family = _MACHINES.get(machine)
+    files = sorted(_FOLDER.glob(f"{system}-{family}*{_SUFFIXES.get(system, '.so')}"))
+    if not files:
+        return None, f"The native CPU kernels were not built for {system} on {machine}."
+    targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
+    try:
+        if wanted and wanted not in targets:
+            return None, f"{VARIABLE}={wanted} names no built target; there are {', '.join(targets)} and off."
+        target = wanted or _best(targets)
+        if target is None:
+            return None, f"The native CPU kernels need a processor with AVX2 and FMA ({', '.join(targets)})."
+        return Native(targets[target], target), None
+    except (OSError, AttributeError) as error:
+        return None, f"The native CPU kernels could not be loaded: {error}."
+
+
+def _best(targets: dict[str, Path]) -> str | None:
+    """The last of `targets` (they are sorted) that this processor runs."""
+    if "aarch64" in targets:
+        return "aarch64"
+    # Loading a library runs nothing of it, and its test of the processor is compiled for any.
+    level = ctypes.CDLL(str(next(iter(targets.values())))).kvatlas_x86_level()
+    usable = [name for name in targets if int(name[-1]) <= level]
+    return usable[-1] if usable else None
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output."""
+    from torch.nn.functional import pad
+
+    outputs, inputs = weight.shape
+    rows = pad(weight.detach().float(), (0, 0, 0, -outputs % LANES))
+    return rows.view(-1, LANES, inputs).transpose(1, 2).contiguous()
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("sequences", "page_size", "table_width", "watched_width")),
+        *((name, c_void_p) for name in ("table", "starts", "lengths", "watched", "scratch")),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("heads", "kv_heads", "slots", "size")),
+        *((name, c_void_p) for name in ("query", "key", "value")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_void_p) for name in ("keys", "values", "out", "places", "positions", "mass")),
+        ("window", c_int64),
+        ("scaling", c_double),
+    ]
+
+
+class PagedBatch:
+    """A ragged batch of sequences on pages: what attention needs to know of it, the same for every layer.
+
+    `table` [sequences, width] int32: the pages of each sequence, of `page_size` slots (a multiple of 16);
+    `starts` [sequences + 1] int32: where each sequence's new tokens begin; `lengths` [sequences] int32: tokens cached
+    before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` that
+    gets a sequence's attention, -1 for none; `watched_width`: its last dimension.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        *,
+        page_size: int,
+        longest: int,
+        watched: Tensor | None = None,
+        watched_width: int = 0,
+    ) -> None:
+        self.tensors = (table, starts, lengths, watched)
+        self.longest = longest
+        self.scratch: Tensor | None = None
+        self.scratch_size = 0
+        self.struct = _Batch(
+            lengths.shape[0],
+            page_size,
+            table.shape[1],
+            watched_width,
+            table.data_ptr(),
+            starts.data_ptr(),
+            lengths.data_ptr(),
+            watched.data_ptr() if watched is not None else None,
+        )
+        self.address = ctypes.addressof(self.struct)
+
+
+class Linear:
+    """A linear layer over packed weights; the originals are not needed any more."""
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self.weight = pack(weight)
+        self.bias = bias.detach().float().contiguous() if bias is not None else None
+        self._weight = self.weight.data_ptr()
+        self._bias = self.bias.data_ptr() if self.bias is not None else None
+        self._call = library.kvatlas_linear
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [rows, inputs] W^T + bias, [rows, outputs]; `out` may be part of a wider table."""
+        rows = x.shape[0]
+        y = x.new_empty((rows, self.outputs)) if out is None else out
+        self._call(
+            x.data_ptr(),
+            x.stride(0),
+            self._weight,
+            self._bias,
+            y.data_ptr(),
+            y.stride(0),
+            rows,
+            self.inputs,
+            self.outputs,
+        )
+        return y
+
+
+class Native:
+    """The loaded library."""
+
+    def __init__(self, file: Path, target: str) -> None:
+        self.target = target
+        self.library = library = ctypes.CDLL(str(file))
+        pointer, number = c_void_p, c_int64
+        for name, arguments in {
+            "linear": [pointer, number, pointer, pointer, pointer, *[number] * 4],
+            "attention": [pointer, pointer],
+            "attention_scratch": [number] * 3,
+            "rms_norm": [pointer, pointer, pointer, number, number, c_double],
+            "silu_mul": [pointer, number, pointer, number, pointer, number, number],
+            "uniform": [pointer, pointer, pointer, number, pointer, number, number],
+        }.items():
+            function = getattr(library, f"kvatlas_{name}")
+            function.argtypes, function.restype = arguments, None
+        library.kvatlas_attention_scratch.restype = c_int64
+        self._attention, self._scratch = library.kvatlas_attention, library.kvatlas_attention_scratch
+        self._rms_norm, self._silu_mul = library.kvatlas_rms_norm, library.kvatlas_silu_mul
+        self._uniform = library.kvatlas_uniform
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A layer of its own packed copy of `weight` [outputs, inputs]."""
+        return Linear(self.library, weight, bias)
+
+    def attention(
+        self,
+        batch: PagedBatch,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        *,
+        out: Tensor | None = None,
+        window: int = 0,
+        positions: Tensor | None = None,
+        places: Tensor | None = None,
+        mass: Tensor | None = None,
+    ) -> Tensor:
+        """Write new keys and values into the pages of one layer, then attend: [tokens, heads, size].
+
+        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side;
+        `keys` and `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up
+        to its own slot. With a `window`, it sees those of them with position > own - window: `positions` [tokens] int32 of
+        the new tokens are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width]
+        gets, added to what it holds, the attention of watched sequences to each slot, the mean of a group's heads.
+        """
+        tokens, heads, size = query.shape
+        kv_heads, slots, _ = keys.shape
+        if out is None:
+            out = query.new_empty((tokens, heads, size))
+        if batch.scratch is None or batch.scratch_size < size:
+            self._prepare(batch, size)
+        layer = _Layer(
+            heads,
+            kv_heads,
+            slots,
+            size,
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            query.stride(0),
+            key.stride(0),
+            value.stride(0),
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            places.data_ptr() if places is not None else None,
+            positions.data_ptr() if positions is not None else None,
+            mass.data_ptr() if mass is not None else None,
+            window,
+            scaling,
+        )
+        self._attention(batch.address, ctypes.addressof(layer))
+        return out
+
+    def _prepare(self, batch: PagedBatch, size: int) -> None:
+        """Working memory for heads of `size`, which all layers of a step share."""
+        import torch
+
+        floats = self._scratch(size, batch.longest, batch.tensors[3] is not None)
+        batch.scratch, batch.scratch_size = torch.empty(floats), size
+        batch.struct.scratch = batch.scratch.data_ptr()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension; contiguous."""
+        import torch
+
+        y = torch.empty_like(x) if out is None else out
+        width = weight.shape[0]
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
+        return y
+
+    def silu_mul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """silu(a) * b for [rows, width]; a and b may be the halves of one table."""
+        rows, width = a.shape
+        y = a.new_empty((rows, width)) if out is None else out
+        self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
+        return y
+
+    def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor | int) -> Tensor:
+        """Numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).
+
+        `streams` and `positions` [rows] int64; `tokens` [rows, width] int64, or a width for 0, 1, 2, ... in every row.
+        """
+        import torch
+
+        rows = streams.shape[0]
+        width, given, stride = (
+            (tokens, None, 0) if isinstance(tokens, int) else (tokens.shape[1], tokens.data_ptr(), tokens.stride(0))
+        )
+        out = torch.empty((rows, width), dtype=torch.float64)
+        streams, positions = streams.contiguous(), positions.contiguous()
+        self._uniform(streams.data_ptr(), positions.data_ptr(), given, stride, out.data_ptr(), rows, width)
+        return out
