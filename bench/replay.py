@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from kvatlas.engine.screening import Screener
 from scipy import stats
 
 from decode import bench_model, shape_of
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Replay, Request
-from kvatlas.engine.screening import Screener
 from kvatlas.noise import stream_key
 from kvatlas.sweep import make_plan, parse_spec
 from kvatlas.sweep.screen import measures

@@ -101,9 +101,7 @@ class Usage:
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
     a compression that it sets off: what memory has to hold. `seconds` is the trace's share of the wall time of the
-    batches that it was part of. `replayed_tokens` of the output were taken over from the full cache's trace after the
-    branch's own choice was compared; `near_ties` of these choices were so close that other roundings might turn them.
-    Both say how a trace was made, not what it is, and so does `seconds`.
+    batches that it was part of.
     """
 
     prompt_tokens: int
@@ -113,8 +111,6 @@ class Usage:
     mean_kv_tokens: float
     compressions: int
     seconds: float
-    replayed_tokens: int = field(default=0, compare=False)
-    near_ties: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

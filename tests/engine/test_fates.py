@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kvatlas.engine.fates import Record
 
 from kvatlas import policies
 from kvatlas.core import Fate, Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.fates import Record
 from kvatlas.models import Model
 from kvatlas.policies import Policy
 from tests.engine.test_loop import BUDGET, endless, grid, requests, run

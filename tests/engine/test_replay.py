@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from kvatlas.engine.chunks import _line_by_line, _together
+from kvatlas.engine.replay import Reader
 
 from kvatlas import models, policies
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Generation, Replay, Request
-from kvatlas.engine.chunks import _line_by_line, _together
-from kvatlas.engine.replay import Reader
 from kvatlas.engine.sampling import near_ties
 from kvatlas.models import Model
 from kvatlas.noise import gumbel, stream_key

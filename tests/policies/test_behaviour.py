@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from kvatlas.engine.replay import LONGEST
 from safetensors.torch import save_file
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import aligned
-from kvatlas.engine.replay import LONGEST
 from kvatlas.models import Model
 from kvatlas.policies import Cached, Policy, Scope, Selection, Signal
 from kvatlas.policies.dynts import HEAD_FILE

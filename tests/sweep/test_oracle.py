@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvatlas import models, policies
+from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting, Trace
 from kvatlas.models import Model
@@ -24,12 +24,10 @@ COMMON = {"kv_budget": 80, "local_window": 8, "ratio": 0.2, "ratio_over": "think
 ORACLE, WINDOW, FULL = setting("oracle", **COMMON), setting("window", **COMMON), setting("full")
 
 
-def traces(
-    model: Model, *settings: Setting, batch_size: int = 16, replay: str = "auto"
-) -> dict[tuple[str, str], Trace]:
+def traces(model: Model, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
     benchmark = find("CHAIN6")
     units = tuple(Unit("CHAIN6", problem, 0, settings) for problem in benchmark.problems(6))
-    job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size, replay=replay)
+    job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
     found = [trace for trace, _ in decode(job, range(len(units)))]
     assert len(found) == len(units) * len(settings)
     return {(trace.problem, trace.setting.policy): trace for trace in found}
@@ -60,15 +58,6 @@ def test_it_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_lla
     assert any(trace.usage.compressions for trace in together.values())
     alone = traces(tiny_llama, ORACLE, batch_size=3)
     assert outcome(alone, "oracle") == outcome(together, "oracle")
-
-
-@pytest.mark.parametrize("name", models.embedded())
-def test_it_writes_the_same_with_replay_and_without(name: str) -> None:
-    model = models.find(name)
-    found = {replay: traces(model, ORACLE, FULL, replay=replay) for replay in ("off", "strict")}
-    assert outcome(found["strict"], "oracle") == outcome(found["off"], "oracle")
-    assert any(trace.usage.replayed_tokens for trace in found["strict"].values())
-    assert not any(trace.usage.replayed_tokens for trace in found["off"].values())
 
 
 def test_the_reference_is_the_answers_attention(tiny_llama: Model) -> None:

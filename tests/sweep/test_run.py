@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -197,28 +198,15 @@ def test_what_counts_as_an_answer(tiny_llama: Model) -> None:
     assert grade(tiny_llama, chain, problem, (*answer, close, end), True).status is Status.NO_ANSWER
 
 
-@pytest.mark.parametrize("replay", ["off", "strict"])
-def test_replay_changes_no_trace(spec_data: Build, finished: Path, tmp_path: Path, replay: str) -> None:
-    sweep(make_plan(parse_spec(spec_data(replay=replay))), tmp_path, workers=1)
-    assert contents(tmp_path) == contents(finished)
-    with Store.open(tmp_path) as store:
-        assert any(trace.usage.replayed_tokens for _, trace in store.traces()) == (replay == "strict")
-
-
-def test_branches_that_are_missing_replay_the_stored_full_trace(
-    spec_data: Build, finished: Path, tmp_path: Path
-) -> None:
-    plan = make_plan(parse_spec(spec_data()))
-    full = tuple(found for found in plan.policies if found[0].name == "full")
-    sweep(replace(plan, policies=full), tmp_path, workers=1)
-    told: list[Progress] = []
-    sweep(plan, tmp_path, workers=1, tell=told.append)
-    assert contents(tmp_path) == contents(finished)
-    assert len(told) == plan.traces - plan.traces // len(plan.policies)
-    assert all(progress.trace.usage.replayed_tokens for progress in told if len(progress.trace.tokens) > 60)
-
-
-def test_yaml_reads_off_as_false() -> None:
-    assert parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "replay": False}).replay == "off"
-    with pytest.raises(KvatlasError, match="replay"):
-        parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "replay": "always"})
+def test_replay_is_refused_and_older_stores_are_read(spec_data: Build, finished: Path) -> None:
+    with pytest.raises(KvatlasError, match="'replay' in spec has no meaning any more"):
+        parse_spec(spec_data(replay="auto"))
+    with Store.open(finished) as store:
+        (key, trace), *_ = store.traces()
+    with Store.create(finished.parent / "older") as store:
+        store.add(key, trace)
+    with contextlib.closing(sqlite3.connect(finished.parent / "older" / "run.sqlite")) as connection:
+        connection.execute("UPDATE traces SET usage = json_set(usage, '$.replayed_tokens', 3, '$.near_ties', 0)")
+        connection.commit()
+    with Store.open(finished.parent / "older") as store:
+        assert [found for _, found in store.traces()] == [trace]

@@ -14,7 +14,7 @@ from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.screening import Screener, Tally
+from kvatlas.engine.forced import ForcedReader, Tally
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.stats.maps import maps_of_run
@@ -130,8 +130,8 @@ def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str,
     split = (80, 81) if thinks else (len(tokens), len(tokens))
     if thinks:
         vars(model)["split"] = lambda _: split
-    screener = Screener(model, model.network(), [policy], sampling)
-    ((tally),) = [one.tally for one in screener.screen(Request(0, prompt, 7, (policy,), script=tokens))]
+    reader = ForcedReader(model, model.network(), [policy], sampling)
+    ((tally),) = [one.tally for one in reader.screen(Request(0, prompt, 7, (policy,), script=tokens))]
 
     whole = torch.tensor([prompt + tokens])
     hidden, first = _window_mask(len(prompt), whole.shape[1], 70, 10, 0.5)

@@ -36,7 +36,14 @@ class AttentionBackend(Protocol):
     page_size: int
 
     def attend(
-        self, batch: ForwardBatch, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self,
+        batch: ForwardBatch,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
     ) -> Tensor:
         """Attention [tokens, heads, head size] of new tokens; query [tokens, heads, head size], key and value [tokens,
         KV heads, head size]. A token sees what its sequence has cached and itself, of a `window` of positions if there
@@ -106,22 +113,29 @@ class CpuBackend:
         self.native = native
 
     def attend(
-        self, batch: ForwardBatch, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self,
+        batch: ForwardBatch,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
     ) -> Tensor:
         cache = batch.cache
-        near = (
-            {}
-            if window is None
-            else {"window": window, "positions": batch.positions32, "places": cache.watch_window(layer, window)}
-        )
+        places = None if window is None else cache.watch_window(layer, window)
         return self.native.attention(
             batch.paged,
-            *(_dense(each) for each in (query, key, value)),
+            _dense(query),
+            _dense(key),
+            _dense(value),
             cache.keys[layer],
             cache.values[layer],
             scaling,
+            window=window or 0,
+            positions=batch.positions32 if window else None,
+            places=places,
             mass=batch.attention[layer] if batch.watched else None,
-            **near,
         )
 
 
@@ -137,7 +151,14 @@ class ReferenceBackend:
     page_size = PAGE
 
     def attend(
-        self, batch: ForwardBatch, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self,
+        batch: ForwardBatch,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
     ) -> Tensor:
         cache, entered = batch.cache, batch.entered_slots
         cache.keys[layer][:, entered] = key.transpose(0, 1)

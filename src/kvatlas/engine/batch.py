@@ -100,7 +100,8 @@ class ForwardBatch:
     @cached_property
     def positions32(self) -> Tensor:
         """True positions [tokens] of the new tokens, int32."""
-        return self.positions.int()
+        positions: Tensor = self.positions.int()
+        return positions
 
     @property
     def entered_slots(self) -> Tensor:
@@ -129,7 +130,8 @@ class ForwardBatch:
 
     def _slots(self, rows: Tensor, logical: Tensor) -> Tensor:
         size = self.cache.page_size
-        return self.cache.table[rows, logical // size].long() * size + logical % size
+        found: Tensor = self.cache.table[rows, logical // size].long() * size + logical % size
+        return found
 
     def remember(self, layer: int, query: Tensor) -> None:
         """Keep the newest queries of the sequences that asked for them; query [tokens, heads, head size]."""

@@ -159,7 +159,7 @@ class Engine:
     def _pass(
         self, rows: Sequence[Row[Any]], batch: ForwardBatch
     ) -> tuple[Tensor, Tensor | None, list[list[int]] | None]:
-        """Logits and hidden states of a pass; from a captured step the sampled tokens, too, where all rows sample alike."""
+        """Logits and hidden states; from a captured step the sampled tokens, too, where all rows sample alike."""
         step = self.graphs.run(batch, [row.request.stream for row in rows]) if self.graphs is not None else None
         if step is None:
             return *self._forward(batch, self._wanted(rows, batch)), None

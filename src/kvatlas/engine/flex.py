@@ -58,7 +58,7 @@ class FlexBackend(ReferenceBackend):
 
 
 def _paged(batch: ForwardBatch) -> dict[str, Any]:
-    """The slots of the new tokens, and the mask of what each sequence sees, page by page; with no word from the host."""
+    """The slots of the new tokens, and the mask of what each sequence sees, page by page; the host is never asked."""
     cache, device = batch.cache, batch.length.device
     slots, group = cache.keys[0].shape[1], cache.shape.heads // cache.shape.kv_heads
     pages = slots // BLOCK

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.engine.cache import SHELF, roomy
-from kvatlas.engine.loop import TREES
-from kvatlas.engine.observation import Observers
-from kvatlas.engine.replay import LONGEST, TOGETHER
+from kvatlas.engine.cache import GROWTH, PAGE, pages_for
+from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS
+from kvatlas.engine.signals import SignalCollector
 
 if TYPE_CHECKING:
     from kvatlas.models import Model
@@ -23,8 +22,9 @@ _WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 class Peak:
     """Bytes at the peak of decoding, without the interpreter and its libraries.
 
-    weights; `slots`: keys, values, columns and rings of all rows; `snapshots` that wait for rows; `workspace`: the
-    logits with their copies in double precision, or one layer's shelf that grows, whichever is more.
+    weights; `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of branches that wait for
+    rows; `workspace`: the logits with their copies in double precision and what a pass of prompts computes, or one
+    layer of the cache that grows, whichever is more.
     """
 
     weights: int
@@ -45,39 +45,29 @@ class Peak:
 def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
     """The peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
 
-    Prompts have `prompt` tokens, traces `output` new ones. Rows that a budget bounds fill shelves from the first place
-    on, others (one in each open tree, if any policy has no budget) from the last.
+    Prompts have `prompt` tokens, traces `output` new ones.
     """
     budgets = sorted({policy.budget for policy in policies if policy.budget is not None})
-    open_trees = min(trees, -(-TREES * batch_size // len(policies)))
-    longest = prompt + output
-    rows = min(batch_size, trees * len(policies))
+    open_trees = min(trees, -(-OPEN_SETTINGS * batch_size // len(policies)))
+    longest, rows = prompt + output, min(batch_size, trees * len(policies))
     unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
-    # Beside the newest tokens of all rows, branches are fed what they replay of the full cache.
-    lines = rows + (TOGETHER if unbounded and budgets else 0)
-    bounded = rows if budgets else 0
-    shelves = [min(SHELF, batch_size - start) for start in range(0, batch_size, SHELF)]
-    capacities = [roomy(budgets[-1]) if SHELF * shelf < bounded else 0 for shelf in range(len(shelves))]
-    for shelf in reversed(range(len(shelves))):
-        if unbounded > 0:
-            capacities[shelf] = max(capacities[shelf], roomy(longest))
-        unbounded -= shelves[shelf]
-    shape, observers = model.shape, Observers(policies)
-    cached = sum(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
-    columns = sum(layers * heads for layers, heads in observers.columns(shape).values())
-    size = 4 if model.dtype == "float32" else 2
-    ring = (observers.ring + LONGEST if observers.ring else 0) * shape.layers * shape.heads * shape.head_dim * size
-    waiting = [budget for budget in budgets if budget < longest] if len(policies) > 1 else []
+    bounded = rows - unbounded if budgets else 0
+    # Snapshots share the pages of a trunk that goes on; one of its own has what compresses with its last branch.
+    waiting = sum(budget for budget in budgets if budget < longest) if len(policies) > 1 and not unbounded else 0
+    shape, collector, size = model.shape, SignalCollector(policies), 4 if model.dtype == "float32" else 2
+    page = PAGE * model.kv_bytes_per_token
+    pages = unbounded * pages_for(longest) + bounded * pages_for(min(longest, budgets[-1] if budgets else longest))
+    noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
+    queries = collector.query_window * shape.layers * shape.heads * shape.head_dim * size
+    capacity = longest if unbounded else budgets[-1] if budgets else 0
+    # While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
+    grown = pages * page // (2 * shape.layers)
+    states = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * size
     return Peak(
         weights=model.weight_bytes or 0,
-        slots=cached * model.kv_bytes_per_token + batch_size * (4 * columns * max(capacities) + ring),
-        snapshots=open_trees * sum(waiting) * model.kv_bytes_per_token,
-        # Never both at a time: shelves grow before a pass, its logits come after it.
-        workspace=max(
-            lines * model.vocabulary * (size + 2 * 8),
-            max(places * tokens for places, tokens in zip(shelves, capacities, strict=True))
-            * (model.kv_bytes_per_token // (2 * shape.layers)),
-        ),
+        slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries),
+        snapshots=open_trees * waiting * model.kv_bytes_per_token,
+        workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
     )
 
 

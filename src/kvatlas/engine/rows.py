@@ -111,7 +111,9 @@ class Row(Generic[K]):
 
     def due(self) -> tuple[Policy, ...]:
         """The policies that compress now."""
-        return tuple(policy for policy in self.policies if policy.budget is not None and self.cached.length >= policy.budget)
+        return tuple(
+            policy for policy in self.policies if policy.budget is not None and self.cached.length >= policy.budget
+        )
 
     def append(self, model: Model, token: int) -> bool:
         """Add a new token; whether it is the last."""

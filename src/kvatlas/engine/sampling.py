@@ -52,6 +52,8 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
         own = [index for index, row in enumerate(rows) if row.sampling == sampling]
         whole = len(own) == len(rows)
         streams, places = keys if whole else keys[:, own]
-        for index, token in zip(own, sample(logits if whole else logits[own], sampling, streams, places).tolist(), strict=True):
+        for index, token in zip(
+            own, sample(logits if whole else logits[own], sampling, streams, places).tolist(), strict=True
+        ):
             sampled[index] = token
     return sampled

@@ -157,7 +157,7 @@ def _form(native: Native, layer: nn.Module) -> nn.Module | None:
         eps = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
         if not isinstance(eps, float):
             return None
-        form, width = PackedNorm(native, layer, eps), int(layer.weight.numel())  # type: ignore[operator, union-attr]
+        form, width = PackedNorm(native, layer, eps), int(layer.weight.numel())  # type: ignore[operator]
     else:
         return None
     sample = torch.linspace(-2, 2, 3 * width).view(1, 3, width)

@@ -66,10 +66,11 @@ class Columns(Protocol):
 class Step:
     """What the loop shows to `observe` after tokens entered the caches of `rows` sequences that share a policy.
 
-    `positions` [rows, entered] are true positions of the tokens that entered: parts of the prompt at first, one row at
-    a time, and `prompt_length` is its length; then new tokens, and `prompt_length` is None. `hidden` [rows, entered, hidden size] is their last hidden state (HIDDEN). `attention` [rows, layers,
-    KV heads, cached], reduced by the mean over query heads and to the policy's scope, is the attention that they pay to
-    each cached token, themselves included, summed over them (ATTENTION); 0 in slots past a sequence's length.
+    `positions` [rows, entered] are true positions of the tokens that entered: parts of the prompt at first, of one row
+    at a time, and `prompt_length` is its length; then new tokens, and `prompt_length` is None. `hidden` [rows, entered,
+    hidden size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean
+    over query heads and to the policy's scope, is the attention that they pay to each cached token, themselves
+    included, summed over them (ATTENTION); 0 in slots past a sequence's length.
     """
 
     model: Model

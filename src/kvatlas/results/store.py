@@ -8,7 +8,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +168,14 @@ def _trace(row: tuple[Any, ...]) -> Trace:
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
         grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
-        usage=Usage(**json.loads(usage)),
+        usage=_usage(json.loads(usage)),
         fate=_unpacked(fate),
     )
+
+
+def _usage(stored: dict[str, Any]) -> Usage:
+    """Older stores hold counts that nothing reads any more."""
+    return Usage(**{field.name: stored[field.name] for field in fields(Usage)})
 
 
 def _packed(fate: Fate | None) -> bytes:

@@ -32,14 +32,14 @@ SCREEN_VERSION = 1
 class Unit:
     """One tree of work: a problem and a sample, under all settings that are still to run.
 
-    `script` is what the full cache wrote for it, where an earlier session stored that.
+    `script` is what the full cache wrote for it, which a screen reads.
     """
 
     benchmark: str
     problem: Problem
     sample: int
     settings: tuple[Setting, ...]
-    script: tuple[int, ...] | None = None
+    script: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ class _Decode:
         self.run, self.crew = run, crew
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
-        full = replace(plan, policies=((policies.of(FULL), True),), screened=False)
-        self.scripts = full.keys
+        #: Run keys of the full cache's traces, which a screen reads.
+        self.full_keys = replace(plan, policies=((policies.of(FULL), True),), screened=False).keys
         done = store.keys()
         self.finished = plan.traces - sum(
             len(unit.settings) for model in plan.models for unit in plan.units(model, done)
@@ -101,11 +101,10 @@ class _Decode:
                 model=model,
                 weights=model.weights_digest,
                 benchmarks=self.plan.benchmarks,
-                units=tuple(self._scripted(model, unit) for unit in units),
+                units=tuple(self._scripted(model, unit) if self.plan.screened else unit for unit in units),
                 sampling=self.plan.spec.sampling.sampling(),
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
-                replay=self.plan.spec.replay,
                 screened=self.plan.screened,
                 prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
             )
@@ -125,12 +124,7 @@ class _Decode:
                 )
 
     def _scripted(self, model: Model, unit: Unit) -> Unit:
-        """The unit with what the full cache wrote for it, if that is stored and not asked for again."""
-        key = self.scripts.get((model.name, unit.benchmark, FULL))
-        if key is None or FULL in unit.settings:
-            return unit
-        try:
-            trace = self.store.trace((key, FULL.id, unit.benchmark, unit.problem.id, unit.sample))
-        except KeyError:
-            return unit
+        """The unit with what the full cache wrote for it."""
+        key = self.full_keys[model.name, unit.benchmark, FULL]
+        trace = self.store.trace((key, FULL.id, unit.benchmark, unit.problem.id, unit.sample))
         return replace(unit, script=trace.tokens)

@@ -24,7 +24,7 @@ from kvatlas.sweep.spec import Allocation
 from kvatlas.sweep.work import fitting, reference
 
 if TYPE_CHECKING:
-    from kvatlas.engine.screening import Tally
+    from kvatlas.engine.forced import Tally
     from kvatlas.sweep.work import Job
 
 
@@ -120,23 +120,22 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     import torch
 
     from kvatlas.engine import Request
-    from kvatlas.engine.screening import Screener
+    from kvatlas.engine.forced import ForcedReader
 
     torch.set_num_threads(1)
     model = job.model
     found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
     network, chosen = model.network(), tuple(settings.values())
-    screener = Screener(model, network, chosen, job.sampling, max(2, job.batch_size or fitting(job, chosen)))
+    reader = ForcedReader(model, network, chosen, job.sampling, max(2, job.batch_size or fitting(job, chosen)))
     for number in claims:
         unit = job.units[number]
-        assert unit.script is not None
         prompt = model.encode(found[unit.benchmark].prompt(unit.problem))
         stream = stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample)
         chosen = tuple(settings[setting] for setting in unit.settings)
         answers = any(Signal.ANSWER in policy.observes for policy in chosen)
-        seen = reference(model, screener.network, prompt, unit.script) if answers else None
-        for result in screener.screen(Request(number, prompt, stream, chosen, seen, unit.script)):
+        seen = reference(model, reader.network, prompt, unit.script) if answers else None
+        for result in reader.screen(Request(number, prompt, stream, chosen, seen, unit.script)):
             measured = measures(result.tally, len(unit.script))
             grade = Grade(bool(measured["unchanged"]), measured["agreed"], None, Status.OK, measured)
             yield (

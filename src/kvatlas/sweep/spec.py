@@ -103,8 +103,7 @@ class Spec(BaseModel):
 
     `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
-    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `replay` says whether
-    branches replay what `full` wrote (docs/replay.md): `auto`, `strict` or `off`.
+    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -120,13 +119,6 @@ class Spec(BaseModel):
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: int | None = Field(default=None, ge=1)
     allocate: Allocation = Allocation()
-    replay: Literal["auto", "strict", "off"] = "auto"
-
-    @field_validator("replay", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
-        # YAML reads `off` as false.
-        return "off" if value is False else value
 
     @field_validator("allocate", mode="before")
     @classmethod
@@ -202,6 +194,8 @@ def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
 def _sentence(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden" and where == "replay":
+        return f"The key 'replay' in {source} has no meaning any more: every token is decoded; leave it out."
     if first["type"] == "extra_forbidden":
         inner: dict[str, type[BaseModel]] = {
             "sampling": SamplingSpec,

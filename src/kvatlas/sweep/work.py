@@ -45,7 +45,6 @@ class Job:
     most: int = 2**31
     workers: int = 1
     made_with: Mapping[str, str] = field(default_factory=provenance)
-    replay: str = "auto"
     screened: bool = False
 
     def shared_by(self, workers: int) -> Job:
@@ -90,7 +89,6 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
                 prompt=model.encode(found[unit.benchmark].prompt(unit.problem)),
                 stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
                 policies=tuple(settings[setting] for setting in unit.settings),
-                script=unit.script,
             )
             late = tuple(policy for policy in request.policies if Signal.ANSWER in policy.observes)
             if late:
@@ -106,11 +104,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         if generation.policy.setting in job.units[generation.key].settings:
             yield _trace(job, found, generation), generation.decoded
     late_requests = [
-        replace(
-            request,
-            reference=reference(model, network, request.prompt, finished[number]),
-            script=finished[number],
-        )
+        replace(request, reference=reference(model, network, request.prompt, finished[number]))
         for number, request in waiting.items()
     ]
     for generation in rows.decode(late_requests):
@@ -131,28 +125,20 @@ class _Rows:
 
         Raises KvatlasError if it does not suffice for one sequence.
         """
-        from kvatlas.engine import Engine, Replay
+        from kvatlas.engine import Engine
         from kvatlas.engine.memory import out_of_memory, release
 
         source = iter(requests)
         open_: dict[int, Request[int]] = {}
         while True:
             began = itertools.chain(list(open_.values()), source)
-            engine = Engine(
-                self.job.model,
-                self.network,
-                self.policies,
-                self.job.sampling,
-                self.batch_size,
-                Replay(self.job.replay),
-            )
+            engine = Engine(self.job.model, self.network, self.policies, self.job.sampling, self.batch_size)
             try:
                 for generation in engine.run(_noted(began, open_)):
                     request = open_.pop(generation.key)
                     left = tuple(policy for policy in request.policies if policy != generation.policy)
                     if left:
-                        script = generation.tokens if generation.policy.budget is None else request.script
-                        open_[generation.key] = replace(request, policies=left, script=script)
+                        open_[generation.key] = replace(request, policies=left)
                     yield generation
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
