@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from kvatlas.models import Model
@@ -113,6 +114,12 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     assert load_file(file)["norm"].shape == (4, 4, 16)
     options = ("--policy", "triattention", *GOOD[2:], "--kv-budget", "60", "--set", f"statistics={file}")
     assert kvatlas(*RUN, *options, "--max-new-tokens", "90", "--workers", "1", "--quiet")[0] == 0
+    half = tmp_path / "half.safetensors"
+    assert kvatlas(*words, "--model-option", "dtype=bfloat16", "--out", half)[0] == 0
+    assert not torch.equal(load_file(half)["norm"], load_file(file)["norm"])
+    code, _, err = kvatlas(*words, "--model-option", "dtype=float33", "--out", half)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "The model option dtype is 'float33'; valid are auto, float32" in err
     code, _, err = kvatlas(*words, "--out", tmp_path / "nowhere" / "x")
     assert (code, err.count("\n")) == (2, 1)
     assert "name a file in a folder that is there" in err

@@ -52,6 +52,10 @@ def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path
         traces.append(sorted(tuple(str(row.get(name)) for name in names) for row in rows))
     assert traces[0] == traces[1]
     assert {trace[0] for trace in traces[0]} == {"full", "sinks"}
+    cluster = ("--executor", "one-by-one", "--ray-address", "10.0.0.1:6379")
+    refused = environment.run(tmp_path, "-m", "kvatlas", "sweep", "spec.yaml", "--out", "x", *cluster)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "'one-by-one' has no cluster '10.0.0.1:6379'" in refused.stderr
     unknown = environment.run(tmp_path, "-m", "kvatlas", "sweep", "spec.yaml", "--out", "x", "--executor", "cloud")
     assert unknown.returncode == 2
     assert "Unknown executor 'cloud'; valid are: local" in unknown.stderr
@@ -59,5 +63,6 @@ def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path
 
 
 def test_the_guides_show_the_same_files() -> None:
-    guide = (ROOT / "docs" / "adding-a-benchmark.md").read_text()
-    assert (PLUGIN / "src" / "kvatlas_example" / "sums.py").read_text().strip() in guide
+    for guide, file in (("adding-a-benchmark.md", "sums.py"), ("adding-a-policy.md", "sinks.py")):
+        text = (ROOT / "docs" / guide).read_text()
+        assert (PLUGIN / "src" / "kvatlas_example" / file).read_text().strip() in text

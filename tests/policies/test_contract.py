@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -95,6 +95,42 @@ def test_each_head_chooses_for_itself() -> None:
             alone = select(policy(ratio_over="thinking"), cached(scores[layer : layer + 1, head : head + 1], prompt=6))
             assert torch.equal(kept[layer, head], alone[0, 0])
     assert len({tuple(row.tolist()) for row in kept.flatten(0, 1)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (torch.full((1, 1, 40), float("nan")), "gave 28 scores that are not a number (NaN) among 28 that decide"),
+        (torch.zeros(39), "gave scores of the shape (39,) for cached tokens of the shape (1, 1, 40)"),
+        (torch.zeros(36), "valid are (1, 1, 40) and (40,)"),
+        (torch.zeros(1), "gave scores of the shape (1,)"),
+        (torch.tensor(1.0), "gave scores of the shape ()"),
+        (torch.zeros(2, 3, 40), "gave scores of the shape (2, 3, 40)"),
+        (torch.zeros(1, 1, 1, 40), "gave scores of the shape (1, 1, 1, 40)"),
+        ([0.0] * 40, "scored its tokens with a list; valid is a tensor of real numbers"),
+        (None, "scored its tokens with a NoneType"),
+        (torch.zeros(40, dtype=torch.complex64), "with a tensor of torch.complex64"),
+    ],
+)
+def test_scores_that_are_no_numbers_or_do_not_fit_are_refused(scores: Any, words: str) -> None:
+    seen = cached(torch.zeros(1, 1, 40), prompt=8)
+    with pytest.raises(KvatlasError) as caught:
+        select(policy(), replace(seen, columns={"score": scores}))
+    assert str(caught.value).startswith("The policy 'given' ")
+    assert words in str(caught.value)
+    assert str(caught.value).count(". ") == 0
+
+
+def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothing() -> None:
+    scores = torch.zeros(40)
+    scores[[20, 25]], scores[[30, 31]] = float("inf"), float("-inf")
+    scores[:8] = scores[36:] = float("nan")
+    kept = select(policy(ratio=0.25, ratio_over="thinking"), cached(scores.view(1, 1, 40), prompt=8))
+    assert kept[0, 0].tolist() == [*range(8), 8, 9, 10, 11, 12, 20, 25, *range(36, 40)]
+    wide = cached(torch.zeros(2, 3, 40), prompt=8)
+    for shape in ((40,), (3, 40), (2, 1, 40), (2, 3, 40)):
+        one = replace(wide, columns={"score": torch.arange(40, dtype=torch.int64).expand(shape)})
+        assert select(policy(ratio_over="thinking"), one).shape == (2, 3, 8 + 8 + 4)
 
 
 @pytest.mark.parametrize(

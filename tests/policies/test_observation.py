@@ -15,7 +15,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Model, find
 from kvatlas.policies import Cached, Scope, Selection, Signal, Step
-from kvatlas.policies.dynts import importance, load_head
+from kvatlas.policies.dynts import Layout, importance, load_head
 from kvatlas.predictor.training import new_head
 from tests.engine.test_loop import endless, outcome, prompts, requests, run
 
@@ -144,14 +144,75 @@ def test_a_predictor_that_does_not_fit_is_refused(random_models: dict[str, Model
     save_file(new_head(32).state_dict(), tmp_path / "small.safetensors")
     with pytest.raises(KvatlasError, match=r"hidden size of 32, the model .* has 64"):
         check("small.safetensors")
+
+
+def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:
+    head = new_head(hidden, Layout(layout)).state_dict()
+    return {("is_head." if layout == "authors" else "") + name: value for name, value in head.items()}
+
+
+@pytest.mark.parametrize("layout", ["ours", "authors"])
+def test_a_head_is_applied_in_its_layout(random_models: dict[str, Model], tmp_path: Path, layout: str) -> None:
+    """Against the formula, one token at a time; half precision and other tensors of the file change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(5, 64, generator=generator)
+    head = {name: value.bfloat16() for name, value in _tensors(layout).items()}
+    rest = {"lm_head.weight": torch.zeros(3, 3)} if layout == "authors" else {}
+    save_file(head | rest, tmp_path / "head.safetensors")
+    found = importance(load_head(str(tmp_path / "head.safetensors")), hidden)
+    exact = {name.removeprefix("is_head."): value.double() for name, value in head.items()}
+    activation = torch.nn.functional.gelu if layout == "ours" else torch.nn.functional.softplus
+    for token, score in zip(hidden.double(), found, strict=True):
+        for layer in (0, 2, 4):
+            token = exact[f"{layer}.weight"] @ token + exact.get(f"{layer}.bias", 0)
+            token = activation(token) if layer < 4 else torch.nn.functional.softplus(token)
+        torch.testing.assert_close(score.double(), token[0], atol=1e-6, rtol=1e-5)
+    values = {"kv_budget": 80, "local_window": 6, "ratio": 0.2, "ratio_over": "thinking"}
+    policy = policies.of(Setting.of("dynts", predictor=str(tmp_path / "head.safetensors"), **values))
+    policy.check(random_models["llama"])
+    _, generations = run(random_models["llama"], requests(random_models["llama"], [policy])[:1], 8)
+    assert generations
+
+
+@pytest.mark.parametrize("layout", ["ours", "authors"])
+def test_what_is_no_head_is_refused_with_what_it_holds(
+    random_models: dict[str, Model], tmp_path: Path, layout: str
+) -> None:
+    """Whatever `check` lets pass can be loaded: it is read by the same function."""
+    head = _tensors(layout)
+    prefix = "is_head." if layout == "authors" else ""
     wrong = {
-        f"{i}.{part}": torch.zeros((3, 5) if part == "weight" else (3,))
-        for i in (0, 2, 4)
-        for part in ("weight", "bias")
+        "no layer 4": {name: value for name, value in head.items() if "4." not in name},
+        "one bias": {name: value for name, value in head.items() if name not in ("2.bias", "4.bias")},
+        "some bias": head | {f"{prefix}2.bias": torch.zeros(32), f"{prefix}6.weight": torch.zeros(1)},
+        "two classes": head | {f"{prefix}4.weight": torch.zeros(2, 32)},
+        "widths": head | {f"{prefix}2.weight": torch.zeros(32, 100)},
+        "bias width": head | {f"{prefix}0.bias": torch.zeros(5)},
+        "vector": head | {f"{prefix}0.weight": torch.zeros(128)},
+        "other names": {name.replace("0.", "fc1.", 1): value for name, value in head.items()},
+        "a model": {f"model.layers.{i}.weight": torch.zeros(2) for i in range(12)},
+        "empty": {},
     }
-    save_file(wrong, tmp_path / "wrong.safetensors")
-    with pytest.raises(KvatlasError, match="is no DynTS head"):
-        check("wrong.safetensors")
+    if layout == "authors":
+        del wrong["one bias"]
+    for name, tensors in wrong.items():
+        file = tmp_path / f"{name}.safetensors"
+        save_file(tensors, file)
+        policy = policies.of(Setting.of("dynts", kv_budget=80, local_window=6, ratio=0.2, predictor=str(file)))
+        with pytest.raises(KvatlasError) as caught:
+            policy.check(random_models["llama"])
+        text = str(caught.value)
+        assert "is no DynTS head: it holds " in text, name
+        assert "valid are linear layers 0, 2 and 4" in text
+        for tensor, value in list(tensors.items())[:1]:
+            assert f"{tensor} {tuple(value.shape)}" in text
+    assert "it holds nothing; valid" in text
+    assert len(text) < 400
+    file = tmp_path / "nan.safetensors"
+    save_file(head | {f"{prefix}4.weight": torch.full((1, 32), float("nan"))}, file)
+    policy = policies.of(Setting.of("dynts", kv_budget=80, local_window=6, ratio=0.2, predictor=str(file)))
+    with pytest.raises(KvatlasError, match="holds weights that are not finite numbers"):
+        policy.check(random_models["llama"])
 
 
 @pytest.mark.parametrize(("policy", "parameter"), [("dynts", "predictor"), ("triattention", "statistics")])

@@ -20,25 +20,33 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     return found
 
 
+def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """As they are written: each with the number of its trace's thinking tokens, of which 40 are there."""
+    return [(*part, 100 + number) for number, part in enumerate(parts(traces))]
+
+
 def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "TOKENS_PER_SHARD", 70)
-    shards.write(tmp_path, parts(), {"model": "m"})
+    shards.write(tmp_path, counted(), {"model": "m"})
     assert len(list(tmp_path.glob("shard-*.safetensors"))) == 3
     found, wanted = shards.read(tmp_path), join(parts())
     assert found.hidden.dtype is torch.float16
     for name in ("hidden", "label", "trace"):
         assert torch.equal(getattr(found, name), getattr(wanted, name))
+    assert found.thinking is not None
+    assert found.thinking.tolist() == [100, 101, 102, 103, 104]
+    assert torch.equal(found.attention[40:80], found.label[40:80] / 101)
     assert shards.is_made_from(tmp_path, {"model": "m"})
     assert not shards.is_made_from(tmp_path, {"model": "other"})
     # Written anew, nothing of the old stays.
-    shards.write(tmp_path, parts(1), {"model": "other"})
+    shards.write(tmp_path, counted(1), {"model": "other"})
     assert len(list(tmp_path.glob("shard-*.safetensors"))) == 1
     assert int(shards.read(tmp_path).trace.max()) == 0
 
 
 def test_an_unfinished_folder_does_not_count(tmp_path: Path) -> None:
     def broken() -> object:
-        yield parts(1)[0]
+        yield counted(1)[0]
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):

@@ -11,6 +11,16 @@ from kvatlas.registry import Registry
 
 _PUBLIC = ("AIME24", "AIME25", "AMC23", "GPQA_D", "MATH500", "GAOKAO2023EN")
 
+
+def _fault(_: str, found: object) -> str:
+    """What keeps a plug-in's object from being a family of benchmarks."""
+    if not callable(getattr(found, "named", None)):
+        return f"it is {found!r}; valid is what has a method named(rest) that gives a benchmark"
+    if not all(isinstance(getattr(found, word, None), str) for word in ("about", "examples")):
+        return "it lacks the texts about and examples"
+    return ""
+
+
 #: A name stands for one benchmark (AIME24) or begins the names of a family (CHAIN12).
 families: Registry[Family] = Registry(
     "benchmark family",
@@ -21,6 +31,7 @@ families: Registry[Family] = Registry(
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
     }
     | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
+    _fault,
 )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
 import typer
 
 from kvatlas.core import KvatlasError
+from kvatlas.registry import PluginWarning
 
 
 def new_app() -> typer.Typer:
@@ -40,8 +43,16 @@ def new_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; wrong input ends in one sentence on standard error and exit code 2."""
+    usual = warnings.formatwarning
+
+    def as_sentence(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        return f"kvatlas: {message}\n" if category is PluginWarning else usual(message, category, *place, **line)
+
+    warnings.formatwarning = as_sentence
     try:
         new_app()()
     except KvatlasError as error:
         print(f"kvatlas: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        warnings.formatwarning = usual

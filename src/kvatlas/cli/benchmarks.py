@@ -17,10 +17,7 @@ def benchmarks(context: typer.Context, as_json: Json = False) -> None:
         return
     from kvatlas.benchmarks import families
 
-    rows = []
-    for name in families.names():
-        family = families.get(name)
-        rows.append({"name": name, "benchmarks": family.examples, "summary": family.about})
+    rows = [{"name": name, "benchmarks": family.examples, "summary": family.about} for name, family in families.items()]
     print_rows(rows, as_json)
 
 

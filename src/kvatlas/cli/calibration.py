@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kvatlas.cli.sweeps import ModelOption, assignment
+
 
 def calibrate(
     model: Annotated[str, typer.Argument(help="embedded:NAME or hf:FOLDER.")],
@@ -14,6 +16,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Where the statistics go.")],
     problems: Annotated[int, typer.Option(min=1, help="Of each benchmark, its first problems.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest trace to take in.")] = 2048,
+    model_option: ModelOption = None,
 ) -> None:
     """Make the statistics of queries that the policy triattention needs, from prompts and the model's own traces."""
     import torch
@@ -29,7 +32,7 @@ def calibrate(
     torch.set_num_threads(1)
     if out.is_dir() or not out.parent.is_dir():
         raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in a folder that is there.")
-    found = find(model)
+    found = find(model, **dict(assignment("--model-option", text) for text in model_option or []))
     texts = [
         found.encode(benchmark.prompt(problem))
         for benchmark in map(find_benchmark, benchmarks)

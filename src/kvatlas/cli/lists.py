@@ -17,7 +17,7 @@ def policies(
     """List the policies, or explain one."""
     from kvatlas.policies import policies as registry
 
-    rows = [_about(registry.get(each)) for each in ([name] if name else registry.names())]
+    rows = [_about(each) for each in ([registry.get(name)] if name else (each for _, each in registry.items()))]
     if as_json:
         print_rows(rows, as_json)
     elif name:

@@ -32,6 +32,16 @@ def train(
     held_out: Annotated[int | None, typer.Option(min=0, help="Last problems, to judge on; default: a fifth.")] = None,
     samples: Samples = 1,
     tokens_per_trace: Annotated[int, typer.Option(min=0, help="Thinking tokens sampled of each trace; 0: all.")] = 2048,
+    layout: Annotated[
+        str, typer.Option(help="The head: ours (biases, GELU) or authors (no biases, softplus).")
+    ] = "ours",
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="ranked: log(1 + label), with a ranking loss (default for ours); scaled: attention x 10^4, weighted "
+            "(default for authors, theirs for R1-Llama); power: attention^0.3, weighted (theirs for R1-Qwen)."
+        ),
+    ] = "",
     steps: Annotated[int, typer.Option(min=1)] = 3000,
     seed: Seed = 0,
     temperature: Temperature = 0.6,
@@ -44,7 +54,7 @@ def train(
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
     from kvatlas.core import KvatlasError
-    from kvatlas.sweep.learning import Material, learn
+    from kvatlas.sweep.learning import Material, learn, left_out_as_text
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"--out is {str(out)!r}; valid are names that end in .safetensors.")
@@ -61,10 +71,14 @@ def train(
             work or out.with_suffix(".work"),
             out,
             steps=steps,
+            layout=layout,
+            loss=loss,
             workers=workers,
             batch_size=batch_size,
             tell=tell,
         )
+    left_out = left_out_as_text(provenance["left_out"])
+    typer.echo(f"learned from {provenance['traces']} traces; left out: {left_out}", err=True)
     typer.echo(json.dumps(provenance, indent=2))
 
 
@@ -85,8 +99,6 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""
-    from dataclasses import asdict
-
     from kvatlas.core import KvatlasError
     from kvatlas.sweep.learning import Material, judge
 
@@ -97,7 +109,7 @@ def evaluate(
     folder = work or head.with_suffix(".eval")
     with _progress(material, folder, quiet) as tell:
         quality = judge(head, material, folder, workers=workers, batch_size=batch_size, tell=tell)
-    typer.echo(json.dumps(asdict(quality), indent=2))
+    typer.echo(json.dumps(quality, indent=2))
 
 
 def _spec(

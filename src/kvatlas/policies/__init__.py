@@ -18,6 +18,20 @@ from kvatlas.policies.base import (
 )
 from kvatlas.registry import Registry
 
+
+def _fault(name: str, found: object) -> str:
+    """What keeps a plug-in's object from being a policy."""
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        return f"it is {found!r}; valid are subclasses of kvatlas.policies.Selection"
+    if getattr(found, "name", None) != name:
+        return f"its name is {getattr(found, 'name', None)!r}; valid is that of its entry point, {name!r}"
+    if not isinstance(getattr(found, "summary", None), str):
+        return "it has no summary; valid is a text"
+    if not isinstance(found.scope, Scope) or not all(isinstance(signal, Signal) for signal in found.observes):
+        return "its scope or what it observes is none of kvatlas.policies.Scope and Signal"
+    return ""
+
+
 policies: Registry[type[Policy]] = Registry(
     "policy",
     "kvatlas.policies",
@@ -41,6 +55,7 @@ policies: Registry[type[Policy]] = Registry(
         "triattention": "kvatlas.policies.triattention:TriAttention",
         "oracle": "kvatlas.policies.oracle:Oracle",
     },
+    _fault,
 )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
+from kvatlas.policies.scores import fitted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -362,7 +363,7 @@ def select(policy: Selection, cached: Cached) -> Tensor:
     protected, chosen = places(policy, cached)
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
-    scores = policy.score(cached)[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    scores = fitted(policy.name, policy.score(cached), cached.positions, protected)
     # Tokens that stay in any case come before those whose score is infinite, too.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,10 +27,20 @@ class DynTS(Selection):
     """Learned importance: score(t) = head(last hidden state of t), arXiv 2601.18383, section 4.
 
     The head is an MLP (hidden -> 2 * hidden -> hidden / 2 -> 1, softplus) trained to predict the attention that the
-    answer will pay to the token; `kvatlas.predictor` trains it. Without a local window, as one ablation has it, is
-    `local_window: 1`: the newest token always stays.
+    answer will pay to the token; `kvatlas predictor train` makes one. Without a local window, as one ablation has it,
+    is `local_window: 1`: the newest token always stays.
 
-    predictor: safetensors file of the head; empty for the one in the model's folder.
+    Heads come in two layouts, told apart by the names and shapes of their tensors; they are computed in float32. Ours
+    has biases and GELU between its layers, and learns log(1 + attention * thinking tokens) by mean squared error plus
+    a pairwise ranking loss. The authors' code has no biases, softplus between the layers and, for R1-Llama and R1-Qwen,
+    inner widths of 8192 and 2048 whatever the hidden size is (Qwen3: as above); it learns attention * 10^4 (R1-Llama)
+    or 10 / 0.3 * attention^0.3 (R1-Qwen) by mean squared error, in which a label from 4 up to 5 weighs five times, from
+    all thinking tokens of one correct trace of each problem. Its ranking loss has weight 0 in the authors' scripts.
+    `kvatlas predictor train --layout authors --loss scaled` (or `power`) takes layout, labels and loss from there; the
+    optimiser and the draw of tokens stay ours.
+
+    predictor: safetensors file of the head in either layout (of a checkpoint of the authors' the part that holds
+        `is_head.`); empty for the one in the model's folder.
     """
 
     predictor: str = ""
@@ -71,7 +82,8 @@ class DynTS(Selection):
             check_made_with(file, model, "predictor")
 
     def identity(self, model: Model) -> dict[str, Any]:
-        content = hashlib.sha256(self.file(model).read_bytes()).hexdigest()
+        with self.file(model).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
         return {**super().identity(model), "head": content}
 
     def observe(self, step: Step) -> None:
@@ -84,26 +96,79 @@ class DynTS(Selection):
         return cached.columns["importance"]
 
 
+class Layout(StrEnum):
+    """The two forms of a head. Both have the linear layers 0, 2 and 4 of an `nn.Sequential` and a softplus at the end.
+
+    OURS: with biases, GELU between the layers. AUTHORS: without biases, softplus between the layers; their checkpoints
+    hold it as `is_head.` beside the language model.
+    """
+
+    OURS = "ours"
+    AUTHORS = "authors"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of its weights, without the authors' prefix."""
+        parts = ("weight", "bias") if self is Layout.OURS else ("weight",)
+        return tuple(f"{layer}.{part}" for layer in (0, 2, 4) for part in parts)
+
+
+#: What the names of the head's tensors begin with in the authors' checkpoints.
+AUTHORS_PREFIX = "is_head."
+_VALID = (
+    "linear layers 0, 2 and 4 that fit one another and end in one number, either as 0.weight, 0.bias and so on (ours) "
+    "or as is_head.0.weight and so on without biases (the authors')"
+)
+
+
+def layout_of(shapes: Mapping[str, Sequence[int]]) -> Layout | None:
+    """The layout of tensors with these names, without a prefix, and shapes; None if it is neither."""
+    layout = next((each for each in Layout if set(shapes) == set(each.tensors)), None)
+    if layout is None or any(len(shapes[f"{layer}.weight"]) != 2 for layer in (0, 2, 4)):
+        return None
+    widths = [shapes["0.weight"][1], *(shapes[f"{layer}.weight"][0] for layer in (0, 2, 4))]
+    wanted: dict[str, tuple[int, ...]] = {}
+    for layer, before, after in zip((0, 2, 4), widths, widths[1:], strict=False):
+        wanted |= {f"{layer}.weight": (after, before), f"{layer}.bias": (after,)}
+    return layout if widths[-1] == 1 and all(tuple(shape) == wanted[name] for name, shape in shapes.items()) else None
+
+
 @lru_cache(maxsize=8)
 def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
-    """Weights of the head, named like those of an `nn.Sequential` whose linear layers are 0, 2 and 4."""
-    from safetensors.torch import load_file
+    """Weights of the head in float32, named without the authors' prefix; the layout tells how they are applied.
+
+    Of a file with tensors `is_head.` the others are left alone, so that a part of the authors' checkpoints can be
+    named. KvatlasError for a file in neither layout, and for weights that are not finite numbers.
+    """
+    from safetensors import safe_open
 
     try:
-        head = load_file(file, device=device)
-        widths = [tuple(head[f"{layer}.weight"].shape) for layer in (0, 2, 4)]
+        with safe_open(file, framework="pt", device=device) as content:
+            names = list(content.keys())
+            prefix = AUTHORS_PREFIX if any(name.startswith(AUTHORS_PREFIX) for name in names) else ""
+            shapes = {name: content.get_slice(name).get_shape() for name in names if name.startswith(prefix)}
+            layout = layout_of({name.removeprefix(prefix): shape for name, shape in shapes.items()})
+            head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors} if layout else {}
     except Exception as error:
         raise KvatlasError(f"The predictor {file!r} cannot be read as a DynTS head ({error}).") from error
-    if widths[0][0] != widths[1][1] or widths[1][0] != widths[2][1] or widths[2][0] != 1:
-        raise KvatlasError(f"The predictor {file!r} is no DynTS head: its layers have the shapes {widths}.")
+    if not head:
+        listed = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
+        more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+        raise KvatlasError(
+            f"The predictor {file!r} is no DynTS head: it holds {', '.join(listed[:8]) or 'nothing'}{more}; valid are "
+            f"{_VALID}."
+        )
+    if not all(weights.isfinite().all() for weights in head.values()):
+        raise KvatlasError(f"The predictor {file!r} holds weights that are not finite numbers.")
     return head
 
 
-def importance(head: dict[str, Tensor], hidden: Tensor) -> Tensor:
+def importance(head: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
     """Predicted importance [...] of tokens with last hidden states `hidden` [..., hidden size]."""
     from torch.nn import functional as F
 
+    activation = F.gelu if "0.bias" in head else F.softplus
     inner = hidden.to(head["0.weight"].dtype)
     for layer in (0, 2):
-        inner = F.gelu(F.linear(inner, head[f"{layer}.weight"], head[f"{layer}.bias"]))
-    return F.softplus(F.linear(inner, head["4.weight"], head["4.bias"])).squeeze(-1)
+        inner = activation(F.linear(inner, head[f"{layer}.weight"], head.get(f"{layer}.bias")))
+    return F.softplus(F.linear(inner, head["4.weight"], head.get("4.bias"))).squeeze(-1)

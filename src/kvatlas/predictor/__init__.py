@@ -1,15 +1,18 @@
 """Training of the DynTS importance head: labels from the answer's attention, the fit, and how good it is."""
 
-from kvatlas.predictor.labels import Examples, answer_attention, examples, label_trace
-from kvatlas.predictor.training import Quality, evaluate, provenance_of, save_head, train
+from kvatlas.predictor.labels import REASONS, Examples, answer_attention, examples, label_trace, left_out
+from kvatlas.predictor.training import Loss, Quality, evaluate, provenance_of, save_head, train
 
 __all__ = [
+    "REASONS",
     "Examples",
+    "Loss",
     "Quality",
     "answer_attention",
     "evaluate",
     "examples",
     "label_trace",
+    "left_out",
     "provenance_of",
     "save_head",
     "train",

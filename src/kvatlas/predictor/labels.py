@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from kvatlas.core import Trace
+from kvatlas.core import Status, Trace
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import Model
 
@@ -22,17 +22,29 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+#: Why traces are left out: thinking never ended; no answer that could be read; a wrong one; no thinking token.
+REASONS = ("no_closing_tag", "no_answer", "wrong", "no_thinking")
 #: Queries whose attention is computed together, and answer tokens whose weights are held at a time.
 BLOCK, ROWS = 256, 32
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens]."""
+    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens].
+
+    `thinking` [traces] is how many thinking tokens each trace has; None where all of them are here.
+    """
 
     hidden: Tensor
     label: Tensor
     trace: Tensor
+    thinking: Tensor | None = None
+
+    @property
+    def attention(self) -> Tensor:
+        """The mean attention that the answer pays to each token [tokens]: the label without its scale."""
+        thinking = torch.bincount(self.trace) if self.thinking is None else self.thinking
+        return self.label / thinking[self.trace]
 
 
 @dataclass
@@ -115,6 +127,19 @@ def _watch(watch: _Watch, query: Tensor, key: Tensor, scaling: float, window: in
         weights = (part @ keys * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
         watch.total += weights[..., : watch.start].sum((0, 1)) * share
     watch.layers += 1
+
+
+def left_out(model: Model, trace: Trace) -> str:
+    """Why a predictor does not learn from a full-cache trace, one of `REASONS`; empty where it does."""
+    split = model.split(trace.tokens)
+    if split is None:
+        return "no_closing_tag"
+    end, start = split
+    if start == len(trace.tokens) or trace.grade.status in (Status.NO_ANSWER, Status.TRUNCATED):
+        return "no_answer"
+    if not trace.grade.correct:
+        return "wrong"
+    return "" if end else "no_thinking"
 
 
 def label_trace(

@@ -1,8 +1,8 @@
 """Hidden states on disk: written once from sampled tokens of each trace, read by every training and evaluation.
 
 A folder of `shard-NNNNN.safetensors` (hidden float16 [tokens, hidden size], label float32 [tokens], trace int32
-[tokens]) and an `index.json` that is written last and says what they were made from; without it the folder counts as
-unfinished.
+[tokens]) and an `index.json` that is written last and says how many thinking tokens each trace has and what all was
+made from; without it the folder counts as unfinished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvatlas.predictor.labels import Examples
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 INDEX = "index.json"
 #: Tokens after which a shard is closed: about 256 MiB at a hidden size of 4096.
 TOKENS_PER_SHARD = 32_768
@@ -37,14 +37,16 @@ def sampled(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tens
     return hidden.float().clamp(-_LARGEST, _LARGEST).half().cpu(), label.float().cpu()
 
 
-def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor]], made_from: Mapping[str, Any]) -> None:
-    """Write (hidden states, labels) of traces as they come; no more than one shard is held in memory."""
+def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: Mapping[str, Any]) -> None:
+    """Write (hidden states, labels, number of thinking tokens) of traces as they come; no more than one shard is held
+    in memory."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / INDEX, *folder.glob("shard-*.safetensors")):
         old.unlink(missing_ok=True)
     shards: list[str] = []
     waiting: list[tuple[Tensor, Tensor, int]] = []
-    traces = tokens = 0
+    thinking: list[int] = []
+    tokens = 0
 
     def close() -> None:
         name = f"shard-{len(shards):05d}.safetensors"
@@ -57,14 +59,22 @@ def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor]], made_from: Mappi
         shards.append(name)
         waiting.clear()
 
-    for hidden, label in parts:
-        waiting.append((hidden, label, traces))
-        traces, tokens = traces + 1, tokens + len(label)
+    for hidden, label, thought in parts:
+        waiting.append((hidden, label, len(thinking)))
+        thinking.append(thought)
+        tokens += len(label)
         if sum(len(each) for _, each, _ in waiting) >= TOKENS_PER_SHARD:
             close()
     if waiting:
         close()
-    index = {"version": VERSION, "traces": traces, "tokens": tokens, "shards": shards, "made_from": dict(made_from)}
+    index = {
+        "version": VERSION,
+        "traces": len(thinking),
+        "thinking_tokens": thinking,
+        "tokens": tokens,
+        "shards": shards,
+        "made_from": dict(made_from),
+    }
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
@@ -82,6 +92,7 @@ def read(folder: Path) -> Examples:
     try:
         index = json.loads((folder / INDEX).read_text())
         tables = [load_file(folder / name) for name in index["shards"]]
+        thinking = torch.tensor(index["thinking_tokens"], dtype=torch.long)
     except Exception as error:
         raise KvatlasError(f"The hidden states in {str(folder)!r} cannot be read ({error}).") from error
     if not tables:
@@ -90,4 +101,5 @@ def read(folder: Path) -> Examples:
         torch.cat([table["hidden"] for table in tables]),
         torch.cat([table["label"] for table in tables]),
         torch.cat([table["trace"] for table in tables]).long(),
+        thinking,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.dynts import importance
+from kvatlas.policies.dynts import AUTHORS_PREFIX, Layout, importance, layout_of
 from kvatlas.predictor.labels import Examples
 
 if TYPE_CHECKING:
@@ -33,49 +34,92 @@ class Quality:
     overlap: float
 
 
-def new_head(hidden: int) -> nn.Sequential:
-    """The MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; its softplus is applied by the policy."""
+class Loss(StrEnum):
+    """What a head learns from the answer's mean attention a to a token of a trace with n thinking tokens.
+
+    RANKED (ours): log(1 + a n), by mean squared error plus logistic ranking of random pairs of tokens of one trace
+    (weights 1 and 1). SCALED and POWER: 10^4 a and 10 / 0.3 a^0.3, which the authors' code takes for R1-Llama and for
+    R1-Qwen, by mean squared error in which targets from 4 up to 5 weigh 5.
+    """
+
+    RANKED = "ranked"
+    SCALED = "scaled"
+    POWER = "power"
+
+    def target(self, data: Examples) -> Tensor:
+        """What the head is to predict for each token."""
+        if self is Loss.RANKED:
+            return torch.log1p(data.label)
+        return data.attention * 1e4 if self is Loss.SCALED else data.attention.pow(0.3) * (10 / 0.3)
+
+
+def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
+    """The MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; its softplus is applied by the policy.
+
+    The authors' head for Qwen2-7B, of 3584, has the inner widths of 4096.
+    """
+    ours = layout is Layout.OURS
+    base = 4096 if hidden == 3584 and not ours else hidden
+    activation = nn.GELU if ours else nn.Softplus
     return nn.Sequential(
-        nn.Linear(hidden, 2 * hidden),
-        nn.GELU(),
-        nn.Linear(2 * hidden, hidden // 2),
-        nn.GELU(),
-        nn.Linear(hidden // 2, 1),
+        nn.Linear(hidden, 2 * base, bias=ours),
+        activation(),
+        nn.Linear(2 * base, base // 2, bias=ours),
+        activation(),
+        nn.Linear(base // 2, 1, bias=ours),
     )
 
 
 def train(
-    data: Examples, *, steps: int = 3000, batch: int = 4096, rate: float = 1e-3, seed: int = 0, device: str = "cpu"
+    data: Examples,
+    *,
+    layout: Layout = Layout.OURS,
+    loss: Loss = Loss.RANKED,
+    steps: int = 3000,
+    batch: int = 4096,
+    rate: float = 1e-3,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Weights of a head fitted to log(1 + label) by mean squared error plus pairwise ranking (weights 1 and 1).
+    """Weights of a head fitted to the target of `loss`, with AdamW and a cosine schedule.
 
-    The ranking loss is logistic over random pairs of tokens of the same trace. AdamW, cosine schedule. Hidden states
-    may be float16 and stay where they are; batches of them go to `device`. The weights come back on the CPU.
+    Hidden states may be float16 and stay where they are; batches of random tokens of all traces go to `device`. The
+    weights come back on the CPU.
     """
     if data.label.numel() == 0:
         raise KvatlasError("The predictor has nothing to learn from: no correct trace with thinking tokens was given.")
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    head = new_head(data.hidden.shape[1]).to(device)
+    head = new_head(data.hidden.shape[1], layout).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    target = torch.log1p(data.label)
+    target = loss.target(data)
     starts, lengths = _spans(data.trace)
     for _ in range(steps):
-        first = torch.randint(len(target), (batch,), generator=generator)
-        trace = data.trace[first]
-        second = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
-        both = torch.cat([first, second])
-        scores = F.softplus(head(data.hidden[both].to(device, torch.float32))).squeeze(-1)
-        wanted = target[both].to(device)
-        sign = torch.sign(wanted[:batch] - wanted[batch:])
-        ranking = F.softplus(-sign * (scores[:batch] - scores[batch:])).mean()
-        loss = F.mse_loss(scores, wanted) + ranking
+        drawn = torch.randint(len(target), (batch,), generator=generator)
+        if loss is Loss.RANKED:
+            trace = data.trace[drawn]
+            partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
+            drawn = torch.cat([drawn, partner])
+        scores = F.softplus(head(data.hidden[drawn].to(device, torch.float32))).squeeze(-1)
+        wanted = target[drawn].to(device)
+        error = _ranked(scores, wanted) if loss is Loss.RANKED else _weighted(scores, wanted)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
+
+
+def _ranked(scores: Tensor, wanted: Tensor) -> Tensor:
+    """Mean squared error plus ranking, where the second half of the tokens are the partners of the first."""
+    (first, second), (more, less) = scores.chunk(2), wanted.chunk(2)
+    return F.mse_loss(scores, wanted) + F.softplus(-torch.sign(more - less) * (first - second)).mean()
+
+
+def _weighted(scores: Tensor, wanted: Tensor) -> Tensor:
+    weights = torch.where((wanted >= 4) & (wanted < 5), 5.0, 1.0)
+    return (weights * (scores - wanted) ** 2).mean()
 
 
 @torch.inference_mode()
@@ -107,12 +151,17 @@ def _spans(trace: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:
-    """One safetensors file with the weights and, as metadata, what they were made from; `dynts` loads it."""
+    """One safetensors file with the weights and, as metadata, what they were made from; `dynts` loads it.
+
+    In the authors' layout the tensors are named as in the authors' checkpoints.
+    """
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
-    save_file(head, path, metadata=texts)
+    theirs = layout_of({name: value.shape for name, value in head.items()}) is Layout.AUTHORS
+    prefix = AUTHORS_PREFIX if theirs else ""
+    save_file({prefix + name: value for name, value in head.items()}, path, metadata=texts)
 
 
 def provenance_of(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -138,8 +139,23 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
         yield f"A worker failed ({type(error).__name__}: {error}); what is finished is kept."
 
 
+def _fault(_: str, found: object) -> str:
+    """What keeps a plug-in's object from being an executor."""
+    wanted = "valid is a function of a kvatlas.sweep.work.Job and a kvatlas.sweep.executors.Crew"
+    if not callable(found):
+        return f"it is {found!r}; {wanted}"
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        return f"it cannot be called with two arguments, {error}; {wanted}"
+    except ValueError:  # no signature is known, as of built-in functions
+        pass
+    return ""
+
+
 executors: Registry[Executor] = Registry(
     "executor",
     "kvatlas.executors",
     {"local": "kvatlas.sweep.executors:local", "ray": "kvatlas.sweep.ray_executor:on_ray"},
+    _fault,
 )

@@ -6,6 +6,7 @@ the next training reads again. One model on one device at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -23,7 +24,7 @@ from kvatlas.sweep.spec import Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.predictor import Examples, Quality
+    from kvatlas.predictor import Examples
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,35 @@ def learn(
     out: Path,
     *,
     steps: int,
+    layout: str = "ours",
+    loss: str = "",
     workers: int | None = None,
     batch_size: int | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Train a head, judge it on the held-out problems, and write it with its provenance, which is returned."""
-    from kvatlas.predictor import evaluate, save_head, train
+    """Train a head, judge it on the held-out problems, and write it with its provenance, which is returned.
 
+    `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
+    """
+    from kvatlas.policies.dynts import Layout
+    from kvatlas.predictor import Loss, evaluate, save_head, train
+
+    form = Layout(_one_of("layout", layout, [each.value for each in Layout]))
+    aim = Loss(_one_of("loss", loss or ("ranked" if form is Layout.OURS else "scaled"), [each.value for each in Loss]))
     plan = material.plan()
     (model,) = plan.models
     sweep(plan, work / "run", workers=workers, batch_size=batch_size, tell=tell)
-    learned = _examples(material, plan, work, held_out=False)
-    head = train(learned, steps=steps, seed=material.spec.seed, device=model.device)
-    quality = evaluate(head, _examples(material, plan, work, held_out=True)) if material.held_out else None
-    traces = int(learned.trace[-1]) + 1
+    learned, left_out = _examples(material, plan, work, held_out=False)
+    others = _examples(material, plan, work, held_out=True) if material.held_out else None
+    head = train(learned, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
     provenance = _provenance(material, plan) | {
+        "layout": form.value,
+        "loss": aim.value,
         "steps": steps,
-        "traces": traces,
+        "traces": int(learned.trace[-1]) + 1,
         "tokens": learned.label.numel(),
-        "loss": "mean squared error + pairwise ranking",
-        "held_out": asdict(quality) if quality else None,
+        "left_out": left_out,
+        "held_out": asdict(evaluate(head, others[0])) | {"left_out": others[1]} if others else None,
     }
     save_head(out, head, provenance)
     return provenance
@@ -96,8 +106,9 @@ def judge(
     workers: int | None = None,
     batch_size: int | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
-) -> Quality:
-    """How well a head ranks the thinking tokens of correct traces of all the material's problems."""
+) -> dict[str, Any]:
+    """How well a head ranks the thinking tokens of correct traces of all the material's problems, as plain data with
+    the numbers of traces that were left out."""
     from kvatlas.policies.dynts import load_head
     from kvatlas.predictor import evaluate
 
@@ -105,20 +116,47 @@ def judge(
     plan = material.plan()
     sweep(plan, work / "run", workers=workers, batch_size=batch_size, tell=tell)
     whole = replace(material, tokens_per_trace=0)
-    return evaluate(weights, _examples(whole, plan, work, held_out=False))
+    found, left_out = _examples(whole, plan, work, held_out=False)
+    return asdict(evaluate(weights, found)) | {"left_out": left_out}
 
 
-def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> Examples:
-    """The labelled tokens of correct traces, from their shards, which are made unless they are there."""
-    from kvatlas.predictor import shards
+def left_out_as_text(left_out: dict[str, int]) -> str:
+    """Why traces were left out and how many, as part of a sentence."""
+    texts = {
+        "no_closing_tag": "without a closing think tag",
+        "no_answer": "without an answer",
+        "wrong": "wrong",
+        "no_thinking": "without thinking",
+    }
+    return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
+
+
+def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
+    """The labelled tokens of correct traces, from their shards, which are made unless they are there, and how many
+    traces were left out for each reason; KvatlasError if all were."""
+    from kvatlas.predictor import REASONS, shards
 
     tokens = 0 if held_out else material.tokens_per_trace
     chosen = _chosen(plan, material.held_out, held_out)
     made_from = _provenance(material, plan) | {"tokens_per_trace": tokens, "problems": digest(sorted(chosen))}
+    (model,) = plan.models
+    left_out = dict.fromkeys(REASONS, 0) | Counter(why for _, _, why in _traces(plan, work, model, chosen) if why)
     folder = work / ("held-out" if held_out else "hidden-states")
     if not shards.is_made_from(folder, made_from):
         shards.write(folder, _labelled(plan, work, chosen, tokens, material.spec.seed), made_from)
-    return shards.read(folder)
+    found = shards.read(folder)
+    if not found.label.numel():
+        raise KvatlasError(
+            f"The predictor has nothing to {'be judged on' if held_out else 'learn from'}: of {sum(left_out.values())} "
+            f"traces {left_out_as_text(left_out)}."
+        )
+    return found, left_out
+
+
+def _one_of(option: str, given: str, valid: list[str]) -> str:
+    if given not in valid:
+        raise KvatlasError(f"{option} is {given!r}; valid are {', '.join(valid)}.")
+    return given
 
 
 def _chosen(plan: Plan, last: int, held_out: bool) -> set[str]:
@@ -130,7 +168,7 @@ def _chosen(plan: Plan, last: int, held_out: bool) -> set[str]:
     return found
 
 
-def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     import torch
 
     from kvatlas.predictor import label_trace
@@ -139,22 +177,24 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
     torch.set_num_threads(1)
     (model,) = plan.models
     network = model.network()
-    for prompt, trace in _correct(plan, work, model, chosen):
-        found = label_trace(model, network, prompt, trace.tokens)
+    for prompt, trace, why in _traces(plan, work, model, chosen):
+        found = None if why else label_trace(model, network, prompt, trace.tokens)
         if found is not None:
-            yield sampled(*found, tokens, seed)
+            yield (*sampled(*found, tokens, seed), len(found[1]))
 
 
-def _correct(plan: Plan, work: Path, model: Model, chosen: set[str]) -> Iterator[tuple[tuple[int, ...], Trace]]:
-    """Correct traces of this plan with the ids of their prompts."""
+def _traces(plan: Plan, work: Path, model: Model, chosen: set[str]) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
+    """Traces of this plan with the ids of their prompts, and why each is left out, if it is."""
+    from kvatlas.predictor import left_out
+
     asked = {b.name: {p.id: p for p in plan.problems[b.name]} for b in plan.benchmarks}
     found = {b.name: b for b in plan.benchmarks}
     keys = set(plan.keys.values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():
             problem = asked.get(trace.benchmark, {}).get(trace.problem)
-            if key in keys and problem is not None and trace.problem in chosen and trace.grade.correct:
-                yield model.encode(found[trace.benchmark].prompt(problem)), trace
+            if key in keys and problem is not None and trace.problem in chosen:
+                yield model.encode(found[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
 
 
 def _provenance(material: Material, plan: Plan) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 
-from kvatlas.core import Trace
+from kvatlas.core import KvatlasError, Trace
+from kvatlas.sweep.executors import Crew
 from kvatlas.sweep.work import Job, decode
 
 
-def one_by_one(job: Job, workers: int) -> Iterator[tuple[Trace, int]]:
-    """Decode each unit by a call of its own, in this process, whatever `workers` says."""
+def one_by_one(job: Job, crew: Crew) -> Iterator[tuple[Trace, int]]:
+    """Decode each unit by a call of its own, in this process, however many workers `crew` allows."""
+    if crew.address:
+        raise KvatlasError(
+            f"The executor 'one-by-one' has no cluster {crew.address!r}; valid with an address is 'ray'."
+        )
     for number in range(len(job.units)):
         yield from decode(job, [number])

@@ -9,7 +9,10 @@ from kvatlas.policies import Cached, Selection, whole
 
 @dataclass(frozen=True)
 class Sinks(Selection):
-    """score(t) is infinite for the first `sinks` thinking tokens, else the position of t."""
+    """score(t) is infinite for the first `sinks` thinking tokens, else the position of t.
+
+    sinks: thinking tokens that stay before all others.
+    """
 
     sinks: int = whole(4, least=0)
 
@@ -18,5 +21,6 @@ class Sinks(Selection):
     paper = "arXiv 2309.17453"
 
     def score(self, cached: Cached) -> Tensor:
-        first = cached.positions < cached.prompt_length + self.sinks
-        return cached.positions.float().masked_fill(first, float("inf"))
+        thought = cached.positions - cached.prompt_length
+        first = (thought >= 0) & (thought < self.sinks)
+        return cached.positions.double().masked_fill(first, float("inf"))

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvatlas.core import Grade, Problem, Status
+from kvatlas.core import Grade, KvatlasError, Problem, Status
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Sum:
 
     @classmethod
     def named(cls, rest: str) -> "Sum":
+        if not (rest.isdecimal() and 2 <= int(rest) <= 99):
+            raise KvatlasError(f"Unknown benchmark {'SUM' + rest!r}; valid are {cls.examples}.")
         return cls(int(rest))
 
     @property
@@ -29,7 +31,7 @@ class Sum:
         return 10 * self.size
 
     def problems(self, limit: int | None = None) -> list[Problem]:
-        return [self.problem(i) for i in range(limit or 100)]
+        return [self.problem(i) for i in range(100 if limit is None else limit)]
 
     def problem(self, index: int) -> Problem:
         rng = random.Random(f"sum {self.size} {index}")
