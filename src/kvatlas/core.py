@@ -50,6 +50,13 @@ class Grade:
     status: Status
     metrics: Mapping[str, float | str] = field(default_factory=dict)
 
+    @property
+    def verdict(self) -> str:
+        """What the trace came to, for people: correct, wrong, truncated, no answer, grader timeout."""
+        if self.status is Status.OK:
+            return "correct" if self.correct else "wrong"
+        return self.status.value.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -169,7 +176,8 @@ class Estimate:
 class Cell:
     """One setting on a map: the estimate, and what the setting costs (means over traces; None on a CSV map).
 
-    `seconds_mean` is measured: a trace's share of the wall time of the batches that it was part of.
+    `seconds_mean` is measured: a trace's share of the wall time of the batches that it was part of. `unmeasured` counts
+    traces of which the metric is unknown: they are no part of the estimate.
     """
 
     setting: Setting
@@ -179,6 +187,7 @@ class Cell:
     output_tokens_mean: float | None = None
     truncated: int | None = None
     seconds_mean: float | None = None
+    unmeasured: int | None = None
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
     [
         (("compare", "RUN", "--only", "A full"), "needs two or more entrants; there is 1"),
         (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 entrants"),
-        (("compare", "RUN", "--metric", "beauty"), "Not every trace was graded by 'beauty'"),
+        (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; valid are: pass@1, progress, pass@K"),
         (("compare", "nowhere"), "is no run"),
         (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S"),
         (("maze", "CHAIN4"), "'CHAIN4' has no mazes"),

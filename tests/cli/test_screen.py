@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+from kvatlas.core import Status
 from kvatlas.results import Store
 from tests.cli.test_maps import Call, kvatlas
 
@@ -34,6 +36,62 @@ def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., P
     assert "decoded first" not in said
     with Store.open(few) as store:
         assert {len(cell.problems) for cell in store.manifest().expected} == {1}
+
+
+SHORT = """
+models: [embedded:tiny-llama]
+benchmarks: [CHAIN4, CHAIN7]
+problems: 3
+samples: 2
+sampling: {max_new_tokens: 75}
+settings: {policy: window, kv_budget: 96, ratio_over: thinking}
+axes: {local_window: [8, 16], ratio: [0.2, 0.5]}
+"""
+
+
+def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_path: Path) -> None:
+    """75 tokens suffice for no chain of seven and for some of four; of an answer that is not there nothing is said."""
+    (tmp_path / "spec.yaml").write_text(SHORT)
+    out = tmp_path / "screened"
+    code, _, said = kvatlas("screen", tmp_path / "spec.yaml", "--out", out, "--workers", 1)
+    assert code == 0, said
+    with Store.open(out) as store:
+        records = [trace for _, trace in store.traces()]
+    cut = {(t.benchmark, t.problem, t.sample) for t in records if t.tokens and t.grade.status is Status.TRUNCATED}
+    lacking = sum(benchmark == "CHAIN4" for benchmark, _, _ in cut)
+    assert len(cut) == lacking + 6
+    assert 0 < lacking < 6
+    for trace in records:
+        if not trace.tokens:
+            known = (trace.benchmark, trace.problem, trace.sample) not in cut
+            assert ("answer_kept" in trace.grade.metrics) is ("answer_change" in trace.grade.metrics) is known
+            assert (trace.grade.status is Status.OK) is known
+    assert f"{lacking} of 6 full-cache traces of embedded:tiny-llama on CHAIN4 have no answer" in said
+    assert "6 of 6 full-cache traces of embedded:tiny-llama on CHAIN7 have no answer" in said
+
+    drawing = ("map", out, "--out", tmp_path / "a.svg", "--metric")
+    code, _, said = kvatlas(*drawing, "answer_kept")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "answer_kept is unknown of all 6 traces of embedded:tiny-llama on CHAIN7" in said
+    assert kvatlas(*drawing, "answer_kept", "--partial")[0] == 0
+    note = f"{lacking} of 6 traces of CHAIN4 have no answer and are left out of answer_kept"
+    assert note.partition(" have")[0] in (tmp_path / "a.svg").read_text()
+    code, said, _ = kvatlas("describe", out, "--metric", "answer_kept", "--partial", "--json")
+    (only,) = json.loads(said)["maps"]
+    assert (only["benchmark"], only["unmeasured"]) == ("CHAIN4", lacking)
+    assert {cell["unmeasured"] for cell in only["estimates"]} == {lacking}
+    assert note in kvatlas("describe", out, "--metric", "answer_kept", "--partial")[1]
+    pairs = ("compare", out, "--out", tmp_path / "b.svg", "--json", "--metric")
+    code, said, _ = kvatlas(*pairs, "answer_kept")
+    with_answer = {p for _, p, _ in {(t.benchmark, t.problem, t.sample) for t in records} - cut}
+    assert {pair["problems"] for pair in json.loads(said)["pairs"]} == {len(with_answer)}
+
+    assert kvatlas(*drawing, "likeness")[0] == 0
+    assert note.partition(" have")[0] not in (tmp_path / "a.svg").read_text()
+    assert kvatlas(*drawing, "kv_tokens")[0] == 0
+    code, _, said = kvatlas(*pairs, "pass@1")
+    assert code == 2
+    assert "This run is a screen" in said
 
 
 def test_a_spec_without_compression_is_refused(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:

@@ -43,11 +43,30 @@ def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
     assert min(values) < max(values) <= 1
 
 
-@pytest.mark.parametrize("metric", ["first_error", "first_error_index", "beauty"])
+VALID = (
+    "valid are: pass@1, progress, pass@K, avg@K, maj@K, bayes, precision, progress_valid, recall, valid, and for maps"
+)
+
+
+@pytest.mark.parametrize("metric", ["first_error", "first_error_index"])
 def test_what_is_no_share_is_refused(run: Path, metric: str) -> None:
-    valid = "pass@1, progress, precision, progress_valid, recall, valid"
-    with pytest.raises(KvatlasError, match=f"'{metric}' with a number from 0 to 1; valid are: {valid}"):
+    with pytest.raises(KvatlasError, match=f"'{metric}' with a number from 0 to 1; {VALID}"):
         entrants(run, metric)
+
+
+def test_an_unknown_metric_and_a_cost_are_told_with_all_that_is_valid(run: Path) -> None:
+    with pytest.raises(KvatlasError, match=f"Unknown metric 'beauty'; {VALID} the costs kv_tokens, .*truncated"):
+        entrants(run, "beauty")
+    with pytest.raises(KvatlasError, match="'seconds' is a cost and no grade: `kvatlas map --metric seconds` draws it"):
+        entrants(run, "seconds")
+
+
+def test_metrics_of_several_samples_are_made_by_problem(run: Path) -> None:
+    for plain, best, both in zip(entrants(run, "pass@1"), entrants(run, "pass@2"), entrants(run, "avg@2"), strict=True):
+        assert best.means() == {place: max(samples.values()) for place, samples in plain.outcomes.items()}
+        assert both.means() == plain.means()
+    with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
+        entrants(run, "maj@3")[0].means()
 
 
 def test_names_fit_one_entrant_in_the_order_given(run: Path) -> None:

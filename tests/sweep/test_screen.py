@@ -12,14 +12,14 @@ import torch
 
 from kvatlas import policies
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError, Sampling, Setting, Trace
+from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.forced import ForcedReader, Tally
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.sweep import make_plan, parse_spec, screen, screening, sweep
-from kvatlas.sweep.screen import measures
+from kvatlas.sweep.screen import measures, outcome
 from kvatlas.sweep.work import departure
 from tests.engine.test_loop import endless, prompts
 
@@ -66,7 +66,7 @@ def test_it_finds_the_first_difference_of_every_decoded_trace(decoded: Path, scr
         assert found[key].tokens == ()
         assert {name: n for name, n in metrics.items() if name == "departs_at"} == departure(trace.tokens, full)
         assert metrics["unchanged"] == (trace.tokens == full)
-        assert all(0 <= metrics[name] <= 1 for name in ("unchanged", "agreed", "top1", "likeness", "answer_kept"))
+        assert all(0 <= metrics[name] <= 1 for name in ("unchanged", "agreed", "top1", "likeness"))
         departed += trace.tokens != full
     assert 0 < departed < len(wanted)
 
@@ -177,6 +177,22 @@ def test_what_has_lost_nothing_measures_nothing_lost() -> None:
     assert (lost["agreed"], lost["departs_at"], lost["top1"]) == (0.25, 10, 0.75)
     assert lost["likeness"] == math.exp(-0.5)
     assert lost["answer_kept"] == math.exp(-1)
+
+
+def test_what_is_kept_of_no_answer_is_unknown() -> None:
+    """A trace that was cut, or that never answered, must not count as one whose answer is kept."""
+    cut = measures(Tally(10, thinking=4, kl=2.0, top1=3), 40, answered=False)
+    assert cut.keys() == {"unchanged", "agreed", "top1", "likeness", "kl", "departs_at"}
+
+
+def test_a_trace_has_an_answer_when_it_says_something_after_thinking_and_ends(tiny_llama: Model) -> None:
+    close, end = tiny_llama.think_close, min(tiny_llama.stops)
+    word = tiny_llama.tokenizer("b", add_special_tokens=False).input_ids
+    assert outcome(tiny_llama, (*word, close, *word, end)) is Status.OK
+    assert outcome(tiny_llama, (*word, close, *word)) is Status.TRUNCATED
+    assert outcome(tiny_llama, word) is Status.TRUNCATED
+    assert outcome(tiny_llama, (*word, close, end)) is Status.NO_ANSWER
+    assert outcome(tiny_llama, (*word, end)) is Status.NO_ANSWER
 
 
 def test_the_oracle_is_screened_with_the_answer_that_it_asks_for(tiny_llama: Model, tmp_path: Path) -> None:

@@ -71,11 +71,12 @@ def _panels(
     plateau: bool,
 ) -> tuple[list[Panel], list[Map]]:
     """The panels, and the maps whose values they print (none for costs and differences)."""
-    from kvatlas.figures.panels import COSTS, KV_MEMORY, cost_panels, difference_panels, metric_panels
+    from kvatlas.figures.panels import cost_panels, difference_panels, metric_panels
     from kvatlas.stats.maps import mean_maps
+    from kvatlas.stats.metrics import COSTS
 
-    cost = metric if metric in (*COSTS, KV_MEMORY) else None
-    maps = maps_of(inputs, "pass@1" if cost else metric, partial, fix, policy)
+    cost = metric if metric in COSTS else None
+    maps = maps_of(inputs, None if cost else metric, partial, fix, policy)
     single = maps
     if mean:
         maps = mean_maps(maps)
@@ -96,7 +97,7 @@ def _plateaus(inputs: list[str], maps: list[Map], metric: str, fix: list[str] | 
     for source in inputs:
         if Path(source).is_dir():
             with Store.open(Path(source)) as store:
-                found |= verdicts_of_run(store.manifest(), store.traces(texts=False), metric, fixed(fix))
+                found |= verdicts_of_run(store.manifest(), store.traces(texts=False), metric, fixed(fix, [source]))
     if not all(Path(source).is_dir() for source in inputs):
         found = verdicts_of_maps(maps) | found
     return {name: verdict.plateau for name, verdict in found.items()}
@@ -110,7 +111,9 @@ def _differences(inputs: list[str], against: str, metric: str, fix: list[str] | 
     for source in inputs:
         if Path(source).is_dir():
             with Store.open(Path(source)) as store:
-                found |= differences_of_run(store.manifest(), store.traces(texts=False), against, metric, fixed(fix))
+                found |= differences_of_run(
+                    store.manifest(), store.traces(texts=False), against, metric, fixed(fix, [source])
+                )
     return found
 
 
@@ -123,7 +126,7 @@ def _has_one_axis(inputs: list[str], fix: list[str] | None) -> bool:
     for source in inputs:
         if Path(source).is_dir():
             with Store.open(Path(source)) as store:
-                found.append(one_axis(store.manifest(), fixed(fix)))
+                found.append(one_axis(store.manifest(), fixed(fix, [source])))
     if any(found) and len(inputs) > 1:
         raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
     return any(found)
@@ -137,14 +140,18 @@ def _curves(
     from kvatlas.figures.look import save
     from kvatlas.results import Store
     from kvatlas.stats.curves import curves_of_run
+    from kvatlas.stats.metrics import COSTS, usual_metric
 
+    cost = metric if metric in COSTS else None
     with Store.open(Path(source)) as store:
-        curves = curves_of_run(store.manifest(), store.traces(texts=False), metric, partial, fixed(fix))
+        manifest = store.manifest()
+        graded = usual_metric(manifest) if cost else metric
+        curves = curves_of_run(manifest, store.traces(texts=False), graded, partial, fixed(fix, [source]))
     chosen = [one for one in curves if policy in (None, one.policy)]
     if not chosen:
         there = ", ".join(dict.fromkeys(one.policy for one in curves))
         raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
-    return save(curve_figure(chosen, look=look), out, data=data_csv(chosen))
+    return save(curve_figure(chosen, cost=cost, look=look), out, data=data_csv(chosen, cost))
 
 
 def add_to(app: typer.Typer) -> None:

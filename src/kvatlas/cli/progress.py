@@ -43,10 +43,11 @@ class Watch:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         from kvatlas.results.store import FILE, Store
-        from kvatlas.stats.cells import gather, measure, usual_metric
+        from kvatlas.stats.cells import gather
+        from kvatlas.stats.metrics import Measure, usual_metric
 
         self.manifest, self.metric = manifest, usual_metric(manifest)
-        self.measure = measure(manifest, self.metric)
+        self.measure = Measure(manifest, self.metric)
         self.began = time.monotonic()
         self.latest: Progress | None = None
         earlier: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,12 @@ Inputs = Annotated[
     list[str], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
-Metric = Annotated[str, typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes.")]
+Metric = Annotated[
+    str,
+    typer.Option(
+        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes, or what the benchmark measures itself."
+    ),
+]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
 PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
 Problems = Annotated[int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")]
@@ -40,7 +46,13 @@ def describe(
     from kvatlas.report.prose import as_text
 
     description = describe_sources(
-        inputs, metric=metric, partial=partial, fix=fixed(fix), policy=policy, problems=problems, samples=samples
+        inputs,
+        metric=metric,
+        partial=partial,
+        fix=fixed(fix, inputs),
+        policy=policy,
+        problems=problems,
+        samples=samples,
     )
     typer.echo(json.dumps(description, indent=2, allow_nan=False) if as_json else as_text(description))
 
@@ -83,7 +95,7 @@ def report(
     from kvatlas.report.page import write_report
 
     written = write_report(
-        run, out, metric, partial, fixed(fix),
+        run, out, metric, partial, fixed(fix, [run]),
         per_cell=traces, measure=attention, limit=int(megabytes * 1e6), beside=folder and traces > 0,
     )  # fmt: skip
     typer.echo(written[0])
@@ -107,8 +119,10 @@ def export(
     typer.echo(out)
 
 
-def maps_of(inputs: list[str], metric: str, partial: bool, fix: list[str] | None, policy: str | None) -> list[Map]:
-    """The maps of all inputs, of one policy if it is named."""
+def maps_of(
+    inputs: list[str], metric: str | None, partial: bool, fix: list[str] | None, policy: str | None
+) -> list[Map]:
+    """The maps of all inputs, of one policy if it is named; without a metric of what each run usually shows."""
     from kvatlas.core import KvatlasError
 
     maps = [one for source in inputs for one in _maps_of(source, metric, partial, fix)]
@@ -119,23 +133,34 @@ def maps_of(inputs: list[str], metric: str, partial: bool, fix: list[str] | None
     return chosen
 
 
-def _maps_of(source: str, metric: str, partial: bool, fix: list[str] | None) -> list[Map]:
+def _maps_of(source: str, metric: str | None, partial: bool, fix: list[str] | None) -> list[Map]:
     from kvatlas.results import Store
     from kvatlas.results.csv_maps import read_maps
     from kvatlas.stats.estimates import with_binomial_bounds
     from kvatlas.stats.maps import maps_of_run
+    from kvatlas.stats.metrics import usual_metric
 
     if not Path(source).is_dir():
         return with_binomial_bounds(read_maps(source, partial))
     with Store.open(Path(source)) as store:
-        return maps_of_run(store.manifest(), store.traces(texts=False), metric, partial, fixed(fix))
+        manifest = store.manifest()
+        shown = metric or usual_metric(manifest)
+        return maps_of_run(manifest, store.traces(texts=False), shown, partial, fixed(fix, [source]))
 
 
-def fixed(fix: list[str] | None) -> dict[str, Any]:
-    """The axes held to one value, from `--fix`."""
+def fixed(fix: list[str] | None, inputs: Sequence[str | Path]) -> dict[str, Any]:
+    """The axes held to one value, from `--fix`: a value that a run's axis has as text, else a number or a truth."""
     from kvatlas.cli.sweeps import assignment
+    from kvatlas.parameters import spelled
+    from kvatlas.results import Store
 
-    return dict(assignment("--fix", text) for text in fix or [])
+    pairs = dict(assignment("--fix", text) for text in fix or [])
+    texts: set[tuple[str, Any]] = set()
+    for source in inputs if pairs else ():
+        if Path(source).is_dir():
+            with Store.open(Path(source)) as store:
+                texts |= {(name, value) for name, held in store.manifest().axes for value in held}
+    return {name: value if (name, value) in texts else spelled(value) for name, value in pairs.items()}
 
 
 def add_to(app: typer.Typer) -> None:

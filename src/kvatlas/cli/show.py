@@ -11,6 +11,8 @@ from kvatlas.results import Store
 
 #: Kinds of files that `demo` writes of each figure.
 FIGURES = ("png", "svg", "pdf")
+#: What a trace can come to, as `Grade.verdict` says it.
+VERDICTS = ("correct", "wrong", "truncated", "no answer")
 
 
 def print_run(folder: Path, show: int) -> None:
@@ -23,10 +25,11 @@ def print_run(folder: Path, show: int) -> None:
 
     console = Console()
     with Store.open(folder) as store:
+        cells = gather(store.manifest(), store.traces(texts=False))
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("benchmark", "Pass@1", "95 % interval", "problems", "kept tokens", "output tokens", "truncated"):
+        for column in ("benchmark", "Pass@1", "95 % interval", "problems", "kept tokens", "output tokens"):
             table.add_column(column, justify="left" if column == "benchmark" else "right")
-        for gathered in gather(store.manifest(), store.traces(texts=False)):
+        for gathered in cells:
             cell = gathered.cell()
             estimate = cell.estimate
             known = estimate.low is not None and estimate.high is not None
@@ -37,15 +40,22 @@ def print_run(folder: Path, show: int) -> None:
                 str(estimate.problems),
                 f"{cell.kept_tokens_mean:.0f}",
                 f"{cell.output_tokens_mean:.0f}",
-                str(cell.truncated),
             )
         console.print(table)
+        console.print()
+        for gathered in cells:
+            # The usual verdicts always, others (a grader's timeout) where there are any.
+            counted = ", ".join(
+                f"{gathered.verdicts[verdict]} {verdict}" for verdict in dict.fromkeys([*VERDICTS, *gathered.verdicts])
+            )
+            console.print(Text(f"{gathered.expected.benchmark}: {counted}"), soft_wrap=True)
         for number, (_, trace) in enumerate(store.traces()):
             if number == show:
                 break
-            grade = trace.grade
-            console.print(f"\n{trace.problem}, sample {trace.sample}: {grade.status}, {grade.answer}", style="bold")
+            answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
             # Model output is data: printed as text, never as markup.
+            about = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
+            console.print(Text(about, style="bold"))
             console.print(Text(textwrap.shorten(trace.text, 800, placeholder=" ...")))
 
 

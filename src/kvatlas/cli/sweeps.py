@@ -106,9 +106,10 @@ def screen(
     """Where would each setting depart from the full cache? Its traces are read, nothing is decoded; no Pass@1."""
     from functools import partial
 
-    from kvatlas.stats.cells import SCREENED
+    from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweep import make_plan, read_spec, screening
     from kvatlas.sweep import screen as read_all
+    from kvatlas.sweep.screen import unanswered
 
     asked = read_spec(spec)
     if problems is not None:
@@ -124,6 +125,8 @@ def screen(
         quiet=quiet,
     )
     if not quiet:
+        for sentence in unanswered(out):
+            _note(sentence)
         _note(
             f"{out} is a screen: it says where settings depart from the full cache, not how often they are right. "
             f"Draw it with kvatlas map {out} --metric {SCREENED[0]} (or {', '.join(SCREENED[1:])})."
@@ -163,7 +166,7 @@ def run(
 
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
-    parameters |= dict(assignment("--set", text) for text in set_ or [])
+    parameters |= policy_parameters(policy, set_)
     options = dict(assignment("--model-option", text) for text in model_option or [])
     room = find(model, **options).positions or 16_384 + 4096
     spec = parse_spec(
@@ -228,16 +231,23 @@ def _silent(_: str) -> None:
     pass
 
 
-def assignment(option: str, text: str) -> tuple[str, Any]:
-    """The name and the value, read as YAML, of an option `NAME=VALUE`."""
-    import yaml
+def policy_parameters(policy: str, assignments: list[str] | None) -> dict[str, Any]:
+    """The parameters of a policy from its `--set` options, each read by its declared type."""
+    from kvatlas.parameters import read_value
+    from kvatlas.policies import policies
 
+    pairs = [assignment("--set", text) for text in assignments or []]
+    return {name: read_value(policies.get(policy), name, value) for name, value in pairs}
+
+
+def assignment(option: str, text: str) -> tuple[str, str]:
+    """The name and the value, just as it was written, of an option `NAME=VALUE`."""
     from kvatlas.core import KvatlasError
 
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise KvatlasError(f"{option} {text!r} is not NAME=VALUE.")
-    return name.strip(), yaml.safe_load(value)
+    return name.strip(), value
 
 
 def add_to(app: typer.Typer) -> None:

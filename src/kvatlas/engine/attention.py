@@ -187,7 +187,7 @@ class ReferenceBackend:
 
 
 def _add_attention(total: Tensor, query: Tensor, keys: Tensor, visible: Tensor, scaling: float) -> None:
-    """Add the weights that queries [heads, new, size] pay to keys [KV heads, cached, size] to `total` [KV heads, >=]."""
+    """Add what queries [heads, new, size] pay to keys [KV heads, cached, size] to `total` [KV heads, slots]."""
     heads, new, size = query.shape
     kv_heads, cached, _ = keys.shape
     for start in range(0, new, CHUNK):

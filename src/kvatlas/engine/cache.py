@@ -54,11 +54,11 @@ class KVCache:
     """Keys and values of up to `rows` sequences, and what policies note beside cached tokens.
 
     `keys` and `values` are [layers][KV heads, slots, head size]; slot s is token s % page_size of page s // page_size.
-    Page 0 belongs to nobody: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's pages; its
-    last row is that of `idle`, a sequence that makes up numbers and whose tokens nobody reads.
+    Page 0 belongs to nobody: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's pages,
+    last those of `idle`, a sequence that makes up numbers and whose tokens nobody reads.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
-    sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window` queries:
-    that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the layers' own
+    sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
+    queries: that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the layers' own
     attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers that have a window.
     """
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Cell, KvatlasError
 from kvatlas.figures import style
 from kvatlas.figures.look import Look
+from kvatlas.figures.panels import cost_of, cost_of_cell
 from kvatlas.stats.curves import POLICY, Curve
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ _PANEL = (3.1, 2.1)
 _MARKERS = "osD^vPX*"
 
 
-def curve_figure(curves: Sequence[Curve], *, look: Look | None = None) -> Figure:
+def curve_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look | None = None) -> Figure:
     """One panel for each model and benchmark, a line with its 95 % band for each policy, baselines as dashed lines.
 
+    With the name of a `cost` its values are drawn, without a band, in place of the metric.
     An axis whose values are words, such as the policies, gets points with bars instead of lines. Raises KvatlasError
     for no curves, and for curves along unlike axes or of unlike metrics.
     """
@@ -35,15 +37,16 @@ def curve_figure(curves: Sequence[Curve], *, look: Look | None = None) -> Figure
         groups.setdefault((one.model, one.benchmark), []).append(one)
     names = list(dict.fromkeys(one.policy for one in curves))
     with look.applied():
-        figure, panels = _canvas(len(groups), curves, look)
+        foot = _foot(curves, cost)
+        figure, panels = _canvas(len(groups), curves, foot, look)
         for axes, ((model, benchmark), group) in zip(panels, groups.items(), strict=True):
-            _draw(axes, group, names, look)
+            _draw(axes, group, names, cost, look)
             axes.set_title(f"{style.model(model)} | {benchmark}", fontsize=9)
-        _legend(figure, panels[0], len(_foot(curves)), look)
+        _legend(figure, panels[0], len(foot), look)
         return figure
 
 
-def _canvas(count: int, curves: Sequence[Curve], look: Look) -> tuple[Figure, list[Axes]]:
+def _canvas(count: int, curves: Sequence[Curve], lines: Sequence[str], look: Look) -> tuple[Figure, list[Axes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -51,7 +54,6 @@ def _canvas(count: int, curves: Sequence[Curve], look: Look) -> tuple[Figure, li
     if look.columns == 2:
         across = min(across, 3)
     down = math.ceil(count / across)
-    lines = _foot(curves)
     width = look.width or across * _PANEL[0]
     keys = len({one.policy for one in curves}) + len(curves[0].baselines)
     legend = 0.15 * math.ceil(keys / max(1, int(width / 0.85))) + 0.08
@@ -82,12 +84,22 @@ def _legend(figure: Figure, panel: Axes, lines: int, look: Look) -> None:
         )  # fmt: skip
 
 
-def _foot(curves: Sequence[Curve]) -> list[str]:
+def _foot(curves: Sequence[Curve], cost: str | None) -> list[str]:
     notes = list(dict.fromkeys(note for one in curves for note in one.notes))
+    if cost:
+        return [*notes, cost_of(cost, curves[0].model).about]
     return [*notes, f"{style.label(curves[0].metric)} in percent with 95 % intervals."]
 
 
-def _draw(axes: Axes, group: Sequence[Curve], names: Sequence[str], look: Look) -> None:
+def _values(curve: Curve, cell: Cell, cost: str | None) -> tuple[float, float | None, float | None]:
+    """What is drawn of a cell, with its interval: the metric in percent, or a cost, which has none."""
+    if cost:
+        return cost_of_cell(cost, curve.model, curve.benchmark, cell), None, None
+    low, high = (None if end is None else 100 * end for end in (cell.estimate.low, cell.estimate.high))
+    return 100 * cell.estimate.value, low, high
+
+
+def _draw(axes: Axes, group: Sequence[Curve], names: Sequence[str], cost: str | None, look: Look) -> None:
     words = [value for one in group for value, _ in one.points]
     worded = group[0].axis == POLICY or not all(isinstance(value, int | float) for value in words)
     places: dict[Any, float] = {v: float(i) for i, v in enumerate(dict.fromkeys(words))} if worded else {}
@@ -98,9 +110,10 @@ def _draw(axes: Axes, group: Sequence[Curve], names: Sequence[str], look: Look) 
         # Points of several policies over one word stand side by side.
         shift = (number - (len(names) - 1) / 2) * 0.16 if worded else 0.0
         x = [places[value] + shift if worded else float(value) for value, _ in one.points]
-        y = [100 * cell.estimate.value for _, cell in one.points]
-        low = [100 * _or(cell.estimate.low, cell.estimate.value) for _, cell in one.points]
-        high = [100 * _or(cell.estimate.high, cell.estimate.value) for _, cell in one.points]
+        drawn = [_values(one, cell, cost) for _, cell in one.points]
+        y = [value for value, _, _ in drawn]
+        low = [_or(low, value) for value, low, _ in drawn]
+        high = [_or(high, value) for value, _, high in drawn]
         mark = _MARKERS[number % len(_MARKERS)]
         label = one.policy or None
         if worded:
@@ -111,7 +124,8 @@ def _draw(axes: Axes, group: Sequence[Curve], names: Sequence[str], look: Look) 
             axes.plot(x, y, color=colour, marker=mark, ms=3.5, lw=1.4, label=label)
     for number, (name, cell) in enumerate(group[0].baselines.items()):
         style_of = ("--", ":", "-.")[number % 3]
-        axes.axhline(100 * cell.estimate.value, color=look.soft, lw=1, ls=style_of, label=f"{name} (baseline)")
+        axes.axhline(_values(group[0], cell, cost)[0], color=look.soft, lw=1, ls=style_of, label=f"{name} (baseline)")
+    axes.set_ylabel(cost_of(cost, group[0].model).label if cost else style.label(group[0].metric), labelpad=3)
     _ticks(axes, group, places, look)
 
 
@@ -132,14 +146,13 @@ def _ticks(axes: Axes, group: Sequence[Curve], places: dict[Any, float], look: L
             axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.tick_params(labelsize=7, length=2, width=0.5)
     axes.set_xlabel(style.label(group[0].axis), labelpad=2)
-    axes.set_ylabel(style.label(group[0].metric), labelpad=3)
     axes.grid(axis="y", linewidth=0.4, color=look.soft, alpha=0.35)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def data_csv(curves: Sequence[Curve]) -> str:
-    """The numbers of the curves in percent, one row per point; baselines have no value of the axis."""
+def data_csv(curves: Sequence[Curve], cost: str | None = None) -> str:
+    """The numbers of the curves (in percent, or of a cost), one row per point; baselines have no value of the axis."""
     import csv
     import io
 
@@ -152,6 +165,7 @@ def data_csv(curves: Sequence[Curve]) -> str:
         points += [(name, "", cell) for name, cell in one.baselines.items()]
         for policy, value, cell in points:
             e = cell.estimate
-            numbers = ["" if number is None else round(100 * number, 4) for number in (e.value, e.low, e.high)]
-            writer.writerow([one.model, one.benchmark, policy, value, one.metric, *numbers, e.problems, e.samples])
+            numbers = ["" if number is None else round(number, 4) for number in _values(one, cell, cost)]
+            shown = cost or one.metric
+            writer.writerow([one.model, one.benchmark, policy, value, shown, *numbers, e.problems, e.samples])
     return file.getvalue()

@@ -143,6 +143,14 @@ def cost_of(name: str, model: str) -> Cost:
     return Cost("KV Memory (MiB)", "Mean memory of keys and values per sequence, in MiB.", value, _brief)
 
 
+def cost_of_cell(name: str, model: str, benchmark: str, cell: Cell) -> float:
+    """That cost of a cell; KvatlasError where it is not known."""
+    value = cost_of(name, model).value(cell)
+    if value is None:
+        raise KvatlasError(f"The setting {cell.setting} of {model} on {benchmark} does not tell its {name}.")
+    return value
+
+
 def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
     known = {place: value for place, cell in one.cells.items() if (value := cost.value(cell)) is not None}
     if not known:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.policies.scores import fitted
+from kvatlas.parameters import text_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -250,6 +251,9 @@ class Selection(Policy):
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
                 f"valid are windows from 1 to {self.kv_budget - 1}."
             )
+        for name in text_fields(type(self)):
+            if not isinstance(getattr(self, name), str):
+                raise KvatlasError(f"{name} is {getattr(self, name)!r}; valid are texts.")
         object.__setattr__(self, "ratio", float(self.ratio))
         object.__setattr__(self, "scope", Scope(self.scope))
 

@@ -29,9 +29,10 @@ def describe(
 ) -> dict[str, Any]:
     """The document. `verdicts` and `choices` are those of runs; maps without one get that of the binomial bound.
 
-    `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples, mean,
-    min, max, peaks, lowest, estimates (every cell with both intervals and standard errors), baselines, omnibus,
-    evidence_of_difference, plateau, may_lose, effects, stability, samples_to_decide, problems_to_decide, method, notes.
+    `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
+    unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
+    (every cell with both intervals and standard errors), baselines, omnibus, evidence_of_difference, plateau, may_lose,
+    effects, stability, samples_to_decide, problems_to_decide, method, notes.
     `samples_to_decide` (of each problem) and `problems_to_decide` tell the highest from the lowest cell. `means`: the
     same for the means over benchmarks, made from the maps where not given. `across`: by model and policy, the settings
     on the plateau of every benchmark. `comparisons`: first minus second, in points, p-values adjusted over all of
@@ -89,6 +90,7 @@ def _map(one: Map, verdict: Verdict | None) -> dict[str, Any]:
         "cells": len(one.cells),
         "problems": _common([cell.estimate.problems for cell in one.cells.values()]),
         "samples": _common([cell.estimate.samples for cell in one.cells.values()]),
+        "unmeasured": max((cell.unmeasured or 0 for cell in one.cells.values()), default=0),
         "mean": _percent(sum(values) / len(values)),
         "min": _percent(worst),
         "max": _percent(best),
@@ -112,6 +114,7 @@ def _cell(names: Sequence[str], place: Place, cell: Cell, verdict: Verdict | Non
         "given_high": _percent(estimate.given_high),
         "problems": estimate.problems,
         "samples": estimate.samples,
+        "unmeasured": cell.unmeasured,
         "p_best": None if verdict is None or place not in verdict.p_best else _p(verdict.p_best[place]),
         "may_lose": None if verdict is None else _percent(verdict.may_lose.get(place)),
     }

@@ -10,6 +10,7 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import Model
 from kvatlas.noise import stream_key
+from kvatlas.parameters import read_value
 from kvatlas.policies import Policy, Selection, Signal
 
 #: New tokens where nobody says how many: the published number.
@@ -36,11 +37,16 @@ class Ask:
 
 
 def chosen(model: Model, policy: str, values: dict[str, Any]) -> Policy:
-    """The policy of that name for this model; values that are None are left out, texts are read as numbers.
+    """The policy of that name for this model; values that are None are left out, texts are read by their type.
 
     Raises KvatlasError for unknown or missing parameters, and for policies that look at a finished trace.
     """
-    given = {name: _read(value) for name, value in values.items() if value is not None}
+    owner = policies.policies.get(policy)
+    given = {
+        name: read_value(owner, name, value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if value is not None
+    }
     if policy == "full":
         # So that one command line serves for the full cache too, as a baseline of the others.
         given = {name: value for name, value in given.items() if name not in _shared()}
@@ -55,15 +61,6 @@ def chosen(model: Model, policy: str, values: dict[str, Any]) -> Policy:
 
 def _shared() -> set[str]:
     return {each.name for each in fields(Selection)}
-
-
-def _read(value: Any) -> Any:
-    """A text as the value that it spells, as on a command line."""
-    if not isinstance(value, str):
-        return value
-    import yaml
-
-    return yaml.safe_load(value)
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Rule:
     kind: str
     k: int = 0
 
-    def values(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Floats:
+    def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[str | None]]) -> Floats:
         """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` or None."""
         if self.kind == "maj":
             return np.array([majority(held, self.k) for held in votes.values()])
@@ -33,13 +34,17 @@ class Rule:
             return np.array([any_right(len(held), round(math.fsum(held)), self.k) for held in grades.values()])
         return np.array([math.fsum(held[: self.k or None]) / len(held[: self.k or None]) for held in grades.values()])
 
-    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Estimate:
-        """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
+    def check(self, grades: Mapping[Any, Sequence[float]]) -> None:
+        """Raise KvatlasError where a problem has fewer than k samples."""
         fewest = min((len(held) for held in grades.values()), default=0)
         if fewest < max(self.k, 1):
             raise KvatlasError(
                 f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that one has is {fewest}."
             )
+
+    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Estimate:
+        """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
+        self.check(grades)
         if self.kind == "bayes":
             return bayes_at_n(grades)
         if self.kind == "avg":

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Status, Trace
+from kvatlas.core import Cell, Estimate, Status, Trace
 from kvatlas.results.manifest import Expected, Manifest
-from kvatlas.stats.at_k import RIGHT, Rule, rule
+from kvatlas.stats.at_k import RIGHT, Rule
 from kvatlas.stats.estimates import pass_at_1
+from kvatlas.stats.metrics import Measure
 from kvatlas.stats.sequential import mean_interval
-
-#: What a map can show, by its name: the grade of one trace in [0, 1]. Truncated and answerless traces are not correct.
-#: Beside these: pass@K, avg@K, maj@K and bayes, which are made of several samples' pass@1 (`stats.at_k`).
-METRICS: Mapping[str, Callable[[Trace], float]] = {
-    "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
-    "progress": lambda trace: trace.grade.progress,
-}
-#: What maps of a screen show of each setting and trace (sweep/screen.py says how it is measured).
-SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 
 @dataclass
@@ -31,7 +24,8 @@ class Gathered:
 
     With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
     how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
-    `screened` run the grades are no Pass@1.
+    `screened` run the grades are no Pass@1. `unmeasured` are the problems and samples of whose trace the metric is
+    unknown: they count in costs and in no grade. `verdicts` count what the traces came to.
     """
 
     expected: Expected
@@ -45,6 +39,8 @@ class Gathered:
     seconds: float = 0.0
     peak_kv_tokens: int = 0
     truncated: int = 0
+    unmeasured: set[tuple[str, int]] = field(default_factory=set)
+    verdicts: Counter[str] = field(default_factory=Counter)
 
     @property
     def found(self) -> int:
@@ -52,21 +48,31 @@ class Gathered:
         return len(self.output_tokens)
 
     @property
+    def measured(self) -> bool:
+        """Whether the metric is known of any trace of this cell."""
+        return bool(self.outcomes)
+
+    @property
     def promised(self) -> int:
         """How many traces this cell is to have."""
         return len(self.expected.problems) * self.expected.samples
 
-    def add(self, trace: Trace, grade: Callable[[Trace], float]) -> None:
+    def add(self, trace: Trace, grade: Callable[[Trace], float | None]) -> None:
         """Count a trace of this setting, once, if its problem and sample are promised."""
         if trace.problem not in self._problems or not 0 <= trace.sample < self.expected.samples:
             return
-        samples = self.outcomes.setdefault(trace.problem, {})
-        if trace.sample in samples:
+        place = trace.problem, trace.sample
+        if place in self.unmeasured or trace.sample in self.outcomes.get(trace.problem, {}):
             return
-        samples[trace.sample] = grade(trace)
-        if self.rule is not None and self.rule.kind == "maj":
-            answer = RIGHT if samples[trace.sample] else trace.grade.answer
-            self.votes.setdefault(trace.problem, {})[trace.sample] = answer
+        value = grade(trace)
+        if value is None:
+            self.unmeasured.add(place)
+        else:
+            self.outcomes.setdefault(trace.problem, {})[trace.sample] = value
+            if self.rule is not None and self.rule.kind == "maj":
+                answer = RIGHT if value else trace.grade.answer
+                self.votes.setdefault(trace.problem, {})[trace.sample] = answer
+        self.verdicts[trace.grade.verdict] += 1
         self.kept_tokens.append(trace.usage.mean_kv_tokens)
         self.output_tokens.append(trace.usage.output_tokens)
         self.seconds += trace.usage.seconds
@@ -78,7 +84,7 @@ class Gathered:
         return frozenset(self.expected.problems)
 
     def cell(self) -> Cell:
-        """The cell on the map; KvatlasError if it has no trace, or fewer samples than its rule needs."""
+        """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
         return Cell(
             self.expected.setting,
             self._estimate(),
@@ -87,6 +93,7 @@ class Gathered:
             output_tokens_mean=sum(self.output_tokens) / self.found,
             truncated=self.truncated,
             seconds_mean=self.seconds / self.found,
+            unmeasured=len(self.unmeasured),
         )
 
     def _estimate(self) -> Estimate:
@@ -114,11 +121,12 @@ def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str 
     """The promised cells in the manifest's order, each with its traces.
 
     A trace counts where its run key, setting, benchmark, problem and sample are the promised ones, once; all others
-    (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for an unknown metric.
+    (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for a metric that the run does not have.
     """
-    made = None if manifest.screened else rule(metric)
-    grade = measure(manifest, metric)
-    cells = [Gathered(expected, made, bool(manifest.allocation), manifest.screened) for expected in manifest.expected]
+    grade = Measure(manifest, metric)
+    cells = [
+        Gathered(expected, grade.rule, bool(manifest.allocation), manifest.screened) for expected in manifest.expected
+    ]
     by_key: dict[tuple[str, str, str], list[Gathered]] = {}
     for cell in cells:
         key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)
@@ -126,26 +134,5 @@ def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str 
     for run_key, trace in traces:
         for cell in by_key.get((run_key, trace.setting.id, trace.benchmark), []):
             cell.add(trace, grade)
+    grade.check()
     return cells
-
-
-def usual_metric(manifest: Manifest) -> str:
-    """What maps of a run show if nobody says."""
-    return SCREENED[0] if manifest.screened else "pass@1"
-
-
-def measure(manifest: Manifest, metric: str) -> Callable[[Trace], float]:
-    """How a metric grades one trace of a run; KvatlasError for one that the run does not have."""
-    if manifest.screened:
-        if metric not in SCREENED:
-            raise KvatlasError(
-                f"This run is a screen, which says where settings depart from the full cache and knows no {metric!r}; "
-                f"valid metrics are: {', '.join(SCREENED)}."
-            )
-        return lambda trace: float(trace.grade.metrics[metric])
-    if rule(metric) is not None:
-        return METRICS["pass@1"]
-    if metric not in METRICS:
-        valid = ", ".join((*METRICS, "pass@K", "avg@K", "maj@K", "bayes"))
-        raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}.")
-    return METRICS[metric]

@@ -58,7 +58,7 @@ def comparisons(
     The same for each policy and each pair of models. For each map: its best cell against each baseline. None for the
     cells of adaptive sweeps: which problems two of them share depends on their outcomes.
     """
-    found = [cell for cell in cells if cell.found and not cell.adaptive]
+    found = [cell for cell in cells if cell.measured and not cell.adaptive]
     policies = _policies(found, axes, fix)
     made = [
         _over_cells(metric, first, policies[first], second, policies[second])

@@ -11,6 +11,7 @@ from kvatlas.results.csv_maps import ascending
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.grid import short_names
+from kvatlas.stats.maps import SCREEN_NOTE, check_measured, unmeasured_notes
 
 POLICY = "policy"
 
@@ -65,8 +66,11 @@ def curves_of_run(
         raise KvatlasError(
             f"{missing} of {promised} traces are missing; finish the sweep, or draw what is there with --partial."
         )
-    notes = (f"PARTIAL: {missing} of {promised} traces are missing",) if missing else ()
-    there = [cell for cell in cells if cell.found]
+    notes: tuple[str, ...] = (f"PARTIAL: {missing} of {promised} traces are missing",) if missing else ()
+    if manifest.screened:
+        notes = (*notes, SCREEN_NOTE)
+    check_measured(cells, metric, partial)
+    there = [cell for cell in cells if cell.measured]
     groups: dict[tuple[str, str, str], list[Gathered]] = {}
     for cell in there:
         along = bool(varied) and not cell.expected.baseline and varied[0] in cell.expected.setting.values
@@ -75,9 +79,17 @@ def curves_of_run(
             groups.setdefault((cell.expected.model, cell.expected.benchmark, policy), []).append(cell)
     axis = varied[0] if varied else POLICY
     return [
-        Curve(model, benchmark, metric, policy, axis, _points(group, varied), beside, notes)
+        Curve(
+            model,
+            benchmark,
+            metric,
+            policy,
+            axis,
+            _points(group, varied),
+            _beside(there, (model, benchmark), varied),
+            (*notes, *unmeasured_notes(group, metric)),
+        )
         for (model, benchmark, policy), group in groups.items()
-        for beside in [_beside(there, (model, benchmark), varied)]
     ]
 
 

@@ -43,7 +43,7 @@ def differences_of_run(
     for axes and metric.
     """
     axes = map_axes(manifest, fix)
-    cells = [cell for cell in gather(manifest, traces, metric) if cell.found]
+    cells = [cell for cell in gather(manifest, traces, metric) if cell.measured]
     names = short_names(cell.expected.setting for cell in cells if cell.expected.baseline)
     base = {
         (cell.expected.model, cell.expected.benchmark): cell

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from kvatlas.core import KvatlasError, Setting, Status, Trace
+from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.cells import METRICS
+from kvatlas.stats.at_k import RIGHT, Rule
+from kvatlas.stats.metrics import Measure
 
 #: A problem of a benchmark.
 Place = tuple[str, str]
@@ -20,7 +21,9 @@ Place = tuple[str, str]
 class Entrant:
     """A model under a setting. `outcomes[benchmark, problem][sample]` is the metric, in [0, 1].
 
-    `about[benchmark, problem]` says how hard the problem is; `missing` counts promised traces that are not there.
+    `about[benchmark, problem]` says how hard the problem is; `missing` counts promised traces that are not there,
+    `unmeasured` those of which the metric is unknown. With a `rule` the metric is made of a problem's samples together,
+    for maj@K of their `votes`.
     """
 
     model: str
@@ -28,13 +31,24 @@ class Entrant:
     outcomes: dict[Place, dict[int, float]] = field(default_factory=dict)
     about: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
     promised: int = 0
+    unmeasured: int = 0
+    rule: Rule | None = None
+    votes: dict[Place, dict[int, str | None]] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:
-        return self.promised - sum(len(samples) for samples in self.outcomes.values())
+        return self.promised - self.unmeasured - sum(len(samples) for samples in self.outcomes.values())
 
     def means(self) -> dict[Place, float]:
-        """The mean over samples for each problem."""
+        """The metric of each problem: the mean over samples, or what its rule makes of them.
+
+        Raises KvatlasError where a problem has fewer samples than the rule needs.
+        """
+        if self.rule is not None:
+            grades = {place: [samples[n] for n in sorted(samples)] for place, samples in self.outcomes.items()}
+            votes = {place: [samples[n] for n in sorted(samples)] for place, samples in self.votes.items()}
+            self.rule.check(grades)
+            return dict(zip(grades, map(float, self.rule.values(grades, votes)), strict=True))
         return {place: math.fsum(samples.values()) / len(samples) for place, samples in self.outcomes.items()}
 
 
@@ -43,15 +57,16 @@ def entrants_of(
 ) -> list[Entrant]:
     """All entrants of some runs, in the order of their manifests.
 
-    `metric` is pass@1, progress, or any graded metric in [0, 1]. A trace without that metric counts 0 if it has no
-    answer. Raises KvatlasError for a metric that no trace has, and where two runs hold the same trace.
+    `metric` is any that the runs have (`stats.metrics`). Raises KvatlasError for one that they do not have, and where
+    two runs hold the same trace.
     """
     found: dict[tuple[str, Setting], Entrant] = {}
-    measure = _Measure(metric)
     for manifest, traces in runs:
+        measure = Measure(manifest, metric)
         promised: dict[tuple[str, str, str], tuple[Entrant, frozenset[str], int]] = {}
         for cell in manifest.expected:
-            entrant = found.setdefault((cell.model, cell.setting), Entrant(cell.model, cell.setting))
+            name = cell.model, cell.setting
+            entrant = found.setdefault(name, Entrant(*name, rule=measure.rule))
             entrant.promised += len(cell.problems) * cell.samples
             promised[cell.run_key, cell.setting.id, cell.benchmark] = entrant, frozenset(cell.problems), cell.samples
             about = manifest.about.get(cell.benchmark, {})
@@ -62,45 +77,23 @@ def entrants_of(
             place = trace.benchmark, trace.problem
             if expected is None or trace.problem not in expected[1] or not 0 <= trace.sample < expected[2]:
                 continue
-            name = place, trace.model, trace.setting, trace.sample
-            samples = expected[0].outcomes.setdefault(place, {})
-            if name not in seen and trace.sample in samples:
+            key = place, trace.model, trace.setting, trace.sample
+            entrant = expected[0]
+            if key not in seen and trace.sample in entrant.outcomes.get(place, {}):
                 raise KvatlasError(
                     f"Two of the runs hold sample {trace.sample} of {trace.problem} for {trace.model} under "
                     f"{trace.setting}; compare runs that do not overlap."
                 )
-            seen.add(name)
-            samples[trace.sample] = measure(trace)
-    measure.check()
+            value = measure(trace)
+            if value is None:
+                entrant.unmeasured += key not in seen
+            else:
+                entrant.outcomes.setdefault(place, {})[trace.sample] = value
+                vote = RIGHT if value else trace.grade.answer
+                entrant.votes.setdefault(place, {})[trace.sample] = vote
+            seen.add(key)
+        measure.check()
     return [entrant for entrant in found.values() if entrant.outcomes]
-
-
-class _Measure:
-    """One metric of a trace, and which others traces have."""
-
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
-        self.common: Callable[[Trace], float] | None = METRICS.get(metric)
-        self.shares: set[str] = set()
-        self.others: set[str] = set()
-        self.lacked = False
-
-    def __call__(self, trace: Trace) -> float:
-        if self.common is not None:
-            return self.common(trace)
-        for name, each in trace.grade.metrics.items():
-            (self.others if isinstance(each, str) or not 0 <= each <= 1 else self.shares).add(name)
-        value = trace.grade.metrics.get(self.metric)
-        self.lacked |= value is None and trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER)
-        return 0.0 if value is None or isinstance(value, str) else float(value)
-
-    def check(self) -> None:
-        shares = self.shares - self.others
-        if self.common is None and (self.lacked or self.metric not in shares):
-            valid = ", ".join([*METRICS, *sorted(shares - {self.metric})])
-            raise KvatlasError(
-                f"Not every trace was graded by {self.metric!r} with a number from 0 to 1; valid are: {valid}."
-            )
 
 
 def choose(entrants: Sequence[Entrant], names: Sequence[str]) -> list[Entrant]:

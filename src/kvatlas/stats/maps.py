@@ -51,11 +51,12 @@ def maps_of_cells(
             beside.setdefault((cell.expected.model, cell.expected.benchmark), []).append(cell)
     shown = [cell for group in groups.values() for cell in group]
     _check_complete(shown + [cell for group in beside.values() for cell in group], partial)
+    check_measured(shown, metric, partial)
     fixed = tuple(f"{name}={value}" for name, value in (fix or {}).items())
     return [
         _map((model, benchmark, policy), metric, axes, group, beside.get((model, benchmark), []), fixed)
         for (model, benchmark, policy), group in groups.items()
-        if any(cell.found for cell in group)
+        if any(cell.measured for cell in group)
     ]
 
 
@@ -70,6 +71,26 @@ def _check_complete(cells: Sequence[Gathered], partial: bool) -> None:
             f"{missing} of {promised} traces are missing, in {holes} of {len(cells)} cells; the missing ones are often "
             "the hardest problems, so finish the sweep, or draw what is there with --partial."
         )
+
+
+def check_measured(cells: Sequence[Gathered], metric: str, partial: bool) -> None:
+    """Raise KvatlasError where the metric is known of no trace of a benchmark, so that its map would be missing."""
+    unknown = [cell for cell in cells if cell.found and not cell.measured]
+    if unknown and (not partial or len(unknown) == len(cells)):
+        first = unknown[0]
+        raise KvatlasError(
+            f"{metric} is unknown of all {first.found} traces of {first.expected.model} on {first.expected.benchmark}: "
+            "none of them has an answer; choose another metric, or leave them out with --partial."
+        )
+
+
+def unmeasured_notes(cells: Sequence[Gathered], metric: str) -> tuple[str, ...]:
+    """A note where the metric is unknown of some traces: of the same in all cells, which read the same ones."""
+    most = max(cells, key=lambda cell: len(cell.unmeasured))
+    if not most.unmeasured:
+        return ()
+    about = f"{len(most.unmeasured)} of {most.found} traces of {most.expected.benchmark}"
+    return (f"{about} have no answer and are left out of {metric}",)
 
 
 def _map(
@@ -91,6 +112,7 @@ def _map(
         notes = (*notes, _adaptive_note([len(cell.expected.problems) for cell in group]))
     if any(cell.screened for cell in group):
         notes = (*notes, SCREEN_NOTE)
+    notes = (*notes, *unmeasured_notes(group, metric))
     if any(cell.rule is not None and cell.rule.kind == "bayes" for cell in group):
         notes = (*notes, BAYES_NOTE)
     vertical, horizontal = axes
@@ -98,9 +120,9 @@ def _map(
         (cell.expected.setting.values[vertical], cell.expected.setting.values[horizontal]): cell for cell in group
     }
     rows, columns = ascending(row for row, _ in places), ascending(column for _, column in places)
-    found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].found}
+    found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].measured}
     names = short_names(cell.expected.setting for cell in beside)
-    baselines = {names[cell.expected.setting.id]: cell.cell() for cell in beside if cell.found}
+    baselines = {names[cell.expected.setting.id]: cell.cell() for cell in beside if cell.measured}
     return Map(model, benchmark, metric, policy, ((vertical, rows), (horizontal, columns)), found, baselines, notes)
 
 
@@ -181,6 +203,7 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
     peaks = [cell.peak_kv_tokens for cell in cells if cell.peak_kv_tokens is not None]
     truncated = [cell.truncated for cell in cells if cell.truncated is not None]
     seconds = [cell.seconds_mean for cell in cells if cell.seconds_mean is not None]
+    unmeasured = [cell.unmeasured for cell in cells if cell.unmeasured is not None]
     count = len(cells)
     return Cell(
         cells[0].setting,
@@ -190,6 +213,7 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
         output_tokens_mean=sum(output) / count if len(output) == count else None,
         truncated=sum(truncated) if len(truncated) == count else None,
         seconds_mean=sum(seconds) / count if len(seconds) == count else None,
+        unmeasured=sum(unmeasured) if len(unmeasured) == count else None,
     )
 
 

@@ -93,7 +93,7 @@ def table(benchmarks: Sequence[Sequence[Gathered]], place: Callable[[Gathered], 
 
     None where no problem has a sample that all cells have.
     """
-    compared = [{place(cell): cell.compared() for cell in cells if cell.found} for cells in benchmarks]
+    compared = [{place(cell): cell.compared() for cell in cells if cell.measured} for cells in benchmarks]
     places = [one for one in compared[0] if all(one in others for others in compared[1:])] if compared else []
     rows: list[list[list[float]]] = []
     strata: list[int] = []

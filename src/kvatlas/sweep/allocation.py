@@ -11,7 +11,8 @@ from kvatlas.models import Model
 from kvatlas.noise import stream_key
 from kvatlas.results import Manifest
 from kvatlas.stats.adaptive import Standing, cut, standing
-from kvatlas.stats.cells import METRICS, Gathered
+from kvatlas.stats.cells import Gathered
+from kvatlas.stats.metrics import METRICS
 from kvatlas.sweep.plan import Plan, Unit
 
 #: (model, benchmark, setting id).

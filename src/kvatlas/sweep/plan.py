@@ -25,7 +25,7 @@ RUN_KEY_VERSION = 2
 #: How a problem becomes tokens: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records: rises whenever what a screen measures changes.
-SCREEN_VERSION = 1
+SCREEN_VERSION = 2
 
 
 @dataclass(frozen=True)

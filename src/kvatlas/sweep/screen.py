@@ -18,6 +18,7 @@ from kvatlas.noise import stream_key
 from kvatlas.policies import Signal
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
+from kvatlas.stats.cells import gather
 from kvatlas.sweep.plan import Plan
 from kvatlas.sweep.run import FULL, Progress, sweep
 from kvatlas.sweep.spec import Allocation
@@ -25,6 +26,7 @@ from kvatlas.sweep.work import fitting, reference
 
 if TYPE_CHECKING:
     from kvatlas.engine.forced import Tally
+    from kvatlas.models import Model
     from kvatlas.sweep.work import Job
 
 
@@ -66,6 +68,20 @@ def screen(
         note(f"{missing} full-cache traces are not there yet: they are decoded first.")
         sweep(decoding, folder, **options)
     sweep(plan, folder, tell=tell, **options)
+
+
+def unanswered(folder: Path) -> list[str]:
+    """A sentence for each model and benchmark of a screen of whose full-cache traces some have no answer."""
+    with Store.open(folder) as store:
+        cells = gather(store.manifest(), store.traces(texts=False), "answer_kept")
+    # All settings read the same traces, so that any one of them tells how many lack an answer.
+    first = {(cell.expected.model, cell.expected.benchmark): cell for cell in reversed(cells)}
+    return [
+        f"{len(cell.unmeasured)} of {cell.found} full-cache traces of {model} on {benchmark} have no answer: "
+        "answer_kept is unknown there."
+        for (model, benchmark), cell in sorted(first.items())
+        if cell.unmeasured
+    ]
 
 
 def _check_folder(folder: Path) -> None:
@@ -115,7 +131,8 @@ def _unlike(decoding: Plan, other: Mapping[str, Any]) -> str:
 def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     """The worker's side: screen the units whose numbers `claims` gives, each with its full-cache tokens.
 
-    Yields a record for every setting: a trace without tokens, whose grade's metrics are the `measures`.
+    Yields a record for every setting: a trace without tokens, whose grade's metrics are the `measures` and whose status
+    is the `outcome` of the trace that was read.
     """
     import torch
 
@@ -135,9 +152,10 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         chosen = tuple(settings[setting] for setting in unit.settings)
         answers = any(Signal.ANSWER in policy.observes for policy in chosen)
         seen = reference(model, reader.network, prompt, unit.script) if answers else None
+        status = outcome(model, unit.script)
         for result in reader.screen(Request(number, prompt, stream, chosen, seen, unit.script)):
-            measured = measures(result.tally, len(unit.script))
-            grade = Grade(bool(measured["unchanged"]), measured["agreed"], None, Status.OK, measured)
+            measured = measures(result.tally, len(unit.script), answered=status is Status.OK)
+            grade = Grade(bool(measured["unchanged"]), measured["agreed"], None, status, measured)
             yield (
                 Trace(
                     model=model.name,
@@ -154,14 +172,24 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             )
 
 
-def measures(tally: Tally, tokens: int) -> dict[str, float]:
+def outcome(model: Model, tokens: tuple[int, ...]) -> Status:
+    """Whether a full-cache trace has an answer to keep (`ok`), or was cut before it ended, or never answered."""
+    if tokens[-1] not in model.stops:
+        return Status.TRUNCATED
+    split = model.split(tokens)
+    answer = "" if split is None else model.text(tokens[split[1] :])
+    return Status.OK if answer.strip() else Status.NO_ANSWER
+
+
+def measures(tally: Tally, tokens: int, answered: bool = True) -> dict[str, float]:
     """What a screen's maps show, all in [0, 1], and the numbers behind it.
 
     `unchanged` is 1 where the setting would have drawn every token of the trace, `agreed` the share before the first
     other one, `top1` the share of thinking tokens after the first compression with the same likeliest token,
     `likeness` exp(-`kl`), `answer_kept` the part of the answer's likelihood that is left, at most 1. Beside: `kl`
     (mean over those thinking tokens, nats), `answer_change` (log-likelihood, nats), `departs_at`. What never came to a
-    compression, and a trace without an answer, has lost nothing.
+    compression has lost nothing. Where the trace has no finished answer (`answered` is false) nothing is known of what
+    is kept of it: `answer_kept` and `answer_change` are missing.
     """
     kl = max(0.0, tally.kl / tally.thinking) if tally.thinking else 0.0
     at = tally.departs_at
@@ -170,8 +198,8 @@ def measures(tally: Tally, tokens: int) -> dict[str, float]:
         "agreed": 1.0 if at is None else at / tokens,
         "top1": tally.top1 / tally.thinking if tally.thinking else 1.0,
         "likeness": math.exp(-kl),
-        "answer_kept": math.exp(min(0.0, tally.answer_change)),
         "kl": kl,
-        "answer_change": tally.answer_change,
     }
+    if answered:
+        found |= {"answer_kept": math.exp(min(0.0, tally.answer_change)), "answer_change": tally.answer_change}
     return found if at is None else {**found, "departs_at": float(at)}

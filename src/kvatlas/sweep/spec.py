@@ -13,6 +13,7 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, canonical
 from kvatlas.models import Model
+from kvatlas.sweep.spec_file import load
 
 Value = int | float | str | bool
 
@@ -171,7 +172,7 @@ class Spec(BaseModel):
 def read_spec(path: Path) -> Spec:
     """Read a spec file; KvatlasError in one sentence for anything wrong with it."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({error}).") from error
     except yaml.YAMLError as error:

@@ -1,0 +1,47 @@
+"""What `run` prints: what traces came to, never that a wrong answer is ok."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvatlas.cli.show import print_run
+from kvatlas.core import Grade, Setting, Status
+from kvatlas.results import Store
+from tests.stats.synthetic import manifest, trace
+
+GRADES = [
+    (Grade(True, 1.0, "7", Status.OK), "correct, answer 7"),
+    (Grade(False, 0.0, "8", Status.OK), "wrong, answer 8"),
+    (Grade(False, 0.0, None, Status.TRUNCATED), "truncated"),
+    (Grade(False, 0.0, None, Status.NO_ANSWER), "no answer"),
+    (Grade(False, 0.0, "[/red] 9", Status.OK), "wrong, answer [/red] 9"),
+]
+
+
+def printed(folder: Path, grades: list[Grade], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    plan = manifest([], benchmarks=["CHAIN6"], baselines=[Setting.of("full")], problems=len(grades), samples=1, axes=())
+    (expected,) = plan.expected
+    with Store.create(folder) as store:
+        store.put_manifest(plan)
+        for number, grade in enumerate(grades):
+            store.add(expected.run_key, trace(expected, f"p{number}", 0, False, grade=grade))
+    print_run(folder, len(grades))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_traces_are_called_what_they_came_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(tmp_path / "run", [grade for grade, _ in GRADES], capsys)
+    for number, (grade, text) in enumerate(GRADES):
+        assert f"p{number}, sample 0: {text}" in lines
+        assert text.startswith(grade.verdict)
+    assert "CHAIN6: 1 correct, 2 wrong, 1 truncated, 1 no answer" in lines
+    assert " ok" not in " ".join(lines)
+
+
+def test_a_rare_verdict_is_counted_where_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late = Grade(False, 0.0, "x^2", Status.GRADER_TIMEOUT)
+    lines = printed(tmp_path / "run", [late], capsys)
+    assert "CHAIN6: 0 correct, 0 wrong, 0 truncated, 0 no answer, 1 grader timeout" in lines
+    assert "p0, sample 0: grader timeout, answer x^2" in lines

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import policies
+from kvatlas.cli.results import fixed
+from kvatlas.cli.sweeps import assignment, policy_parameters
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.models import Options, find
+from kvatlas.parameters import read_value, text_fields
+from kvatlas.policies import Scope
+from kvatlas.results import Store
+from kvatlas.service import chosen
+from kvatlas.sweep import read_spec
+from tests.stats.synthetic import manifest
+
+#: Texts that YAML takes for something else.
+ODD = ("", "null", "Answer:", "no", "0123", "1.0", "1e3", "[a", "2024-05-01", "'x'", " a ", "<think>\\n")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    words: str = "a"
+    perhaps: str | None = None
+    scope: Scope = Scope.GLOBAL
+    tokens: int = 1
+    share: float = 0.5
+    keep: bool = True
+    many: Any = None
+    steps: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
+    assert [read_value(Parameters, name, text) for name in ("words", "perhaps", "scope")] == [text] * 3
+    assert read_value(Parameters, "unknown", text) == text
+    assert assignment("--model-option", f"think_close={text}") == ("think_close", text)
+    assert policy_parameters("dynts", [f"predictor={text}"]) == {"predictor": text}
+    assert Options.of({"think_close": text}).think_close == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("tokens", "5000", 5000),
+        ("tokens", "0123", 123),
+        ("tokens", "many", "many"),
+        ("share", "0.3", 0.3),
+        ("share", "1e-3", 0.001),
+        ("share", "1", 1),
+        ("keep", "false", False),
+        ("keep", "perhaps", "perhaps"),
+        ("many", "[1", "[1"),
+        ("steps", "[1, 2]", [1, 2]),
+    ],
+)
+def test_all_else_is_read_by_its_type(name: str, text: str, value: object) -> None:
+    found = read_value(Parameters, name, text)
+    assert (type(found), found) == (type(value), value)
+
+
+def test_every_policy_and_every_model_option_declares_its_texts() -> None:
+    assert text_fields(Options) == {"dtype", "device", "revision", "cache", "think_close", "think_open"}
+    assert text_fields(policies.policies.get("snapkv")) == {"pooling", "ratio_over", "scope"}
+    assert text_fields(policies.policies.get("triattention")) == {"statistics", "ratio_over", "scope"}
+
+
+def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:
+    model = find("embedded:tiny-llama")
+    values = {"kv_budget": "96", "local_window": "8", "ratio": "0.3", "pooling": "no"}
+    with pytest.raises(KvatlasError, match="pooling is 'no'; valid are 'max', 'avg'"):
+        chosen(model, "snapkv", values)
+    assert chosen(model, "snapkv", {**values, "pooling": "avg"}).setting.values["kv_budget"] == 96
+    with pytest.raises(KvatlasError, match="predictor is 7; valid are texts"):
+        policies.of(Setting.of("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
+
+
+SPEC = """
+models:
+  - model: hf:lab/model
+    name: 1.5
+    revision: 0123
+    cache: 2024-05-01
+    think_close: ''
+    think_open: Answer
+  - {model: embedded:tiny-llama, think_close: ~}
+benchmarks:
+  - CHAIN4
+  - {name: MINE, file: 007, columns: {question: 1, answer: no}}
+baseline: {policy: dynts, kv_budget: 96, local_window: 8, ratio: 0.3, predictor: 017}
+settings: [{policy: snapkv, kv_budget: 96, local_window: 8, ratio: 0.3, keep_prompt: false}]
+axes: {pooling: [off, avg], ratio: [0.1, 1]}
+"""
+
+
+def test_texts_of_a_spec_stay_what_stands_there(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    spec = read_spec(tmp_path / "spec.yaml")
+    first, second = spec.models
+    assert (first.name, first.model_extra) == (
+        "1.5", {"revision": "0123", "cache": "2024-05-01", "think_close": "", "think_open": "Answer"},
+    )  # fmt: skip
+    assert second.model_extra == {"think_close": None}
+    assert (spec.benchmarks[1].file, spec.benchmarks[1].columns) == ("007", {"question": "1", "answer": "no"})
+    assert spec.baseline[0].setting().values["predictor"] == "017"
+    assert spec.settings[0].setting().values["keep_prompt"] is False
+    assert spec.axes == {"pooling": ["off", "avg"], "ratio": [0.1, 1]}
+
+
+def test_an_axis_of_texts_is_fixed_by_its_text(tmp_path: Path) -> None:
+    axes = (("predictor", ("1", "none")), ("ratio", (0.1, 0.3)))
+    settings = [Setting.of("dynts", predictor=one, ratio=ratio) for one in axes[0][1] for ratio in axes[1][1]]
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(manifest(settings, axes=axes))
+    assert fixed(["predictor=1", "ratio=0.3"], [tmp_path / "run"]) == {"predictor": "1", "ratio": 0.3}
+    assert fixed(["local_window=8"], ["published:dynts_r1_llama"]) == {"local_window": 8}
+    assert fixed(None, []) == {}
