@@ -58,8 +58,8 @@ class KVCache:
     last those of `idle`, a sequence that makes up numbers and whose tokens nobody reads.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
-    queries: that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the layers' own
-    attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers that have a window.
+    queries: that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the
+    layers' own attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers that have a window.
     """
 
     def __init__(

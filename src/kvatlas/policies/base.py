@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies.scores import fitted
 from kvatlas.parameters import text_fields
+from kvatlas.policies.scores import fitted
 
 if TYPE_CHECKING:
     from torch import Tensor
