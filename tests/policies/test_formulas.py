@@ -18,7 +18,7 @@ from kvatlas.core import Setting
 from kvatlas.models import Model
 from kvatlas.noise import uniform
 from kvatlas.policies import Cached, Reference, Scope, Selection, Step
-from tests.policies.scenes import GROUP, SHAPE, assert_keeps, scene
+from tests.policies.scenes import GROUP, SCALING, SHAPE, assert_keeps, scene
 
 COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4, "ratio_over": "thinking"}
 SEEDS = range(3)
@@ -36,13 +36,13 @@ def position(cached: Cached, layer: int, head: int, slot: int) -> int:
 
 
 def logit(cached: Cached, layer: int, head: int, query: int, slot: int) -> float:
-    """q k / sqrt(size) of query head `head` in float64; -inf for a token that the query does not see."""
+    """q k of query head `head` times the layer's scaling, in float64; -inf for a token that the query does not see."""
     vectors = cached.query(layer)[head].double()
     back = cached.length - len(vectors) + query - position(cached, layer, head // GROUP, slot)
     if not 0 <= back < (cached.window(layer) or math.inf):
         return -math.inf
     key = cached.key(layer)[head // GROUP, slot].double()
-    return float(vectors[query] @ key) / math.sqrt(SHAPE.head_dim)
+    return float(vectors[query] @ key) * SCALING[layer]
 
 
 def softmax(values: list[float]) -> list[float]:

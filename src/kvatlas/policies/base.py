@@ -112,7 +112,8 @@ class Cached:
     `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
     the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
     where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
-    positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
+    positions a layer with a sliding window sees, None for all; `scaling(layer)` is what the layer multiplies q k by
+    before its softmax, often but not always 1 / sqrt(head size). `tokens()` are the token ids [length] of the sequence.
     `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
     `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """
@@ -128,6 +129,7 @@ class Cached:
     value: Callable[[int], Tensor]
     query: Callable[[int], Tensor]
     window: Callable[[int], int | None]
+    scaling: Callable[[int], float]
     tokens: Callable[[], Tensor]
     reference: Reference | None = None
 

@@ -35,6 +35,7 @@ class SnapKV(Selection):
     scope: Scope = scope(Scope.HEAD)
 
     name = "snapkv"
+    version = 2
     summary = "keeps the tokens that the last few queries attend to, and their neighbours"
     paper = "SnapKV, arXiv 2404.14469"
     published: ClassVar[Mapping[str, str]] = {
