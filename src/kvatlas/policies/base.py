@@ -256,6 +256,10 @@ class Selection(Policy):
     def budget(self) -> int:
         return self.kv_budget
 
+    def filled(self, cached: Cached, protected: Tensor, chosen: int) -> int:
+        """How many of the `chosen` places for tokens that are not `protected` [..., older] the policy fills: all."""
+        return chosen
+
     def check_prompt(self, prompt_length: int, where: str) -> None:
         """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt."""
         if self.keep_prompt and prompt_length + self.local_window >= self.kv_budget:
@@ -360,6 +364,7 @@ def select(policy: Selection, cached: Cached) -> Tensor:
 
     length = cached.positions.shape[-1]
     protected, chosen = places(policy, cached)
+    chosen = policy.filled(cached, protected, chosen)
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = policy.score(cached)[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)

@@ -74,54 +74,55 @@ class RKV(Selection):
 def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tensor:
     """How much each token's key [KV heads, cached, head size] repeats the others'; sums to 1 over the cached.
 
-    The sum over i of the similarities of keys i and j is the product of key j and the sum of all keys, so that only the
-    similarities that are spared have to be found one by one. `spare_first`: of a key that is similar to no other the
-    similarity to the first token is spared, as in the authors' code.
+    The sum over i of the similarities of keys i and j is the product of key j and the sum of all keys, so that only
+    which similarities are spared has to be searched. `spare_first`: of a key that is similar to no other the similarity
+    to the first token is spared, as in the authors' code.
     """
+    import torch
     from torch.nn import functional as F
 
     unit = F.normalize(key, dim=-1, eps=1e-8)
     exact = unit.double()
     total = exact @ exact.sum(1).unsqueeze(-1) - exact.square().sum(-1, keepdim=True)
     total = total.squeeze(-1)
-    for own, head in zip(total, unit, strict=True):
-        index, similarity = newest_similar(head, threshold)
-        alone = index < 0
-        own.index_add_(0, index[~alone], -similarity[~alone].double())
+    own = torch.arange(key.shape[1], device=key.device)
+    for head in range(key.shape[0]):
+        newest = newest_similar(unit[head], threshold)
         if spare_first:
-            # The first token's similarity to itself is 0 already.
-            own[0] -= (head[1:][alone[1:]] @ head[0]).double().sum()
+            newest = newest.clamp(min=0)
+        # A key's similarity to itself is not in the sum.
+        spared = ((newest >= 0) & (newest != own)).nonzero().squeeze(1)
+        similarity = (exact[head, spared] * exact[head, newest[spared]]).sum(-1)
+        total[head].index_add_(0, newest[spared], -similarity)
     return (total / key.shape[1]).softmax(-1).to(key.dtype)
 
 
-def newest_similar(unit: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """For each of the keys [cached, head size], of norm 1, the newest one with a similarity above the threshold.
+def newest_similar(unit: Tensor, threshold: float) -> Tensor:
+    """The number of the newest key with a similarity above the threshold for each of the keys [cached, head size], of
+    norm 1; -1 where there is none. A key's similarity to itself counts as 0.
 
-    Its number, -1 where there is none, and the similarity [cached]; a key's similarity to itself counts as 0. Blocks of
-    keys are compared from the newest on, each with the keys that have found none yet: most find theirs in the first few
-    blocks, where few repeat another all pairs are compared.
+    Blocks of keys are compared from the newest on, each with the keys that have found none yet: most find theirs in the
+    first few blocks. Only where few keys repeat another all pairs are compared.
     """
     import torch
 
     cached = len(unit)
-    index = torch.full((cached,), -1, device=unit.device)
-    found = unit.new_zeros(cached)
+    newest = torch.full((cached,), -1, device=unit.device)
     searching = torch.arange(cached, device=unit.device)
+    rest = unit
     for stop in range(cached, 0, -BLOCK):
         start = max(0, stop - BLOCK)
-        block = unit[start:stop].T
-        left = []
-        for rows in searching.split(BLOCK):
-            similarity = unit[rows] @ block
+        missed = []
+        for part, rows in zip(rest.split(2 * BLOCK), searching.split(2 * BLOCK), strict=True):
+            similarity = part @ unit[start:stop].T
             inside = ((rows >= start) & (rows < stop)).nonzero().squeeze(1)
             similarity[inside, rows[inside] - start] = 0.0
             similar = similarity.amax(-1) > threshold
-            hits = similarity[similar]
-            newest = stop - start - 1 - (hits > threshold).flip(-1).byte().argmax(-1)
-            index[rows[similar]] = start + newest
-            found[rows[similar]] = hits.gather(-1, newest[:, None]).squeeze(1)
-            left.append(rows[~similar])
-        searching = torch.cat(left)
-        if len(searching) == 0:
+            hits = similarity[similar] > threshold
+            newest[rows[similar]] = stop - 1 - hits.flip(-1).byte().argmax(-1)
+            missed.append(~similar)
+        left = torch.cat(missed)
+        searching, rest = searching[left], rest[left]
+        if len(rest) == 0:
             break
-    return index, found
+    return newest
