@@ -52,8 +52,8 @@ PRESETS: Mapping[str, Preset] = {
             "streaming",
             "streaming",
             "inference/window.py (sink_type native), recipes/inference/streaming_*.sh",
-            "The first 10 tokens and the newest. There the 10 come on top of the kept window, here out of the ratio. In "
-            "a batch after the first they are the first cached places, padding included.",
+            "The first 10 tokens and the newest. There the 10 come on top of the kept window, here out of the ratio. "
+            "In every batch but the first they are the first cached places, padding included.",
             sinks=10,
         ),
         _dynts(
