@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvatlas.policies.audit import varying
+
 if TYPE_CHECKING:
     from kvatlas.core import BudgetAudit
     from kvatlas.policies.audit import AuditedCell
@@ -17,7 +19,8 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
         benchmarks = list(dict.fromkeys(cell.benchmark for cell in own))
-        names = list(dict.fromkeys(name for cell in own for name, _ in cell.rule))
+        names = varying(own)
+        same = ", ".join(f"{name} {value}" for name, value in own[0].rule if name not in names)
         audits = {(cell.rule, cell.benchmark): cell.audit for cell in own}
         rows = [[*names, *benchmarks]]
         for rule in dict.fromkeys(cell.rule for cell in own):
@@ -25,8 +28,8 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
             parameters = [str(values.get(name, "")) for name in names]
             rows.append([*parameters, *(_text(audits[rule, benchmark]) for benchmark in benchmarks)])
         typer.echo(
-            f"\nbudget audit of {model}: places for older thinking tokens at the first compression\n"
-            "median / worst problem (share of the problems in which policies cannot differ)"
+            f"\nbudget audit of {model}{f' with {same}' if same else ''}: places for older thinking tokens at the "
+            "first compression,\nmedian / worst problem (share of the problems in which policies cannot differ)"
         )
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:

@@ -71,18 +71,29 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
 def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
     """One sentence that names the cells in which policies have nothing to choose; None if they always have."""
     rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
-    blocked = sorted((cell for cell in rows.values() if cell.audit.no_choice), key=lambda cell: -cell.audit.no_choice)
+    # A ratio of 0 or 1 leaves nothing to choose, and says so itself.
+    blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values["ratio"] < 1]
     if not blocked:
         return None
+    blocked.sort(key=lambda cell: -cell.audit.no_choice)
+    names = varying(cells) or ["kv_budget", "local_window", "ratio"]
     several = len({cell.model for cell in cells}) > 1
     named = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in cell.rule)
+        ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
         + f" on {cell.benchmark}{f' with {cell.model}' if several else ''} ({100 * cell.audit.no_choice:.0f} %)"
         for cell in blocked[:_NAMED]
     )
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
+    over = "" if any("ratio_over" in dict(cell.rule) for cell in blocked) else ", or with ratio_over thinking"
     return (
-        f"In {len(blocked)} of {len(rows)} cells policies cannot differ in some problems, as a compression leaves them "
-        f"nothing to choose: {named}{more}. A larger kv_budget, a smaller local_window, another ratio or ratio_over "
-        "thinking leaves them a choice."
+        f"In {len(blocked)} of {len(rows)} cells policies cannot differ in some problems (percent of them in "
+        f"brackets), as a compression leaves them nothing to choose: {named}{more}. They can with another kv_budget, "
+        f"local_window or ratio{over}."
     )
+
+
+def varying(cells: Sequence[AuditedCell]) -> list[str]:
+    """The parameters of the rule in which these cells differ."""
+    rules = [dict(cell.rule) for cell in cells]
+    names = dict.fromkeys(name for rule in rules for name in rule)
+    return [name for name in names if len({rule.get(name) for rule in rules}) > 1]

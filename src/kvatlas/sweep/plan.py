@@ -198,7 +198,7 @@ class Plan:
             return []
         return [
             f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark.name} with "
-            f"{model.name} if its traces are as long as expected: with their prompts at most {longest:,} tokens, and the "
+            f"{model.name} if its traces are as long as expected, at most {longest:,} tokens with their prompts: the "
             f"least of these budgets is {min(beyond):,}."
         ]
 
