@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Validity
 from kvatlas.figures.style import scale
 from kvatlas.stats.bounds import model_difference, verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, kept_tokens
@@ -103,9 +103,14 @@ def _map(one: Map, verdict: Verdict | None) -> dict[str, Any]:
         "estimates": [_cell(names, place, cell, verdict) for place, cell in one.cells.items()],
         "baselines": [{"setting": name, **_estimate(cell.estimate)} for name, cell in one.baselines.items()],
         **_verdict(names, verdict),
-        "validity": None if one.validity is None else {**asdict(one.validity), "vacuous": one.validity.vacuous},
+        "validity": None if one.validity is None else _validity(one.validity),
         "notes": [*one.notes, *(verdict.notes if verdict else ())],
     }
+
+
+def _validity(checked: Validity) -> dict[str, Any]:
+    identical = [list(group) for group in checked.identical]
+    return {**asdict(checked), "identical": identical, "vacuous": checked.vacuous}
 
 
 def _cell(names: Sequence[str], place: Place, cell: Cell, verdict: Verdict | None) -> dict[str, Any]:
