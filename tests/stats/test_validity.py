@@ -79,9 +79,7 @@ def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     assert choice.vacuous is None
     assert choice.by_memory is not None
     (finding,) = [finding for finding in findings(found) if finding.kind is Kind.UNCOMPRESSED]
-    assert finding.text == (
-        "CHAIN6: 0 of 432 traces under a KV budget were compressed; the others equal the full cache's."
-    )
+    assert finding.text == ("CHAIN6: 0 of 432 traces under a KV budget were compressed; all equal the full cache's.")
 
 
 def test_settings_with_identical_texts_are_named_by_what_tells_them_apart() -> None:

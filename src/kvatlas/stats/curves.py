@@ -11,6 +11,7 @@ from kvatlas.results.csv_maps import ascending
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.grid import short_names
+from kvatlas.stats.validity import vacuous_sentence, validity
 
 POLICY = "policy"
 
@@ -75,10 +76,16 @@ def curves_of_run(
             groups.setdefault((cell.expected.model, cell.expected.benchmark, policy), []).append(cell)
     axis = varied[0] if varied else POLICY
     return [
-        Curve(model, benchmark, metric, policy, axis, _points(group, varied), beside, notes)
+        Curve(model, benchmark, metric, policy, axis, _points(group, varied), beside, (*_vacuous(group), *notes))
         for (model, benchmark, policy), group in groups.items()
         for beside in [_beside(there, (model, benchmark), varied)]
     ]
+
+
+def _vacuous(group: Sequence[Gathered]) -> tuple[str, ...]:
+    checked = validity(group)
+    reason = vacuous_sentence(checked) if checked is not None else None
+    return (f"VACUOUS: {reason}",) if reason else ()
 
 
 def _fits(cell: Gathered, fix: Mapping[str, Any] | None) -> bool:

@@ -149,8 +149,8 @@ def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mappin
         made.append(
             Finding(
                 Kind.UNCOMPRESSED, model, benchmark,
-                f"{where}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; the "
-                "others equal the full cache's.",
+                f"{where}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
+                f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
             )
         )  # fmt: skip
     elif checked.identical:

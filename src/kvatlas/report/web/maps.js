@@ -69,7 +69,7 @@ function panel(map, measure, scale) {
   const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical} (rows)${map.horizontal ? ` by ${map.horizontal} (columns)` : ""}`);
   const everywhere = map.plateau.flat().every(Boolean);
   if (everywhere) caption.append(". No cell is shown worse than the best.");
-  if (map.cells.flat().filter(known).some((n) => noChoice(data.cells[n]))) caption.append(". Corner: policies have nothing to choose in some problems, filled: in most.");
+  if (map.cells.flat().filter(known).some((n) => noChoice(data.cells[n]))) caption.append(`${everywhere ? "" : "."} Corner: policies have nothing to choose in some problems, filled: in most.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.startsWith("PARTIAL") ? "warn" : "" }, note));
   return el("figure", {}, caption, scaleBar(scale, measure.steps), el("div", { class: "scroll" }, table));
