@@ -80,6 +80,9 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     assert "local_window 3000, ratio 0.1 on AIME25 (50 %). They can" in sentence
     assert sentence.endswith("or with ratio_over thinking.")
     assert no_choice_sentence(cells({"ratio": 0.5}, prompts=[100])) is None
+    strict = no_choice_sentence(cells({"strict_budget": True}, prompts=[300]))
+    assert strict is not None
+    assert strict.endswith("another kv_budget, local_window or ratio.")
     many = cells(*({"ratio": n / 100} for n in range(1, 10)), prompts=[300])
     assert "; and 3 more." in (no_choice_sentence(many) or "")
 

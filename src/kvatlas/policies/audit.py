@@ -84,7 +84,8 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
         for cell in blocked[:_NAMED]
     )
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
-    over = "" if any("ratio_over" in dict(cell.rule) for cell in blocked) else ", or with ratio_over thinking"
+    tried = any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
+    over = "" if tried else ", or with ratio_over thinking"
     return (
         f"In {len(blocked)} of {len(rows)} cells policies cannot differ in some problems (percent of them in "
         f"brackets), as a compression leaves them nothing to choose: {named}{more}. They can with another kv_budget, "

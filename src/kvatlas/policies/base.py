@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -342,6 +342,7 @@ class _Words:
             raise KvatlasError(f"{name} is {value!r}; valid are {', '.join(repr(str(word)) for word in self.options)}.")
 
 
+@lru_cache(maxsize=4096)
 def share(ratio: float, tokens: int) -> int:
     """floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
     return math.floor(Fraction(str(ratio)) * tokens)
