@@ -298,7 +298,7 @@ class Engine:
         usage = Usage(
             prompt_tokens=len(row.request.prompt),
             output_tokens=len(row.tokens),
-            thinking_tokens=len(row.tokens) if row.thinking_end is None else row.thinking_end,
+            thinking_tokens=self.model.thinking_tokens(row.tokens, row.thinking_end),
             peak_kv_tokens=row.kv_peak,
             mean_kv_tokens=(row.kv_sum or row.kv_peak) / steps,
             compressions=row.compressions,
