@@ -1,4 +1,4 @@
-"""What is there: policies, models."""
+"""What is there: policies, and how rows of such lists are printed."""
 
 from __future__ import annotations
 
@@ -26,25 +26,6 @@ def policies(
         print_rows([_short(row) for row in rows], as_json)
         typer.echo("\nPublished values stand in brackets. Every policy that compresses takes as well:")
         typer.echo(", ".join(_written(_shared())))
-
-
-def models(as_json: Json = False) -> None:
-    """List the models that ship with kvatlas; any local Hugging Face folder is `hf:FOLDER`."""
-    from kvatlas.models import embedded, find
-
-    rows = []
-    for name in embedded():
-        model = find(name)
-        rows.append(
-            {
-                "name": name,
-                "architecture": model.config["architectures"][0],
-                "layers": model.shape.layers,
-                "kv_heads": model.shape.kv_heads,
-                "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
-            }
-        )
-    print_rows(rows, as_json)
 
 
 def _about(policy: Any) -> dict[str, Any]:
@@ -133,6 +114,5 @@ def _cell(value: Any) -> str:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands."""
-    for command in (policies, models):
-        app.command()(command)
+    """Add this command."""
+    app.command()(policies)

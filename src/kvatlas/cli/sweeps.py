@@ -46,7 +46,10 @@ def plan(
     if rate_of is not None:
         with Store.open(rate_of) as store:
             tokens_per_second = store.tokens_per_second()
-    estimate = make_plan(read_spec(spec)).estimate(tokens_per_second, int(memory * 2**30) if memory else None)
+    found = make_plan(read_spec(spec))
+    for sentence in found.notes:
+        _note(sentence)
+    estimate = found.estimate(tokens_per_second, int(memory * 2**30) if memory else None)
     if as_json:
         typer.echo(json.dumps(estimate))
         return

@@ -242,6 +242,16 @@ class Model:
         """How thinking begins and ends."""
         return thinking(self.tokenizer, self.options.think_close)
 
+    @property
+    def note(self) -> str:
+        """What a user should know who says nothing about think tags: a sentence where the model has none, else ''."""
+        if self.thinking.close or self.options.think_close is not None:
+            return ""
+        return (
+            f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its thinking, "
+            "name it with think_close)."
+        )
+
     @cached_property
     def think_close(self) -> int | None:
         """Id of the token that ends thinking; None where several tokens do, -1 where nothing does."""
@@ -333,6 +343,7 @@ class Model:
     def network(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -344,7 +355,7 @@ class Model:
             network = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=getattr(torch, self.dtype), local_files_only=True, use_safetensors=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise KvatlasError(f"The weights of the model {self.name!r} cannot be loaded ({reason}).") from error
         return network.to(self.device).eval().requires_grad_(False)

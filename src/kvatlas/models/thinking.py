@@ -97,4 +97,5 @@ def _of(tokenizer: PreTrainedTokenizerBase, opening: str, close: str) -> Thinkin
 
 def _single(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
     """The id of a text that is always one token: an added one. Others have other spellings, beside a space for one."""
-    return tokenizer.added_tokens_encoder.get(text)
+    added: dict[str, int] = tokenizer.added_tokens_encoder
+    return added.get(text)
