@@ -100,7 +100,8 @@ class Usage:
     """What a trace cost.
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
-    a compression that it sets off: what memory has to hold. `seconds` is the trace's share of the wall time of the
+    a compression that it sets off: what memory has to hold. `thinking_tokens` are 0 where nothing opens thinking.
+    `seconds` is the trace's share of the wall time of the
     batches that it was part of. `replayed_tokens` of the output were taken over from the full cache's trace after the
     branch's own choice was compared; `near_ties` of these choices were so close that other roundings might turn them.
     Both say how a trace was made, not what it is, and so does `seconds`.

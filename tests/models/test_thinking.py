@@ -141,6 +141,24 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
         assert model.thinking_tokens(tokens, None) == 0
 
 
+def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reasoning(make: Make) -> None:
+    from kvatlas import policies
+    from kvatlas.core import Setting
+    from kvatlas.server.answers import usage_of
+
+    model = make(FIRST_TEMPLATE, ())
+    window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
+    work = requests(model, [policies.of(window)], 2)
+    _, found = run(model, work, 2, temperature=1.0)
+    assert all(generation.usage.compressions for generation in found)
+    assert {generation.usage.thinking_tokens for generation in found} == {0}
+    tickets: Any = [
+        SimpleNamespace(generation=SimpleNamespace(result=lambda own=own: own), ask=SimpleNamespace(prompt=(1,)))
+        for own in found
+    ]
+    assert usage_of(tickets)["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
 def test_thinking_that_nobody_opened_has_no_tokens(make: Make) -> None:
     model = make(FIRST_TEMPLATE)
     assert model.thinking_tokens(ids(model, "It is 7."), None) == 0
@@ -291,6 +309,7 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
         (lambda f: (f / "chat_template.jinja").unlink(), "has no chat template"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "The tokenizer of the model"),
+        (lambda f: edit(f, "tokenizer_config.json", tokenizer_class="T5Tokenizer"), "The tokenizer of the model"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "The weight index of the model"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(

@@ -230,8 +230,9 @@ class Model:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = str(error).splitlines()[0]
+        # Files that do not fit their class end in whatever that class happens to raise.
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise KvatlasError(f"The tokenizer of the model {self.name!r} cannot be loaded ({reason}).") from error
         if not tokenizer.chat_template:
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")

@@ -90,7 +90,7 @@ def _round_trip(model: Model, prompts: Sequence[str], back: Sequence[str]) -> Fi
     name, unknown = "round trip", str(model.tokenizer.unk_token or "")
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
-        return Finding(name, Status.OK, f"{len(prompts)} prompts are the same after encoding and decoding")
+        return Finding(name, Status.OK, "prompts are the same after encoding and decoding")
     changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
     characters = sum(len(_plain(prompt, unknown)) for prompt in prompts)
     letters, spaces = (sum(counts) / max(1, characters) for counts in zip(*changes, strict=True))

@@ -83,7 +83,7 @@ def _layers(model: Model) -> Finding:
     return Finding(
         "layers",
         Status.OK,
-        f"{shape.layers} of {shape.heads} heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
+        f"{shape.layers} layers of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
         f"{model.kv_bytes_per_token:,} bytes of keys and values a token",
     )
 
