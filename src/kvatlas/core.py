@@ -107,8 +107,8 @@ class Usage:
     """What a trace cost.
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
-    a compression that it sets off: what memory has to hold. `seconds` is the trace's share of the wall time of the
-    batches that it was part of.
+    a compression that it sets off: what memory has to hold. `thinking_tokens` are 0 where nothing opens thinking.
+    `seconds` is the trace's share of the wall time of the batches that it was part of.
     """
 
     prompt_tokens: int

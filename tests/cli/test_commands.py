@@ -59,6 +59,23 @@ def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
     assert "local_window = required" in out
 
 
+def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
+    words = ("models", "check", "embedded:tiny-llama", "--max-new-tokens", 4)
+    code, out, _ = kvatlas(*words, "--problems", 2)
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} == {"ok"}
+    code, out, _ = kvatlas(*words, "--benchmark", f"AIME24@{AIME}", "--json")
+    rows = json.loads(out)
+    assert code == 2
+    assert list(rows[0]) == ["name", "status", "message", "advice"]
+    (unknown,) = [row for row in rows if row["name"] == "unknown tokens"]
+    assert unknown["status"] == "failed"
+    assert "tokenizer_class" in unknown["advice"]
+    code, _, err = kvatlas("models", "check", "hf:nowhere/at/all")
+    assert code == 2
+    assert "is not there" in err
+
+
 def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
     code, out, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 3, "--answer")
     assert code == 0

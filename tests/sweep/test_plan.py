@@ -11,7 +11,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import Model
 from kvatlas.results import Manifest, Store
 from kvatlas.sweep import Progress, make_plan, parse_spec, sweep
-from tests.r1 import AIME, save_model
+from tests.r1 import AIME, FIRST_TEMPLATE, save_model
 
 Build = Callable[..., dict[str, Any]]
 
@@ -158,6 +158,22 @@ def test_the_seeds_of_permuted_choices_are_stored_with_the_run(
     assert len(set(seeds.values())) == 2
     assert {id_: about["choice_seed"] for id_, about in manifest.about["GPQA_D"].items()} == seeds
     assert manifest.provenance["benchmarks"][0][:4] == ["GPQA_D", 1, "r1", 1]
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_decoded(spec_data: Build) -> None:
+    with pytest.raises(KvatlasError, match=r"The tokenizer of the model .* does not fit AIME24: .* are unknown"):
+        make_plan(parse_spec(spec_data(benchmarks=[f"AIME24@{AIME}"])))
+
+
+def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> None:
+    model = save_model("llama", tmp_path / "m", template=FIRST_TEMPLATE, tags=())
+    data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
+    told: list[str] = []
+    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, note=told.append)
+    (note,) = told
+    assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
+    data["models"] = [{"model": model.name, "think_close": ""}]
+    assert make_plan(parse_spec(data)).notes == ()
 
 
 def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1_folder: str) -> None:

@@ -1,4 +1,4 @@
-"""What is there: policies, models."""
+"""What is there: policies, and how rows of such lists are printed."""
 
 from __future__ import annotations
 
@@ -30,25 +30,6 @@ def policies(
         typer.echo(", ".join(_written(_shared())))
         typer.echo("\nPresets, methods as somebody ran them; a preset is named wherever a policy is:")
         print_rows([{"name": row["name"], **row["preset"]} for row in rows if row["preset"]], as_json)
-
-
-def models(as_json: Json = False) -> None:
-    """List the models that ship with kvatlas; any local Hugging Face folder is `hf:FOLDER`."""
-    from kvatlas.models import embedded, find
-
-    rows = []
-    for name in embedded():
-        model = find(name)
-        rows.append(
-            {
-                "name": name,
-                "architecture": model.config["architectures"][0],
-                "layers": model.shape.layers,
-                "kv_heads": model.shape.kv_heads,
-                "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
-            }
-        )
-    print_rows(rows, as_json)
 
 
 def _about(policy: Any) -> dict[str, Any]:
@@ -140,6 +121,5 @@ def _cell(value: Any) -> str:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands."""
-    for command in (policies, models):
-        app.command()(command)
+    """Add this command."""
+    app.command()(policies)

@@ -52,6 +52,8 @@ def plan(
         with Store.open(rate_of) as store:
             tokens_per_second = store.tokens_per_second()
     planned = make_plan(_read(spec, strict_budget))
+    for sentence in planned.notes:
+        _note(sentence)
     estimate = planned.estimate(tokens_per_second, int(memory * 2**30) if memory else None)
     if as_json:
         typer.echo(json.dumps(estimate))
@@ -256,7 +258,8 @@ def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, q
 def _findings(folder: Path) -> list[Any]:
     """What limits what a finished run can show, beyond what its plan has said."""
     from kvatlas.results import Store
-    from kvatlas.stats.cells import gather, usual_metric
+    from kvatlas.stats.cells import gather
+    from kvatlas.stats.metrics import usual_metric
     from kvatlas.stats.validity import Kind, findings
 
     with Store.open(folder) as store:

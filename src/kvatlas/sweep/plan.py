@@ -13,6 +13,7 @@ from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import Model
+from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.policies import Policy, Selection, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Key, Manifest
@@ -48,7 +49,7 @@ class Plan:
     """A checked spec.
 
     `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark). A `screened` plan
-    asks for screening records instead of traces.
+    asks for screening records instead of traces. `notes` are sentences that a user should read before it is run.
     """
 
     spec: Spec
@@ -58,6 +59,7 @@ class Plan:
     problems: Mapping[str, Sequence[Problem]]
     prompts: Mapping[tuple[str, str], Sequence[int]]
     screened: bool = False
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def keys(self) -> Mapping[tuple[str, str, Setting], str]:
@@ -267,18 +269,22 @@ def make_plan(spec: Spec) -> Plan:
         seen.add(policy.setting)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
     prompts = {}
+    notes = []
     for model in found_models:
         model.check()
+        notes += [model.note] if model.note else []
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
-            lengths = [len(model.encode(benchmark.prompt(problem))) for problem in problems[benchmark.name]]
+            texts = [model.prompt(benchmark.prompt(problem)) for problem in problems[benchmark.name]]
+            notes += notes_for(model, texts, benchmark.name)
+            lengths = [len(model.tokens(text)) for text in texts]
             prompts[model.name, benchmark.name] = lengths
             _check_room(spec, model, benchmark, max(lengths))
             for policy, _ in cells:
                 if isinstance(policy, Selection):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
-    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts)
+    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, notes=tuple(notes))
 
 
 def _strict(policy: Policy, spec: Spec) -> Policy:
