@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -192,6 +193,24 @@ def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "were not built" in why
     (tmp_path / FILES[min(FILES)].name).write_bytes(b"no library")
     assert "could not be loaded" in library._loaded.__wrapped__()[1]
+
+
+def test_other_processors_compute_the_same_bits(tmp_path: Path) -> None:
+    if not shutil.which("qemu-aarch64") or not importlib.util.find_spec("ziglang"):
+        pytest.skip("there is no qemu-aarch64 (package qemu-user) or no ziglang")
+    said = {}
+    for target, processor, run in (
+        ("x86_64-linux-gnu", "x86_64_v3", []),
+        ("aarch64-linux-gnu", "generic", ["qemu-aarch64"]),
+    ):
+        file, room = tmp_path / target, ROOT / "src/kvatlas/native"
+        words = f"cc -target {target} -mcpu={processor} -O3 -std=gnu11 -ffp-contract=off -fno-math-errno".split()
+        words += ["-ffreestanding", "-nostdlib", "-static", "-I", str(room), "-o", str(file)]
+        words.append(str(ROOT / "tests/native/digest.c"))
+        subprocess.run([sys.executable, "-m", "ziglang", *words], check=True, capture_output=True)
+        said[target] = subprocess.run([*run, str(file)], check=True, capture_output=True, text=True).stdout
+    assert len(set(said["x86_64-linux-gnu"].splitlines())) > 50
+    assert said["x86_64-linux-gnu"] == said["aarch64-linux-gnu"]
 
 
 SANITIZED = """
