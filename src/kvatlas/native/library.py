@@ -208,11 +208,11 @@ class Native:
     ) -> Tensor:
         """Write new keys and values into the pages of one layer, then attend: [tokens, heads, size].
 
-        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side;
-        `keys` and `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up
-        to its own slot. With a `window`, it sees those of them with position > own - window: `positions` [tokens] int32 of
-        the new tokens are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width]
-        gets, added to what it holds, the attention of watched sequences to each slot, the mean of a group's heads.
+        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side; `keys` and
+        `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up to its own slot.
+        With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
+        are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width] gets, added to what
+        it holds, the attention of watched sequences to each slot, the mean of a group's heads.
         """
         tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
