@@ -22,7 +22,6 @@ TARGETS = {
     "linux-x86-64-v4.so": ("x86_64-linux-gnu", "x86_64_v4-prefer_256_bit"),
     "linux-aarch64.so": ("aarch64-linux-gnu", "generic"),
     "darwin-aarch64.dylib": ("aarch64-macos", "apple_m1"),
-    "darwin-x86-64-v3.dylib": ("x86_64-macos", "x86_64_v3"),
     "windows-x86-64-v3.dll": ("x86_64-windows-gnu", "x86_64_v3"),
 }
 #: Contraction is off: the source says where multiply-adds are fused, so that every target computes the same bits.
