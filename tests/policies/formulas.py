@@ -223,7 +223,9 @@ def vase(policy: Any, cached: Cached) -> Score:
         past = [slot for slot in range(count) if not in_window(cached, layer, head, slot, policy.queries)]
         total = [0.0] * count
         for query_head in range(head * group, (head + 1) * group):
-            rows = [softmax([logit(cached, layer, query_head, q, slot) for slot in past]) for q in range(policy.queries)]
+            rows = [
+                softmax([logit(cached, layer, query_head, q, slot) for slot in past]) for q in range(policy.queries)
+            ]
             for slot, weight in zip(past, mean(rows), strict=True):
                 total[slot] += weight / group
         return [sum(total[i] for i in neighbours(slot, policy.kernel, count)) / policy.kernel for slot in range(count)]

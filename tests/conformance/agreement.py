@@ -1,0 +1,138 @@
+"""How well two selections agree, and the document and the table that the suite makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kvatlas.policies import Policy
+
+#: Scores that differ by less than this share of the largest count as equal: float32 against float64, or other orders.
+TOLERANCE = 1e-4
+
+Nested = list[list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A policy under one setting against a peer, over all choices (layers and heads)."""
+
+    policy: str
+    setting: dict[str, Any]
+    peer: str
+    scene: str
+    choices: int
+    kept: int
+    jaccard_mean: float
+    jaccard_least: float
+    #: Of the scores of tokens that compete, as a share of the greatest; None where scores have no counterpart.
+    score_difference: float | None
+    #: Whether kept sets may differ, because the peer's rule does.
+    departs: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether the same tokens were kept in every choice."""
+        return self.jaccard_least == 1.0
+
+
+@dataclass
+class Results:
+    """What the suite found, in the order in which it did."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    rows: list[Agreement] = field(default_factory=list)
+
+    def compared(
+        self,
+        policy: Policy,
+        peer: str,
+        ours: Nested,
+        theirs: Nested,
+        apart: float | None,
+        again: bool,
+        departs: str = "",
+    ) -> Agreement:
+        """Add what a policy keeps and what a peer keeps, slots by layer and head."""
+        each = jaccards(ours, theirs)
+        row = Agreement(
+            policy=policy.name,
+            setting=policy.setting.values,
+            peer=peer,
+            scene="compressed before" if again else "first compression",
+            choices=len(each),
+            kept=len(ours[0][0]),
+            jaccard_mean=sum(each) / len(each),
+            jaccard_least=min(each),
+            score_difference=apart,
+            departs=departs,
+        )
+        self.rows.append(row)
+        return row
+
+    def document(self) -> dict[str, Any]:
+        return {"bench": "conformance", **self.facts, "agreements": [asdict(row) for row in self.rows]}
+
+    def write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(self.document()) + "\n")
+
+
+def jaccards(ours: Nested, theirs: Nested) -> list[float]:
+    """Of the kept sets of every choice."""
+    pairs = [
+        (set(a), set(b)) for rows, others in zip(ours, theirs, strict=True) for a, b in zip(rows, others, strict=True)
+    ]
+    return [len(a & b) / len(a | b) for a, b in pairs]
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """The greatest difference of two scores of a token, as a share of the greatest; infinite ones have to be the same."""
+    assert (ours.isinf() == theirs.isinf()).all(), "other tokens have infinite scores"
+    finite = ~ours.isinf()
+    if not finite.any():
+        return 0.0
+    ours, theirs = ours[finite].double(), theirs[finite].double()
+    greatest = float(theirs.abs().max())
+    return float((ours - theirs).abs().max()) / (greatest or 1.0)
+
+
+def differ_by_ties_alone(ours: Nested, theirs: Nested, scores: Tensor) -> bool:
+    """Whether each token that only one of two selections keeps scores like one that only the other keeps."""
+    for layer, rows in enumerate(ours):
+        for head, kept in enumerate(rows):
+            only = [set(kept) - set(theirs[layer][head]), set(theirs[layer][head]) - set(kept)]
+            of = scores[layer, head]
+            limit = TOLERANCE * float(of[~of.isinf()].abs().max())
+            found = [float(of[slot]) for part in only for slot in part]
+            if found and not max(found) - min(found) <= limit:
+                return False
+    return True
+
+
+def table(document: dict[str, Any]) -> str:
+    """The document's agreements as a Markdown table: one line for a policy and a peer, the worst over its settings."""
+    lines = [
+        "| policy | against | settings | choices | least Jaccard | largest difference of scores |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in document["agreements"]:
+        groups.setdefault((row["policy"], row["peer"], row["departs"]), []).append(row)
+    for (policy, peer, departs), rows in sorted(groups.items()):
+        differences = [row["score_difference"] for row in rows if row["score_difference"] is not None]
+        worst = _short(max(differences)) if differences else ""
+        least = min(row["jaccard_least"] for row in rows)
+        against = f"{peer}; {departs}" if departs else peer
+        choices = sum(row["choices"] for row in rows)
+        lines.append(f"| `{policy}` | {against} | {len(rows)} | {choices} | {least:.4g} | {worst} |")
+    return "\n".join(lines)
+
+
+def _short(number: float) -> str:
+    return "0" if number == 0 else f"{number:.0e}".replace("e-0", "e-") if math.isfinite(number) else "inf"
