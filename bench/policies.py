@@ -70,6 +70,13 @@ class Bench:
         for table in (*slots.keys, *slots.values, slots.queries):
             for part in table:
                 part.normal_()
+        # Keys of a head share a direction, as those of trained models do: where none repeats another `rkv` takes longer
+        # (bench/redundancy.py).
+        for table in slots.keys:
+            direction = torch.randn(slots.shape.kv_heads, 1, slots.shape.head_dim)
+            for part in table:
+                part += direction
+        slots.scalings = dict.fromkeys(range(slots.shape.layers), slots.shape.head_dim**-0.5)
         self.untouched = slots.key(0, 0)[:, tokens].clone()
         for column in slots.columns.values():
             column[..., :tokens].uniform_()

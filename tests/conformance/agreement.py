@@ -92,7 +92,7 @@ def jaccards(ours: Nested, theirs: Nested) -> list[float]:
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """The greatest difference of two scores of a token, as a share of the greatest; infinite ones have to be the same."""
+    """The greatest difference as a share of the greatest score; infinite scores have to be the same tokens'."""
     assert (ours.isinf() == theirs.isinf()).all(), "other tokens have infinite scores"
     finite = ~ours.isinf()
     if not finite.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ QUESTION = (
 WRITTEN = 200
 #: Recent tokens of a cache that was compressed before, of which none was lost.
 FRESH = 80
-#: Whether policies are told what a layer multiplies q k by.
-SCALED = "scaling" in {each.name for each in fields(Cached)}
 
 
 def real_model(folder: Path) -> Model:
@@ -150,7 +148,6 @@ class Activations:
         positions = self.positions(policy, again)
         keys, values = self.gathered(self.keys, positions), self.gathered(self.values, positions)
         queries = [each[:, len(self.tokens) - policy.queries :] for each in self.queries]
-        scaling: Any = {"scaling": self.scaling.__getitem__} if SCALED else {}
         if exact:
             keys, values, queries = ([each.double() for each in part] for part in (keys, values, queries))
         columns = self.columns(policy) if policy.columns else {}
@@ -166,8 +163,8 @@ class Activations:
             value=values.__getitem__,
             query=queries.__getitem__,
             window=lambda _: None,
+            scaling=self.scaling.__getitem__,
             tokens=lambda: torch.tensor(self.tokens),
-            **scaling,
         )
 
 

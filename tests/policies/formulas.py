@@ -31,13 +31,13 @@ def grouping(cached: Cached) -> int:
 
 
 def logit(cached: Cached, layer: int, head: int, query: int, slot: int) -> float:
-    """q k / sqrt(size) of query head `head` in float64; -inf for a token that the query does not see."""
+    """q k of query head `head` times the layer's scaling, in float64; -inf for a token that the query does not see."""
     vectors = cached.query(layer)[head].double()
     back = cached.length - len(vectors) + query - position(cached, layer, head // grouping(cached), slot)
     if not 0 <= back < (cached.window(layer) or math.inf):
         return -math.inf
     key = cached.key(layer)[head // grouping(cached), slot].double()
-    return float(vectors[query] @ key) / math.sqrt(cached.model.shape.head_dim)
+    return float(vectors[query] @ key) * cached.scaling(layer)
 
 
 def softmax(values: list[float]) -> list[float]:
@@ -156,8 +156,8 @@ def rkv(policy: Any, cached: Cached) -> Score:
         for i in range(count):
             similar = [0.0 if i == j else float(unit[i] @ unit[j]) for j in range(count)]
             repeats = [j for j in range(count) if similar[j] > policy.threshold]
-            if repeats:
-                similar[max(repeats)] = 0.0
+            if repeats or policy.unlike == "first":
+                similar[max(repeats, default=0)] = 0.0
             total = [before + now for before, now in zip(total, similar, strict=True)]
         return softmax([value / count for value in total])
 

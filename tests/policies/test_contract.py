@@ -35,9 +35,7 @@ def cached(
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
     unused: Any = None
     columns = {"score": scores}
-    return Cached(
-        unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, unused, unused, unused, unused, unused
-    )
+    return Cached(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
 
 
 def policy(**changes: Any) -> Given:

@@ -14,18 +14,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print a list of objects inst
 def policies(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: Json = False
 ) -> None:
-    """List the policies, or explain one."""
+    """List the policies and the presets of some, or explain one."""
+    from kvatlas.policies import PRESETS
     from kvatlas.policies import policies as registry
 
-    rows = [_about(registry.get(each)) for each in ([name] if name else registry.names())]
+    rows = [_about(registry.get(each)) for each in ([name] if name else (*registry.names(), *PRESETS))]
     if as_json:
         print_rows(rows, as_json)
     elif name:
         _explain(registry.get(name), rows[0])
     else:
-        print_rows([_short(row) for row in rows], as_json)
+        print_rows([_short(row) for row in rows if row["preset"] is None], as_json)
         typer.echo("\nPublished values stand in brackets. Every policy that compresses takes as well:")
         typer.echo(", ".join(_written(_shared())))
+        typer.echo("\nPresets, methods as somebody ran them; a preset is named wherever a policy is:")
+        print_rows([{"name": row["name"], **row["preset"]} for row in rows if row["preset"]], as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -48,15 +51,18 @@ def models(as_json: Json = False) -> None:
 
 
 def _about(policy: Any) -> dict[str, Any]:
-    """A policy as data; `published` are the values of parameters in its paper."""
+    """A policy as data; `published` are the values of parameters in its paper, `preset` is what it is a preset of."""
+    preset = getattr(policy, "preset", None)
+    parameters = {each.name: "required" if each.default is MISSING else each.default for each in fields(policy)}
     return {
         "name": policy.name,
         "summary": policy.summary,
         "paper": policy.paper,
-        "scope": policy.scope.value,
+        "scope": str(preset.values.get("scope", policy.scope) if preset else policy.scope),
         "observes": sorted(signal.value for signal in policy.observes),
-        "parameters": {each.name: "required" if each.default is MISSING else each.default for each in fields(policy)},
+        "parameters": parameters | (dict(preset.values) if preset else {}),
         "published": dict(policy.published),
+        "preset": preset and {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
         "description": "\n".join(line.removeprefix("    ") for line in (policy.__doc__ or "").strip().splitlines()),
     }
 

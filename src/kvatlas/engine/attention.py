@@ -211,6 +211,7 @@ def _prefill(
     place = slots.places[row]
     slots.key(layer, row)[:, :length] = key[0]
     slots.value(layer, row)[:, :length] = value[0]
+    slots.scalings[layer] = scaling
     if step.watched:
         step.attention[:, layer] = _prompt_attention(query, key, scaling, window)
     if step.remembered:

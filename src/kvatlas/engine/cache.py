@@ -85,6 +85,8 @@ class Slots:
         self.positions: dict[int, Tensor] = {}
         #: How many positions these layers see.
         self.windows: dict[int, int] = {}
+        #: What each layer multiplies q k by before its softmax, kept from its first prefill on.
+        self.scalings: dict[int, float] = {}
         self.lengths = [0] * rows
         self.places = list(range(rows))
 

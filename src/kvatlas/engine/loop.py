@@ -372,6 +372,7 @@ class Engine:
                 value=lambda layer: self.slots.value(layer, index)[:, :length],
                 query=lambda layer: self.slots.queries[layer][place][:, recent % self.slots.ring],
                 window=self.slots.windows.get,
+                scaling=self.slots.scalings.__getitem__,
                 tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=self.slots.device),
                 reference=row.request.reference,
             ),

@@ -112,7 +112,8 @@ class Cached:
     `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
     the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
     where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
-    positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
+    positions a layer with a sliding window sees, None for all; `scaling(layer)` is what the layer multiplies q k by
+    before its softmax, often but not always 1 / sqrt(head size). `tokens()` are the token ids [length] of the sequence.
     `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
     `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """
@@ -128,6 +129,7 @@ class Cached:
     value: Callable[[int], Tensor]
     query: Callable[[int], Tensor]
     window: Callable[[int], int | None]
+    scaling: Callable[[int], float]
     tokens: Callable[[], Tensor]
     reference: Reference | None = None
 
@@ -254,6 +256,10 @@ class Selection(Policy):
     def budget(self) -> int:
         return self.kv_budget
 
+    def filled(self, cached: Cached, protected: Tensor, chosen: int) -> int:
+        """How many of the `chosen` places for tokens that are not `protected` [..., older] the policy fills: all."""
+        return chosen
+
     def check_prompt(self, prompt_length: int, where: str) -> None:
         """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt."""
         if self.keep_prompt and prompt_length + self.local_window >= self.kv_budget:
@@ -358,6 +364,7 @@ def select(policy: Selection, cached: Cached) -> Tensor:
 
     length = cached.positions.shape[-1]
     protected, chosen = places(policy, cached)
+    chosen = policy.filled(cached, protected, chosen)
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = policy.score(cached)[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
