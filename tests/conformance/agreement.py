@@ -12,8 +12,13 @@ from torch import Tensor
 
 from kvatlas.policies import Policy
 
-#: Scores that differ by less than this share of the largest count as equal: float32 against float64, or other orders.
+#: Scores may differ by this share of the greatest: float32 against float64, or sums in other orders.
 TOLERANCE = 1e-4
+#: Scores of two tokens that differ by less than this share of them are a tie.
+EQUAL = 1e-5
+
+#: Parameters that name files.
+FILES = ("predictor", "statistics")
 
 Nested = list[list[list[Any]]]
 
@@ -32,13 +37,15 @@ class Agreement:
     jaccard_least: float
     #: Of the scores of tokens that compete, as a share of the greatest; None where scores have no counterpart.
     score_difference: float | None
-    #: Whether kept sets may differ, because the peer's rule does.
+    #: Whether kept sets differ in tokens of equal scores alone.
+    ties: bool
+    #: Why the peer keeps others, where it does.
     departs: str = ""
 
     @property
-    def same(self) -> bool:
-        """Whether the same tokens were kept in every choice."""
-        return self.jaccard_least == 1.0
+    def agrees(self) -> bool:
+        """Whether the same tokens were kept in every choice, but for equal scores."""
+        return self.jaccard_least == 1.0 or self.ties
 
 
 @dataclass
@@ -54,15 +61,17 @@ class Results:
         peer: str,
         ours: Nested,
         theirs: Nested,
-        apart: float | None,
-        again: bool,
+        scores: Tensor,
+        apart: float | None = None,
+        again: bool = False,
         departs: str = "",
     ) -> Agreement:
-        """Add what a policy keeps and what a peer keeps, slots by layer and head."""
+        """Add what a policy keeps and what a peer keeps, slots by layer and head; `scores` say which are equal."""
         each = jaccards(ours, theirs)
         row = Agreement(
             policy=policy.name,
-            setting=policy.setting.values,
+            # Files that the suite made for itself have no place in a document.
+            setting={name: value for name, value in policy.setting.values.items() if name not in FILES},
             peer=peer,
             scene="compressed before" if again else "first compression",
             choices=len(each),
@@ -70,6 +79,7 @@ class Results:
             jaccard_mean=sum(each) / len(each),
             jaccard_least=min(each),
             score_difference=apart,
+            ties=min(each) < 1 and differ_by_ties_alone(ours, theirs, scores),
             departs=departs,
         )
         self.rows.append(row)
@@ -103,14 +113,12 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def differ_by_ties_alone(ours: Nested, theirs: Nested, scores: Tensor) -> bool:
-    """Whether each token that only one of two selections keeps scores like one that only the other keeps."""
+    """Whether the tokens that only one of two selections keeps score alike, to the precision of float32."""
     for layer, rows in enumerate(ours):
         for head, kept in enumerate(rows):
-            only = [set(kept) - set(theirs[layer][head]), set(theirs[layer][head]) - set(kept)]
-            of = scores[layer, head]
-            limit = TOLERANCE * float(of[~of.isinf()].abs().max())
-            found = [float(of[slot]) for part in only for slot in part]
-            if found and not max(found) - min(found) <= limit:
+            apart = set(kept) ^ set(theirs[layer][head])
+            found = [float(scores[layer, head, slot]) for slot in apart]
+            if found and not max(found) - min(found) <= EQUAL * max(map(abs, found)):
                 return False
     return True
 
@@ -128,9 +136,10 @@ def table(document: dict[str, Any]) -> str:
         differences = [row["score_difference"] for row in rows if row["score_difference"] is not None]
         worst = _short(max(differences)) if differences else ""
         least = min(row["jaccard_least"] for row in rows)
+        jaccard = f"{least:.3g}" + (" (equal scores)" if any(row["ties"] for row in rows) else "")
         against = f"{peer}; {departs}" if departs else peer
         choices = sum(row["choices"] for row in rows)
-        lines.append(f"| `{policy}` | {against} | {len(rows)} | {choices} | {least:.4g} | {worst} |")
+        lines.append(f"| `{policy}` | {against} | {len(rows)} | {choices} | {jaccard} | {worst} |")
     return "\n".join(lines)
 
 
