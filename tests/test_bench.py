@@ -144,6 +144,15 @@ def test_the_program_of_policies_measures_every_one_of_them() -> None:
     assert set(found["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
 
 
+def test_the_program_of_redundancy_compares_both_ways() -> None:
+    found = run("redundancy.py", "--tokens", "256", "--matrix-tokens", "256", "--heads", "2")["cached_tokens"]["256"]
+    assert set(found) == {"model", "unlike"}
+    assert all(row["seconds"] > 0 and row["relative_difference"] < 2e-6 for row in found.values())
+    rows = kept("redundancy.json")["cached_tokens"]["16384"]
+    assert rows["model"]["seconds"] < 5
+    assert all(row["relative_difference"] < 2e-6 and row["seconds"] < row["matrix_seconds"] for row in rows.values())
+
+
 def test_the_program_of_replay_measures_the_same_tokens_both_ways() -> None:
     words = ["--spec", "demo-quick", "--problems", "1", "--lengths", "128", "--layers", "2", "--hidden", "128"]
     found = run("replay.py", *words, "--new", "24")

@@ -113,7 +113,8 @@ def newest_similar(unit: Tensor, threshold: float) -> Tensor:
     for stop in range(cached, 0, -BLOCK):
         start = max(0, stop - BLOCK)
         missed = []
-        for part, rows in zip(rest.split(2 * BLOCK), searching.split(2 * BLOCK), strict=True):
+        for first in range(0, len(rest), 2 * BLOCK):
+            part, rows = rest[first : first + 2 * BLOCK], searching[first : first + 2 * BLOCK]
             similarity = part @ unit[start:stop].T
             inside = ((rows >= start) & (rows < stop)).nonzero().squeeze(1)
             similarity[inside, rows[inside] - start] = 0.0
