@@ -14,6 +14,8 @@ from tests.conformance.real import NAME, Activations
 pytestmark = [pytest.mark.slow, pytest.mark.conformance]
 
 TOKENS = 100
+#: Digits, line ends, runs of spaces and signs; the embedded models know the words of their benchmarks alone.
+TEXT = "If x_1 + 12 = 19, what is $x_1^2$?\n\n  Let's think: 1,234.5 - 7%."
 
 
 def test_the_full_cache_writes_what_generate_writes(real: Activations, results: Results) -> None:
@@ -35,8 +37,8 @@ def test_the_full_cache_writes_what_generate_writes(real: Activations, results: 
 
 def test_the_tokenizer_gives_back_the_text_that_it_reads(real: Activations) -> None:
     """One that was converted wrongly reads half of a prompt as unknown tokens, and nothing else says so."""
-    tokenizer = real.model.tokenizer
-    text = "If x_1 + 12 = 19, what is $x_1^2$?\n\n  Let's think: 1,234.5 - 7%."
-    tokens = real.model.tokens(text)
-    assert tokenizer.decode(list(tokens)) == text
-    assert tokenizer.unk_token_id not in [*tokens, *real.tokens]
+    model, prompt = real.model, real.tokens[: real.prompt_length]
+    text = TEXT if model.name == NAME else model.tokenizer.decode(list(prompt))
+    tokens = model.tokens(text)
+    assert model.tokenizer.decode(list(tokens)) == text
+    assert model.tokenizer.unk_token_id not in [*tokens, *real.tokens]
