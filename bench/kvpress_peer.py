@@ -1,6 +1,7 @@
 """kvpress' decoding press at one batch size and cache length, for bench/decode.py, which calls it.
 
-It runs in an environment of its own (`pip install kvpress`), because kvpress needs another transformers than kvatlas:
+It runs in an environment of its own, because kvpress needs another transformers than kvatlas;
+`python -m tests.conformance.environment` makes one:
 
     ENV/bin/python bench/kvpress_peer.py MODEL BATCH TOKENS KEPT CYCLE STEPS ROUNDS
 

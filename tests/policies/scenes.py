@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.models import Shape
-from kvatlas.policies import Cached, Policy, Selection, select
+from kvatlas.policies import Cached, Policy, Selection, Step, select
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)
 GROUP = SHAPE.heads // SHAPE.kv_heads
@@ -65,37 +65,78 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
 
 
 def expected(policy: Selection, cached: Cached, score: Score) -> list[list[list[int]]]:
-    """Slots that stay by layer and head: the published rule, one token at a time, averaging as the scope says."""
-    layers, heads, count = cached.positions.shape
-    scores = [
-        [[score(cached, layer, head, slot) for slot in range(count)] for head in range(SHAPE.kv_heads)]
-        for layer in range(SHAPE.layers)
+    """Slots that stay by layer and head: the published rule, one token at a time."""
+    return [
+        [
+            _rule(policy, cached.positions[layer, head].tolist(), scores, cached.prompt_length)
+            for head, scores in enumerate(rows)
+        ]
+        for layer, rows in enumerate(shared_scores(cached, score))
     ]
-    kept = []
+
+
+def shared_scores(cached: Cached, score: Score) -> list[list[list[float]]]:
+    """Scores by layer, head and slot, averaged as the scope says."""
+    layers, heads, count = cached.positions.shape
+    shape = cached.model.shape
+    scores = [
+        [[score(cached, layer, head, slot) for slot in range(count)] for head in range(shape.kv_heads)]
+        for layer in range(shape.layers)
+    ]
+    found = []
     for layer in range(layers):
         rows = []
         for head in range(heads):
             shared = [
                 scores[a][b]
-                for a in (range(SHAPE.layers) if layers == 1 else [layer])
-                for b in (range(SHAPE.kv_heads) if heads == 1 else [head])
+                for a in (range(shape.layers) if layers == 1 else [layer])
+                for b in (range(shape.kv_heads) if heads == 1 else [head])
             ]
-            mean = [sum(each[slot] for each in shared) / len(shared) for slot in range(count)]
-            rows.append(_rule(policy, cached.positions[layer, head].tolist(), mean, cached.prompt_length))
-        kept.append(rows)
-    return kept
+            rows.append([sum(each[slot] for each in shared) / len(shared) for slot in range(count)])
+        found.append(rows)
+    return found
 
 
-def _rule(policy: Selection, positions: list[int], scores: list[float], prompt: int) -> list[int]:
+def places(policy: Selection, positions: list[int], prompt: int) -> tuple[set[int], int]:
+    """Slots before the local window that stay in any case, and how many of the others do."""
     older = range(len(positions) - policy.local_window)
-    certain = [slot for slot in older if policy.keep_prompt and positions[slot] < prompt]
-    others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
+    certain = {slot for slot in older if policy.keep_prompt and positions[slot] < prompt}
     room = (
-        int(policy.ratio * len(others) + 1e-9)
+        int(policy.ratio * (len(older) - len(certain)) + 1e-9)
         if policy.ratio_over == "thinking"
         else int(policy.ratio * len(older) + 1e-9) - len(certain)
     )
-    return sorted(certain + others[: max(0, room)]) + list(range(len(positions) - policy.local_window, len(positions)))
+    return certain, max(0, room)
+
+
+def _rule(policy: Selection, positions: list[int], scores: list[float], prompt: int) -> list[int]:
+    certain, room = places(policy, positions, prompt)
+    older = range(len(positions) - policy.local_window)
+    others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
+    return sorted([*certain, *others[:room]]) + list(range(len(older), len(positions)))
+
+
+class Noted:
+    """Columns of one sequence, as the loop keeps them."""
+
+    def __init__(self, policy: Selection, layers: int, heads: int, slots: int) -> None:
+        self.policy = policy
+        self.held = {name: torch.zeros(1, layers, heads, slots) for name in policy.columns}
+
+    def show(self, positions: Tensor, attention: Tensor | None = None, hidden: Tensor | None = None) -> None:
+        """One step: `attention` [1, layers, heads, slots], `hidden` [entered, hidden size]."""
+        self.entered = positions
+        states = None if hidden is None else hidden[None]
+        self.policy.observe(Step(None, positions[None], states, attention, self))  # type: ignore[arg-type]
+
+    def enter(self, name: str, values: Tensor) -> None:
+        self.held[name][..., self.entered] = values[:, None, None].to(torch.float32)
+
+    def read(self, name: str) -> Tensor:
+        return self.held[name].clone()
+
+    def write(self, name: str, values: Tensor) -> None:
+        self.held[name] = values
 
 
 def assert_keeps(policy: Selection, cached: Cached, score: Score) -> None:

@@ -194,6 +194,7 @@ class Engine:
         row.cached.length += count
         row.position += count
         if prompt:
+            row.prompt_left -= count
             row.kv_peak = row.cached.length
         for number, token in enumerate(tokens, 1):
             self.decoded_tokens += 1

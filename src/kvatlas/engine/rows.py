@@ -79,6 +79,10 @@ class Row(Generic[K]):
     sampling: Sampling
     limit: int
     cached: CachedSequence
+    #: Cache length at which the first of the policies compresses; None for never.
+    trigger: int | None = None
+    #: Tokens of the prompt that are still to be read.
+    prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
     position: int = 0
     thinking_end: int | None = None
@@ -92,11 +96,6 @@ class Row(Generic[K]):
     kv_sum: int = 0
     seconds: float = 0.0
 
-    @property
-    def prompt_left(self) -> int:
-        """Tokens of the prompt that are still to be read."""
-        return max(0, len(self.request.prompt) - self.position)
-
     def next_tokens(self) -> Sequence[int]:
         """What the model is fed next: a part of the prompt, or the newest token."""
         if self.prompt_left:
@@ -106,14 +105,14 @@ class Row(Generic[K]):
 
     def room(self) -> int | None:
         """Tokens that may enter before a policy is due; None if there is no end."""
-        budgets = [policy.budget for policy in self.policies if policy.budget is not None]
-        return min(budgets) - self.cached.length if budgets else None
+        return None if self.trigger is None else self.trigger - self.cached.length
 
     def due(self) -> tuple[Policy, ...]:
         """The policies that compress now."""
-        return tuple(
-            policy for policy in self.policies if policy.budget is not None and self.cached.length >= policy.budget
-        )
+        length = self.cached.length
+        if self.trigger is None or length < self.trigger:
+            return ()
+        return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
 
     def append(self, model: Model, token: int) -> bool:
         """Add a new token; whether it is the last."""

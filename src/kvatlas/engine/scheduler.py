@@ -6,6 +6,7 @@ forked into one branch for each setting that compresses.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,9 @@ from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import Model
 from kvatlas.policies import Policy
 
-#: Requests are begun while fewer settings are begun and not done than this many times the batch: few snapshots wait.
-OPEN_SETTINGS = 2
+#: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than so many: few
+#: snapshots wait, yet new trunks reach their forks before the branches of others have left their rows.
+OPEN_SETTINGS, OPEN_REQUESTS = 2, 5
 #: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
 PROMPT_TOKENS = 1024
 
@@ -40,7 +42,8 @@ class Scheduler:
         self.source: Iterator[Request[Any] | None] | None = iter(requests)
         self.rows: list[Row[Any]] = []
         self.branches: list[tuple[Snapshot, Row[Any]]] = []
-        self.open_settings = 0
+        #: Settings that are begun and not done, of each request.
+        self.open: Counter[int] = Counter()
         self.cache.reset()
 
     def admit(self) -> bool:
@@ -62,7 +65,8 @@ class Scheduler:
         return bool(self.rows) or self.source is not None
 
     def _next_request(self) -> Request[Any] | None:
-        if self.source is None or self.open_settings >= OPEN_SETTINGS * self.batch_size:
+        many = self.open.total() >= OPEN_SETTINGS * self.batch_size and len(self.open) >= OPEN_REQUESTS
+        if self.source is None or many:
             return None
         try:
             return next(self.source)
@@ -72,15 +76,10 @@ class Scheduler:
 
     def _begin_row(self, request: Request[Any]) -> Row[Any]:
         sampling = request.sampling or self.sampling
-        self.open_settings += len(request.policies)
-        return Row(
-            request,
-            request.policies,
-            self.collector.signals(request.policies),
-            replace(sampling, max_new_tokens=0),
-            sampling.max_new_tokens,
-            self.cache.begin(),
-        )
+        self.open[id(request)] = len(request.policies)
+        how, limit, left = replace(sampling, max_new_tokens=0), sampling.max_new_tokens, len(request.prompt)
+        row = Row(request, (), frozenset(), how, limit, self.cache.begin(), prompt_left=left)
+        return self._restrict(row, request.policies)
 
     def next_rows(self) -> list[Row[Any]]:
         """The rows of the next pass: all that are being decoded, and those whose prompts it has room for."""
@@ -98,7 +97,10 @@ class Scheduler:
         """A row is done: it gives back what it holds."""
         self.rows.remove(row)
         self.cache.end(row.cached)
-        self.open_settings -= len(row.policies)
+        key = id(row.request)
+        self.open[key] -= len(row.policies)
+        if not self.open[key]:
+            del self.open[key]
 
     def fork(self, row: Row[Any], due: tuple[Policy, ...]) -> None:
         """Split a row at a KV budget: settings that compress here become branches, the others go on as the trunk."""
@@ -116,4 +118,5 @@ class Scheduler:
     def _restrict(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
         """The row, now under these policies alone."""
         row.policies, row.signals = policies, self.collector.signals(policies)
+        row.trigger = min((policy.budget for policy in policies if policy.budget is not None), default=None)
         return row

@@ -43,7 +43,7 @@ class PackedLinear(nn.Module):
         if x.dtype is not torch.float32:
             bias = self.packed.bias
             return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-        return self.packed(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+        return self.packed(x)
 
 
 class PackedEmbedding(nn.Module):
@@ -82,18 +82,19 @@ class PackedNorm(nn.Module):
 class PackedGate(nn.Module):
     """down(silu(gate(x)) * up(x)), the gated feed-forward layer of Llama and its kin, over packed layers."""
 
-    def __init__(self, native: Native, layer: nn.Module) -> None:
+    def __init__(self, native: Native, layer: Any) -> None:
         super().__init__()
         self.native, self.layer = native, layer
+        # Looking children up costs as much as a small layer.
+        self.parts = (layer.gate_proj, layer.up_proj, layer.down_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        layer: Any = self.layer
         if x.dtype is not torch.float32:
-            return layer(x)  # type: ignore[no-any-return]
-        flat = x.reshape(-1, x.shape[-1])
-        inner = self.native.silu_mul(layer.gate_proj(flat), layer.up_proj(flat))
-        found: Tensor = layer.down_proj(inner)
-        return found.view(*x.shape[:-1], -1)
+            return self.layer(x)  # type: ignore[no-any-return]
+        gate, up, down = self.parts
+        inner = self.native.silu_mul(gate(x).flatten(0, -2), up(x).flatten(0, -2))
+        found: Tensor = down(inner.view(*x.shape[:-1], -1))
+        return found
 
 
 #: (parent, name, layer) of layers that were replaced.

