@@ -23,8 +23,8 @@ class Peak:
     """Bytes at the peak of decoding, without the interpreter and its libraries.
 
     weights; `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of branches that wait for
-    rows; `workspace`: the logits with their copies in double precision and what a pass of prompts computes, or one
-    layer of the cache that grows, whichever is more.
+    rows, where no trunk has them, too; `workspace`: the logits with their copies in double precision and what a pass
+    of prompts computes, or one layer of the cache that grows, whichever is more.
     """
 
     weights: int
@@ -52,7 +52,7 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     longest, rows = prompt + output, min(batch_size, trees * len(policies))
     unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
     bounded = rows - unbounded if budgets else 0
-    # A snapshot outlives the trunk whose pages it shares, as long as a branch of its tree has no row.
+    # A snapshot that has outlived the trunk whose pages it shares stays as long as a branch of its tree has no row.
     most = max(OPEN_SETTINGS * batch_size + len(policies) - 1, OPEN_REQUESTS * len(policies))
     open_settings = min(trees * len(policies), most)
     forked = round((open_settings - rows) / max(1, len(policies) - 1))
@@ -69,7 +69,7 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     return Peak(
         weights=model.weight_bytes or 0,
         slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries),
-        snapshots=max(1, forked) * waiting * page,
+        snapshots=max(0, forked - unbounded) * waiting * page,
         workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
     )
 

@@ -21,7 +21,7 @@ from kvatlas.policies import Policy
 
 #: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than so many: few
 #: snapshots wait, yet new trunks reach their forks before the branches of others have left their rows.
-OPEN_SETTINGS, OPEN_REQUESTS = 2, 5
+OPEN_SETTINGS, OPEN_REQUESTS = 2, 4
 #: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
 PROMPT_TOKENS = 1024
 
