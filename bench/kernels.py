@@ -1,154 +1,151 @@
-"""What stands between a decode step and the memory limit on a CPU: bytes per second of the kernels that it could use.
+"""The CPU kernels against what the processor can do, and against torch's.
 
-    python bench/kernels.py --compile --out bench/results/kernels.json
+    python bench/kernels.py --out bench/results/kernels.json
 
-One thread, fp32, the shapes of `bench/decode.py`: attention of one new token for 8 rows with 12 heads on 4 KV heads of
-64 over 4096 cached tokens, and linear layers of 768 for 8 rows. Each kernel is timed by the CPU seconds of its thread,
-in turns, on fresh memory each time; `bandwidth` is what summing a table of the same size reads. With --compile
-FlexAttention is among them, which needs a C++ compiler. Prints one JSON document with GB/s and shares of the bandwidth.
+One thread, fp32. `attention`: new tokens over pages in random order; sdpa reads contiguous keys and values of one
+length. `linear`: packed weights, torch's F.linear and oneDNN over weights in its own order. What is timed for one case
+takes turns, by the CPU seconds of its thread, and every layer has memory of its own. The roofline of a case is the time
+that its bytes take at the bandwidth of reading, or its multiply-adds at the rate of a product that stays in the cache,
+whichever is longer; `share` is that time over the measured one (medians). Both limits are measured in every round,
+beside the case; layers of a small model stay in the caches, so that they can read faster than memory. Prints one JSON
+document.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from keeping import keep
+from kvatlas import native
 
-ROWS, KV_HEADS, GROUP, SIZE, HIDDEN, WIDE = 8, 4, 3, 64, 768, 2048
-#: Layers, each with memory of its own, as in a model: nothing is read from a cache of the processor twice.
-LAYERS = 8
+PAGE = 128
+#: Rows, cached tokens, new tokens, heads, KV heads, size.
+ATTENTION = (
+    (8, 4096, 1, 12, 4, 64),
+    (1, 4096, 1, 12, 4, 64),
+    (8, 1024, 1, 12, 4, 64),
+    (8, 4096, 1, 12, 12, 64),
+    (8, 4096, 1, 32, 8, 128),
+    (64, 200, 1, 4, 2, 32),
+    (1, 0, 512, 12, 4, 64),
+    (1, 3584, 512, 12, 4, 64),
+)
+#: Inputs, outputs.
+LINEAR = ((768, 3072), (2048, 768), (128, 352))
+ROWS = (1, 2, 4, 8, 16, 64, 512)
+#: Bytes that one timing goes through: more than the caches hold.
+TRAFFIC = 128 << 20
 
-
-def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """What the engine calls."""
-    return F.scaled_dot_product_attention(query, keys, values)
-
-
-def matmuls(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The same as two batched products and a softmax."""
-    return torch.softmax(query @ keys.transpose(-1, -2) / SIZE**0.5, -1) @ values
-
-
-def turned(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Keys times queries: the large table comes first in the first product."""
-    scores = (keys @ query.transpose(-1, -2)).transpose(-1, -2) / SIZE**0.5
-    return torch.softmax(scores, -1) @ values
-
-
-def pieces(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The values in pieces of 256 tokens, added up at the end (split-KV)."""
-    weights = torch.softmax((keys @ query.transpose(-1, -2)).transpose(-1, -2) / SIZE**0.5, -1)
-    count = values.shape[2] // 256
-    parts = weights.unflatten(-1, (count, 256)).transpose(2, 3).flatten(0, 2)
-    found = torch.bmm(parts, values.unflatten(2, (count, 256)).flatten(0, 2))
-    return found.unflatten(0, (*values.shape[:2], count)).sum(2)
+Calls = dict[str, Callable[[], object]]
 
 
-def one_by_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Matrix times vector for every head."""
-    found = torch.empty_like(query)
-    for row in range(query.shape[0]):
-        for head in range(query.shape[1]):
-            for place in range(query.shape[2]):
-                weights = torch.softmax(torch.mv(keys[row, head], query[row, head, place]) / SIZE**0.5, 0)
-                found[row, head, place] = torch.mv(values[row, head].t(), weights)
-    return found
+def attention(kernels: native.Native, case: tuple[int, ...], layers: int) -> Calls:
+    """One step of `layers` layers."""
+    rows, cached, new, heads, kv_heads, size = case
+    width = -(-(cached + new) // PAGE)
+    slots, tokens = rows * width * PAGE, rows * new
+    table = torch.randperm(rows * width).int().view(rows, width)
+    starts, lengths = torch.arange(0, tokens + 1, new).int(), torch.full((rows,), cached).int()
+    batch = native.PagedBatch(table, starts, lengths, page_size=PAGE, longest=cached + new)
+    pools = [[torch.randn(kv_heads, slots, size) for _ in range(2)] for _ in range(layers)]
+    query = torch.randn(tokens, heads, size)
+    key, value = torch.randn(tokens, kv_heads, size), torch.randn(tokens, kv_heads, size)
+    asked = query.view(rows, new, heads, size).transpose(1, 2)
+    held = [
+        [pool.view(kv_heads, rows, -1, size).transpose(0, 1)[:, :, : cached + new] for pool in both] for both in pools
+    ]
+    mask = torch.ones(new, cached + new, dtype=torch.bool).tril(cached) if new > 1 else None
+    return {
+        "native": lambda: [kernels.attention(batch, query, key, value, *both, size**-0.5) for both in pools],
+        "sdpa": lambda: [
+            F.scaled_dot_product_attention(asked, *both, attn_mask=mask, enable_gqa=heads > kv_heads) for both in held
+        ],
+    }
 
 
-def flex() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """FlexAttention, compiled."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def call(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        found = compiled(query.flatten(1, 2)[:, :, None], keys, values, enable_gqa=True)
-        return found.unflatten(1, query.shape[1:3])[:, :, :, 0]
-
-    return call
-
-
-def packed(weights: list[Tensor]) -> list[Callable[[Tensor], Tensor]]:
-    """oneDNN's linear over weights in its own order, a second copy of them."""
-    made = []
-    for weight in weights:
-        own = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        made.append(lambda x, own=own: torch.ops.mkldnn._linear_pointwise(x, own, None, "none", [], ""))
-    return made
+def linear(kernels: native.Native, inputs: int, outputs: int, rows: int, layers: int) -> Calls:
+    """`layers` layers, one after the other."""
+    weights = [torch.randn(outputs, inputs) for _ in range(layers)]
+    packed = [kernels.linear(weight) for weight in weights]
+    own = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
+    x = torch.randn(rows, inputs)
+    torch.testing.assert_close(packed[0](x), F.linear(x, weights[0]), rtol=1e-4, atol=1e-3)
+    return {
+        "native": lambda: [layer(x) for layer in packed],
+        "torch": lambda: [F.linear(x, weight) for weight in weights],
+        "onednn": lambda: [torch.ops.mkldnn._linear_pointwise(x, each, None, "none", [], "") for each in own],
+    }
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """CPU seconds of this thread."""
-    began = time.thread_time()
-    call()
-    return time.thread_time() - began
+def measured(calls: Calls, limits: Calls, rounds: int, repeats: int) -> dict[str, float]:
+    """Median CPU seconds of one call."""
+    taken: dict[str, list[float]] = {name: [] for name in (*calls, *limits)}
+    for _ in range(rounds + 1):
+        for name, call in (calls | limits).items():
+            count = repeats if name in calls else 1
+            began = time.thread_time()
+            for _ in range(count):
+                call()
+            taken[name].append((time.thread_time() - began) / count)
+    return {name: statistics.median(each[1:]) for name, each in taken.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cached", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the first case of each kernel, few bytes")
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    tables = [
-        (
-            torch.randn(ROWS, KV_HEADS, GROUP, SIZE),
-            *(torch.randn(ROWS, KV_HEADS, options.cached, SIZE) for _ in range(2)),
-        )
-        for _ in range(LAYERS)
-    ]
-    weights = [torch.randn(WIDE, HIDDEN) for _ in range(4 * LAYERS)]
-    x = torch.randn(ROWS, HIDDEN)
-    attention: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        each.__name__: each for each in (sdpa, matmuls, turned, pieces, one_by_one)
-    }
-    if options.compile:
-        attention["flex"] = flex()
-    fast = packed(weights)
-    work: dict[str, tuple[int, Callable[[], object]]] = {
-        "bandwidth": (2 * LAYERS, lambda: [table.sum() for _, *both in tables for table in both]),
-        **{name: (2 * LAYERS, lambda call=call: [call(*each) for each in tables]) for name, call in attention.items()},
-    }
-    table = tables[0][1].numel() * 4
-    read = {name: count * table for name, (count, _) in work.items()}
-    linear = {
-        "linear": lambda: [F.linear(x, weight) for weight in weights],
-        "packed": lambda: [call(x) for call in fast],
-    }
-    work |= {name: (0, call) for name, call in linear.items()}
-    read |= dict.fromkeys(linear, sum(weight.numel() for weight in weights) * 4)
-    for name, call in attention.items():
-        torch.testing.assert_close(call(*tables[0]), sdpa(*tables[0]), rtol=1e-4, atol=1e-5, msg=name)
-    torch.testing.assert_close(fast[0](x), F.linear(x, weights[0]), rtol=1e-4, atol=1e-4)
-    taken: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(options.rounds):
-        for name, (_, call) in work.items():
-            taken[name].append(seconds(call))
-    rates = {name: read[name] / statistics.median(each) for name, each in taken.items()}
-    keep(
-        {
-            "bench": "kernels",
-            "cached": options.cached,
-            "rounds": options.rounds,
-            "torch": torch.__version__,
-            "machine": platform.processor() or platform.machine(),
-            "gb_per_second": {name: round(rate / 1e9, 2) for name, rate in rates.items()},
-            "share_of_bandwidth": {name: round(rate / rates["bandwidth"], 3) for name, rate in rates.items()},
-        },
-        options.out,
-    )
+    kernels = native.load()
+    if kernels is None:
+        raise SystemExit(native.why_not())
+    traffic = 1 << 20 if options.quick else TRAFFIC
+    table, warm = torch.randn(traffic // 4), kernels.linear(torch.randn(192, 128))
+    block, product = torch.randn(512, 128), torch.empty(512, 192)
+    limits: Calls = {"reading": table.sum, "computing": lambda: [warm(block, product) for _ in range(20)]}
+    computed = 2.0 * 512 * 128 * 192 * 20
+
+    def case(calls: Calls, nbytes: float, flops: float) -> dict[str, Any]:
+        repeats = max(1, round(min(traffic / nbytes, 2e9 / flops)))
+        found = measured(calls, limits, 1 if options.quick else options.rounds, repeats)
+        bandwidth, peak = traffic / found["reading"], computed / found["computing"]
+        least = max(nbytes / bandwidth, flops / peak)
+        return {
+            "bound": "memory" if nbytes / bandwidth > flops / peak else "compute",
+            "reading_gb_per_second": round(bandwidth / 1e9, 2),
+            "computing_gflops": round(peak / 1e9, 1),
+            "gb_per_second": {name: round(nbytes / found[name] / 1e9, 2) for name in calls},
+            "gflops": {name: round(flops / found[name] / 1e9, 1) for name in calls},
+            "share": {name: round(least / found[name], 3) for name in calls},
+        }
+
+    cases: dict[str, list[dict[str, Any]]] = {"attention": [], "linear": []}
+    for shape in ATTENTION[: 1 if options.quick else None]:
+        rows, cached, new, heads, kv_heads, size = shape
+        one = 8.0 * rows * kv_heads * (cached + new) * size
+        layers = max(1, round(min(traffic / one, 24)))
+        flops = 4.0 * rows * heads * size * new * (cached + (new + 1) / 2) * layers
+        named = dict(zip(("rows", "cached", "new", "heads", "kv_heads", "size"), shape, strict=True))
+        cases["attention"].append(named | case(attention(kernels, shape, layers), one * layers, flops))
+    for inputs, outputs in LINEAR[: 1 if options.quick else None]:
+        for rows in ROWS[: 1 if options.quick else None]:
+            one = 4.0 * inputs * outputs
+            # Layers of a small model stay in the cache, and are measured there.
+            layers = 4 if inputs * outputs < 1e5 else max(1, round(min(traffic / one, 16)))
+            named = {"inputs": inputs, "outputs": outputs, "rows": rows}
+            flops = 2.0 * rows * inputs * outputs * layers
+            cases["linear"].append(named | case(linear(kernels, inputs, outputs, rows, layers), one * layers, flops))
+    keep({"bench": "kernels", "torch": torch.__version__, "target": kernels.target, **cases}, options.out)
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ class Usage:
     """What a trace cost.
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
-    a compression that it sets off: what memory has to hold. `seconds` is the trace's share of the wall time of the
-    batches that it was part of.
+    a compression that it sets off: what memory has to hold. `thinking_tokens` are 0 where nothing opens thinking.
+    `seconds` is the trace's share of the wall time of the batches that it was part of.
     """
 
     prompt_tokens: int
@@ -138,7 +138,8 @@ class Fate:
 class Trace:
     """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
 
-    `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens.
+    `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens. `written` is a
+    digest of the tokens, which traces from a store have even without them: equal digests, equal texts.
     """
 
     model: str
@@ -151,6 +152,7 @@ class Trace:
     grade: Grade
     usage: Usage
     fate: Fate | None = None
+    written: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,64 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class BudgetAudit:
+    """What the first compression of a setting leaves to a policy's choice, over so many `problems`.
+
+    `median` and `worst` (the smallest) count the places for older tokens that compete, which are thinking tokens alone
+    while the prompt is kept. In the share `none` of the problems there is no place; in the share `no_choice`, which
+    includes these, all competing tokens go or all stay, so that every policy keeps the same tokens.
+    """
+
+    problems: int
+    median: float
+    worst: int
+    none: float
+    no_choice: float
+
+
+class Vacuous(StrEnum):
+    """Why traces cannot tell settings apart."""
+
+    UNCOMPRESSED = "uncompressed"
+    IDENTICAL = "identical"
+    UNANSWERED = "unanswered"
+
+
+@dataclass(frozen=True)
+class Validity:
+    """What the traces of some settings can show at all.
+
+    `bounded` of the `traces` belong to `settings` with a KV budget, and `compressed` of these were compressed at least
+    once. `no_answer` and `truncated` count over all traces. `identical` are groups of settings, by their ids, that
+    wrote the same tokens for every problem and sample; `same` tells that all settings with a KV budget did.
+    """
+
+    traces: int
+    bounded: int
+    compressed: int
+    no_answer: int
+    truncated: int
+    settings: int
+    identical: tuple[tuple[str, ...], ...] = ()
+    same: bool = False
+
+    @property
+    def vacuous(self) -> Vacuous | None:
+        """Why no setting can be recommended from these traces; None where nothing speaks against it."""
+        if self.bounded and not self.compressed:
+            return Vacuous.UNCOMPRESSED
+        if self.traces and self.no_answer + self.truncated == self.traces:
+            return Vacuous.UNANSWERED
+        return Vacuous.IDENTICAL if self.same else None
+
+
+@dataclass(frozen=True)
 class Cell:
     """One setting on a map: the estimate, and what the setting costs (means over traces; None on a CSV map).
 
     `seconds_mean` is measured: a trace's share of the wall time of the batches that it was part of. `unmeasured` counts
-    traces of which the metric is unknown: they are no part of the estimate.
+    traces of which the metric is unknown: they are no part of the estimate. `audit` says what its budget leaves to the
+    policy.
     """
 
     setting: Setting
@@ -188,6 +243,7 @@ class Cell:
     truncated: int | None = None
     seconds_mean: float | None = None
     unmeasured: int | None = None
+    audit: BudgetAudit | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +251,8 @@ class Map:
     """A metric over two axes of the grid, for one model and one benchmark (or the mean over several).
 
     `axes` holds the two parameters in the order (vertical, horizontal) with their values ascending; `cells` is keyed
-    by the pair of values in that order. `baselines` are settings run beside the grid, by their text.
+    by the pair of values in that order. `baselines` are settings run beside the grid, by their text. `validity` is that
+    of the cells; None where there are no traces.
     """
 
     model: str
@@ -206,6 +263,7 @@ class Map:
     cells: Mapping[tuple[Any, Any], Cell]
     baselines: Mapping[str, Cell] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    validity: Validity | None = None
 
 
 def canonical(value: Any) -> str:

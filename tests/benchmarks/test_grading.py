@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.benchmarks import judges
-from kvatlas.benchmarks.answers import boxed, letter, stated
+from kvatlas.benchmarks.answers import bare, boxed, letter, stated
 from kvatlas.benchmarks.equality import pools, same
 from kvatlas.benchmarks.judges import Judges, Verdict
 from kvatlas.benchmarks.public import Questions
@@ -54,6 +54,43 @@ def test_no_answer_is_told_from_a_wrong_one() -> None:
     assert grade("7", r"\boxed{8}") == Grade(False, 0.0, "8", Status.OK)
     assert grade("7", r"\boxed{7}") == Grade(True, 1.0, "7", Status.OK)
     assert grade("3", r"\boxed{9^{9^{9^9}}}").status is Status.GRADER_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("7", "7"),
+        ("3 + 4 is what we add.\n\n7\n", "7"),
+        ("So\n#### 1,234", "1,234"),
+        ("#### seven", "seven"),
+        ("so\n**-3.5**.", "-3.5"),
+        ("so\n$\\frac{1}{2}$", "\\frac{1}{2}"),
+        ("so\n\\(2\\pi\\)", "2\\pi"),
+        ("so\n(3, 4)", "(3, 4)"),
+        ("so\n12 cm", None),
+        ("so\n3 + 4 = 7", None),
+        ("It is 7 then", None),
+        ("7\nI hope this helps!", None),
+        ("####", None),
+        ("so\n...", None),
+        ("", None),
+        ("1" * 200, None),
+    ],
+)
+def test_a_bare_last_line_is_an_answer_where_nobody_told_how_to_end(text: str, answer: str | None) -> None:
+    assert bare(text) == answer
+    problem = Problem("p", "q", "0", {})
+    assert Questions("T", file="unused", prompt_format="plain").grade(problem, text).answer == answer
+    assert grade("0", text).answer is None
+
+
+def test_a_bare_last_line_may_be_wrong_or_a_letter() -> None:
+    plain = Questions("T", file="unused", prompt_format="plain")
+    assert plain.grade(Problem("p", "q", "7"), "so\n#### 7").correct
+    assert not plain.grade(Problem("p", "q", "8"), "so\n#### 7").correct
+    assert plain.grade(Problem("p", "q", "7"), "so\n#### 8, no: \\boxed{7}").answer == "7"
+    chosen = plain.grade(Problem("p", "q", "C", {"choices": list(CHOICES)}), "so\n#### C")
+    assert (chosen.answer, chosen.correct) == ("C", True)
 
 
 @pytest.mark.parametrize(

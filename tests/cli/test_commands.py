@@ -59,6 +59,23 @@ def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
     assert "local_window = required" in out
 
 
+def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
+    words = ("models", "check", "embedded:tiny-llama", "--max-new-tokens", 4)
+    code, out, _ = kvatlas(*words, "--problems", 2)
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} == {"ok"}
+    code, out, _ = kvatlas(*words, "--benchmark", f"AIME24@{AIME}", "--json")
+    rows = json.loads(out)
+    assert code == 2
+    assert list(rows[0]) == ["name", "status", "message", "advice"]
+    (unknown,) = [row for row in rows if row["name"] == "unknown tokens"]
+    assert unknown["status"] == "failed"
+    assert "tokenizer_class" in unknown["advice"]
+    code, _, err = kvatlas("models", "check", "hf:nowhere/at/all")
+    assert code == 2
+    assert "is not there" in err
+
+
 def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
     code, out, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 3, "--answer")
     assert code == 0
@@ -79,7 +96,7 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     estimate = json.loads(kvatlas("plan", write_spec(), "--json")[1])
     known = {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "peak_bytes", "seconds"}
-    assert set(estimate) == known
+    assert set(estimate) == known | {"budget_audit", "warnings"}
     assert set(estimate["peak_bytes"]) == {"weights", "slots", "snapshots", "workspace", "total"}
     assert estimate["traces"] == 108
     code, out, _ = kvatlas("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
@@ -87,6 +104,40 @@ def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     assert "108" in out
     assert "seconds" in out
     assert "hours" in out
+
+
+def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
+    settings = [{"policy": name, "kv_budget": 64} for name in ("window", "random")]
+    spec = write_spec(settings=settings, expected_output_tokens=80)
+    lines = kvatlas("plan", spec)[1].splitlines()
+    (start,) = (n for n, line in enumerate(lines) if line.startswith("budget audit of"))
+    assert "kv_budget 64" in lines[start]
+    assert lines[start + 2].split() == ["local_window", "ratio", "CHAIN4", "CHAIN5"]
+    assert lines[start + 3].split()[:7] == ["4", "0.2", "0", "/", "0", "(100", "%)"]
+    # Four cells, whatever the number of policies.
+    assert lines[start + 7] == ""
+    assert lines[-1].startswith("Warning: In 6 of 8 cells policies cannot differ in some problems")
+    strict = json.loads(kvatlas("plan", spec, "--strict-budget", "--json")[1])
+    assert all("strict_budget=True" in row["setting"] for row in strict["budget_audit"])
+
+
+def test_a_sweep_says_before_and_after_what_it_cannot_show(
+    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = write_spec(
+        settings=[{"policy": "window", "kv_budget": 900, "ratio_over": "thinking"}],
+        **{"benchmarks": ["CHAIN4"], "problems": 1, "samples": 1},
+    )
+    code, _, err = kvatlas("sweep", spec, "--out", tmp_path / "run", "--workers", 1)
+    assert code == 0
+    assert "Warning: 4 of 4 settings with a KV budget compress nothing on CHAIN4" in err
+    assert "Warning: CHAIN4: 0 of 4 traces under a KV budget were compressed" in err
+    out = kvatlas("describe", tmp_path / "run")[1]
+    assert out.splitlines()[2].startswith("- CHAIN4: ")
+    assert "no setting is recommended, because none of the 4 traces under a KV budget was compressed" in out
+    assert "cheapest" not in out
+    assert kvatlas("map", tmp_path / "run", "--out", tmp_path / "map.svg")[0] == 0
+    assert "VACUOUS: none of the 4 traces under a KV budget was" in (tmp_path / "map.svg").read_text()
 
 
 def test_plan_takes_the_rate_of_a_run(kvatlas: Call, write_spec: Callable[..., Path], run: Path) -> None:
@@ -116,6 +167,19 @@ def test_run_prints_pass_at_1_with_its_interval_and_a_trace(kvatlas: Call, tmp_p
     assert "CHAIN4-0000, sample 0" in out
     with Store.open(tmp_path / "run") as store:
         assert len(store.keys()) == 4
+
+
+def test_run_with_a_strict_budget(kvatlas: Call, tmp_path: Path) -> None:
+    code, _, err = kvatlas(
+        *("run", "embedded:tiny-llama", "CHAIN4", "--problems", 1, "--policy", "window", "--kv-budget", 64),
+        *("--local-window", 16, "--ratio", 0.2, "--workers", 1, "--max-new-tokens", 100, "--strict-budget"),
+        *("--out", tmp_path / "run"),
+    )
+    assert code == 0
+    assert "policies cannot differ in some problems" in err
+    with Store.open(tmp_path / "run") as store:
+        ((_, trace),) = store.traces()
+    assert trace.setting.values["strict_budget"] is True
 
 
 def test_map_describe_report_and_export(kvatlas: Call, run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvatlas.models import Model
-from kvatlas.policies import policies
+from kvatlas.policies import PRESETS, policies
 from kvatlas.predictor.calibration import query_statistics
 from tests.cli.test_commands import Call, kvatlas  # noqa: F401
 
@@ -21,17 +21,23 @@ GOOD = ("--kv-budget", "80", "--local-window", "8", "--ratio", "0.3")
 
 def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     rows = json.loads(kvatlas("policies", "--json")[1])
-    assert [row["name"] for row in rows] == policies.names()
+    assert [row["name"] for row in rows] == [*policies.names(), *PRESETS]
     by_name = {row["name"]: row for row in rows}
     assert by_name["h2o"]["observes"] == ["attention"]
     assert by_name["tova"]["scope"] == "layer"
     assert by_name["snapkv"]["parameters"]["queries"] == 32
     assert by_name["snapkv"]["published"]["kernel"] == "7 on LongBench, 5 on others"
     assert all("arXiv" in row["paper"] for row in rows if row["name"] != "full")
+    assert [row["name"] for row in rows if row["preset"]] == list(PRESETS)
+    preset = by_name["h2o@dynts-paper"]
+    assert preset["preset"]["policy"] == "tova"
+    assert preset["preset"]["values"] == {"ratio_over": "older", "keep_prompt": False, "scope": "global"}
+    assert "Robin930/DynTS" in preset["preset"]["source"]
+    assert (preset["parameters"]["keep_prompt"], preset["scope"]) == (False, "global")
     monkeypatch.setenv("COLUMNS", "220")
     code, out, _ = kvatlas("policies")
     assert code == 0
-    for name in policies.names():
+    for name in (*policies.names(), *PRESETS):
         assert f"\n{name} " in out
     assert "sinks=4 [4]" in out
     assert "kv_budget, local_window, ratio, ratio_over=older, keep_prompt=True" in out
@@ -45,12 +51,24 @@ def test_one_policy_is_explained(kvatlas: Call) -> None:  # noqa: F811
     assert "local_window: newest tokens that always stay" in out
     (row,) = json.loads(kvatlas("policies", "rkv", "--json")[1])
     assert row["description"].startswith("Importance less redundancy")
+    code, out, _ = kvatlas("policies", "h2o@dynts-paper")
+    assert code == 0
+    assert "tova with ratio_over=older, keep_prompt=False, scope=global" in out
+
+
+def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:  # noqa: F811
+    words = (*GOOD[2:], "--kv-budget", "60", "--max-new-tokens", "90", "--workers", "1", "--quiet")
+    code, out, _ = kvatlas(*RUN, "--policy", "sepllm@dynts-paper", *words)
+    assert code == 0
+    assert "Pass@1" in out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--policy", "h3o"), "Unknown policy 'h3o'; valid are: full, window, random"),
+        (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; valid are: window@dynts-paper"),
+        (("--policy", "h2o@dynts-paper", *GOOD, "--set", "keep_prompt=true"), "fixes keep_prompt = False"),
         (("--policy", "snapkv", *GOOD, "--set", "depth=3"), "has no parameter 'depth'; valid are: kv_budget"),
         (("--policy", "h2o", *GOOD[:4], "--ratio", "1.2"), "ratio is 1.2; valid are shares from 0 to 1"),
         (("--policy", "h2o", *GOOD[:4], "--ratio", "-0.1"), "ratio is -0.1; valid are shares from 0 to 1"),

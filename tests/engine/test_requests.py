@@ -13,7 +13,7 @@ from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Model
-from tests.engine.test_loop import prompts
+from tests.engine.test_loop import endless, prompts
 
 SAMPLINGS = (
     Sampling(temperature=0.9, top_k=20, top_p=0.95, max_new_tokens=40),
@@ -106,22 +106,45 @@ def test_the_network_gets_its_attention_back(tiny_llama: Model, network: Any) ->
     assert network.config._attn_implementation == before != "kvatlas"
 
 
-def test_new_prompts_are_read_between_steps_a_few_at_a_time(tiny_llama: Model, network: Any) -> None:
-    """A row that is being decoded waits for two prompts of 600 tokens at most, not for all that came."""
+def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Model, network: Any) -> None:
+    """A row that is being decoded gets its next token in every pass, whatever prompts came."""
     first, *others = requests(tiny_llama)
-    events: list[str] = []
+    passes: list[tuple[int, int]] = []
 
-    def watch(new: Sequence[int]) -> bool:
-        events.append("token")
-        return len(new) == 20
+    class Spy(Engine):
+        def _batch(self, rows: Any, fed: Any) -> Any:
+            decoding = [row for row in rows if not row.prompt_left]
+            passes.append((len(decoding), sum(map(len, fed)) - len(decoding)))
+            return super()._batch(rows, fed)
 
     def source() -> Iterator[Request[int] | None]:
-        yield replace(first, watch=watch)
+        yield replace(first, sampling=Sampling(max_new_tokens=20))
         yield None
         for request in others:
-            events.append("prompt")
-            yield replace(request, prompt=(request.prompt * 50)[:600])
+            yield replace(request, prompt=(request.prompt * 70)[:700])
 
-    assert len(tokens(tiny_llama, network, source())) == 6
-    between = "".join("p" if event == "prompt" else " " for event in events).split()
-    assert between == ["pp", "pp", "p"]
+    engine = Spy(tiny_llama, network, [WINDOW], SAMPLINGS[0], 6)
+    assert len(list(engine.run(source()))) == 6
+    busy = [prompt for decoding, prompt in passes if decoding and prompt]
+    # Five prompts of 700 tokens in chunks of 512 and 188, at most 1,024 tokens at a time.
+    assert busy == [512 + 512, 188 + 188 + 512, 188 + 512, 188 + 512, 188]
+
+
+def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: Model, network: Any, monkeypatch: Any) -> None:
+    """For a policy that sees attention and one that sees hidden states, too."""
+    from kvatlas.engine import rows
+
+    values = {"kv_budget": 700, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+    chosen = [policies.of(Setting.of(name, **values)) for name in ("h2o", "dynts", "lazyeviction")]
+    model, brief = endless(tiny_llama), Sampling(max_new_tokens=60)
+    work = [
+        replace(request, prompt=(request.prompt * 70)[:680], policies=tuple(chosen), sampling=brief)
+        for request in requests(tiny_llama, 2)
+    ]
+    found = []
+    for chunk in (rows.PROMPT_CHUNK, 1000):
+        monkeypatch.setattr(rows, "PROMPT_CHUNK", chunk)
+        engine = Engine(model, network, chosen, SAMPLINGS[0], 6)
+        found.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(work)})
+    assert found[0] == found[1]
+    assert all(compressions for _, compressions in found[0].values())

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare, kstest
 
 from kvatlas.core import Sampling
-from kvatlas.engine.sampling import draw
+from kvatlas.engine.sampling import sample
 from kvatlas.noise import gumbel, philox, stream_key, uniform
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
@@ -15,7 +15,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 def counts(sampling: Sampling, rows: int = 40_000) -> list[int]:
     streams = torch.full((rows,), 42)
-    tokens = draw(LOGITS.expand(rows, -1), sampling, streams, torch.arange(rows))
+    tokens = sample(LOGITS.expand(rows, -1), sampling, streams, torch.arange(rows))
     return torch.bincount(tokens, minlength=len(LOGITS)).tolist()
 
 
@@ -59,8 +59,8 @@ def test_a_draw_depends_on_its_own_stream_position_and_logits_alone() -> None:
     logits = torch.randn(50, 300, generator=generator)
     streams, positions = torch.arange(50) * 7919, torch.arange(50) % 13
     sampling = Sampling()
-    together = draw(logits, sampling, streams, positions)
-    alone = [int(draw(logits[i : i + 1], sampling, streams[i : i + 1], positions[i : i + 1])) for i in range(50)]
+    together = sample(logits, sampling, streams, positions)
+    alone = [int(sample(logits[i : i + 1], sampling, streams[i : i + 1], positions[i : i + 1])) for i in range(50)]
     assert together.tolist() == alone
 
 

@@ -80,6 +80,30 @@ def test_where_nothing_is_shown_worse_a_sentence_stands_for_the_frame(llama, tmp
     assert all(ALL_ALIKE in one.notes for one in metric_panels(llama, plateaus))
 
 
+def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
+    """20 prompt tokens fill the places of ratio 0.1, and those of 0.3 under the widest window."""
+    one = run[2][0]
+    part = replace(one.cells[32, 0.3].audit, none=0.25, no_choice=0.25)
+    cells = {**one.cells, (32, 0.3): replace(one.cells[32, 0.3], audit=part)}
+    (panel,) = metric_panels([replace(one, cells=cells)])
+    assert panel.cornered == {(8, 0.1): 1.0, (16, 0.1): 1.0, (32, 0.1): 1.0, (32, 0.3): 0.25}
+    figure = draw([panel])
+    corners = [patch for patch in figure.axes[0].patches if patch.get_gid() == "no-choice"]
+    assert sorted(patch.get_facecolor()[3] > 0 for patch in corners) == [False, True, True, True]
+    assert "Corner: policies have nothing to choose" in " ".join(texts(figure, tmp_path))
+    whole = replace(panel, cornered={})
+    assert not [patch for patch in draw([whole]).axes[0].patches if patch.get_gid() == "no-choice"]
+
+
+def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
+    plan, held, _ = run
+    flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in held]
+    words = "VACUOUS: none of the 216 traces under a KV budget was compressed"
+    for panels in (metric_panels(maps_of_run(plan, flat)), cost_panels(maps_of_run(plan, flat), "kv_tokens")):
+        assert all(panel.notes[0] == words for panel in panels)
+    assert words in " ".join(texts(draw(panels), tmp_path))
+
+
 def test_the_highest_cells_are_bold(llama):
     (axes, *_) = series_figure([llama[0]]).axes
     assert {t.get_text() for t in axes.texts if t.get_fontweight() == "bold"} == {"49.3"}

@@ -78,6 +78,20 @@ def test_concurrent_requests_get_the_engines_answers(tiny_llama: Model) -> None:
         assert output.metadata["compressions"] == generation.usage.compressions
 
 
+def test_a_model_without_think_tags_has_no_reasoning(tiny_llama: Model) -> None:
+    (text,) = questions(1)
+
+    async def ask() -> Any:
+        config = GenerateConfig(max_tokens=12)
+        async with get_model(NAME, config=config, memoize=False, think_close="") as model:
+            return await model.generate(text)
+
+    output = asyncio.run(ask())
+    assert (output.usage.output_tokens, output.usage.reasoning_tokens) == (12, 0)
+    assert [part.type for part in output.choices[0].message.content] == ["text"]
+    assert output.completion
+
+
 def test_choices_stops_lengths_and_refusals() -> None:
     (text,) = questions(1)
 

@@ -3,13 +3,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.models import Model
+from kvatlas.service import written
 from tests.engine.test_loop import requests, run
 from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, save_model
 
@@ -116,13 +123,133 @@ def test_the_tags_are_found_or_named(make: Make) -> None:
     assert make(tags=("[THINK]", "[/THINK]"), template=FIRST_TEMPLATE).thinking.close == "[/THINK]"
     assert make(tags=()).thinking.close == "</think>"
     silent = make(FIRST_TEMPLATE, ())
-    with pytest.raises(KvatlasError, match="says how its thinking ends; name the text with think_close"):
-        _ = silent.thinking
     named = models.find(silent.name, think_close="so:")
     assert named.answer(ids(named, "hm so: 7")) == " 7"
-    never = models.find(silent.name, think_close="")
-    assert never.think_close == -1
-    assert never.answer(ids(never, "It is 7.</think>")) == "It is 7.</think>"
+    # How thinking begins is not known: it is open from the start, on the server as in a sweep.
+    assert named.answer(ids(named, "hm, 7")) is None
+    assert written(named, ids(named, "hm, 7")) == ("hm, 7", "")
+
+
+def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
+    silent = make(FIRST_TEMPLATE, ())
+    for model in (silent, models.find(silent.name, think_close="")):
+        model.check()
+        tokens = ids(model, "It is 7.</think>")
+        assert model.think_close == -1
+        assert model.answer(tokens) == "It is 7.</think>"
+        assert model.split(tokens) is None
+        assert model.thinking_tokens(tokens, None) == 0
+
+
+def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reasoning(make: Make) -> None:
+    from kvatlas import policies
+    from kvatlas.core import Setting
+    from kvatlas.server.answers import usage_of
+
+    model = make(FIRST_TEMPLATE, ())
+    window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
+    work = requests(model, [policies.of(window)], 2)
+    _, found = run(model, work, 2, temperature=1.0)
+    assert all(generation.usage.compressions for generation in found)
+    assert {generation.usage.thinking_tokens for generation in found} == {0}
+    tickets: Any = [
+        SimpleNamespace(generation=SimpleNamespace(result=lambda own=own: own), ask=SimpleNamespace(prompt=(1,)))
+        for own in found
+    ]
+    assert usage_of(tickets)["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_thinking_that_nobody_opened_has_no_tokens(make: Make) -> None:
+    model = make(FIRST_TEMPLATE)
+    assert model.thinking_tokens(ids(model, "It is 7."), None) == 0
+    assert model.thinking_tokens(ids(model, "<think>hm"), None) == len(ids(model, "<think>hm"))
+    assert model.thinking_tokens(ids(model, "<think>hm</think>7"), 3) == 3
+    assert make().thinking_tokens(ids(model, "hm"), None) == len(ids(model, "hm"))
+
+
+TAGS = ("</think>", "</think>\n", "\n</think>\n\n", " so: ", "◁/think▷", "终 ", "\n", "s")
+
+
+@pytest.fixture(scope="module")
+def merging() -> Any:
+    """A byte-level BPE that merges across spaces and lines, so that tags have many spellings."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    around = [(before, after) for before in ("hm.", " ", "é") for after in ("\n", " 7", "The", "")]
+    texts = [f"{before}{tag}{after}" for tag in TAGS for before, after in around]
+    trainer = trainers.BpeTrainer(vocab_size=360, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    core.train_from_iterator(texts * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template="{{ messages }}")
+
+
+def told(tokenizer: Any, close: str) -> Model:
+    model = Model("told", Path(), models.Options(think_close=close))
+    vars(model).update(tokenizer=tokenizer, stops=frozenset())
+    return model
+
+
+PIECES = ("</", "think", ">", "\n", " ", "s", "so", ":", "◁", "/think▷", "终", "7", "é", "🙂", *TAGS)
+
+
+@given(st.sampled_from(TAGS), st.lists(st.sampled_from(PIECES), max_size=14), st.lists(st.integers(0, 99), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: list[str], cuts: list[int]) -> None:
+    # Cut anywhere, within characters too, and merged between the cuts.
+    whole = "".join(pieces).encode()
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    spelled = bytes_to_unicode()
+    parts = ["".join(spelled[byte] for byte in whole[a:b]) for a, b in pairwise(places)]
+    tokens = [token.id for part in parts for token in merging.backend_tokenizer.model.tokenize(part)]
+    text = merging.decode
+    assert text(tokens) == whole.decode()
+
+    model = told(merging, close)
+    seen = [model.thinking_end(tokens[:count]) for count in range(1, len(tokens) + 1)]
+    there = [close in text(tokens[:count]) for count in range(1, len(tokens) + 1)]
+    split = model.split(tokens)
+    if True not in there:
+        assert split is None
+        assert set(seen) <= {None}
+        return
+    first = there.index(True)
+    assert split is not None
+    end, start = split
+    assert seen[: first + 1] == [None] * first + [end]
+    assert close in text(tokens[end : first + 1])
+    assert close not in text(tokens[end + 1 : first + 1])
+    # The answer is all that follows the tag, and begins with the token that holds its first visible character.
+    answer = whole.decode().partition(close)[2]
+    assert model.answer(tokens) == answer
+    assert start in (first, first + 1)
+    assert not text(tokens[end:start]).partition(close)[2].strip()
+
+
+def test_a_token_costs_the_same_however_long_the_trace(merging: Any) -> None:
+    model = told(merging, "</think>\n")
+    tokens = merging("hm.</think> \n" * 400)["input_ids"] + merging("</think>\n7")["input_ids"]
+    read = 0
+
+    def decode(ids: list[int], **options: Any) -> str:
+        nonlocal read
+        read += len(ids)
+        return merging.decode(ids, **options)
+
+    vars(model)["tokenizer"] = SimpleNamespace(decode=decode, chat_template="", added_tokens_encoder={})
+    for count in range(1, len(tokens) + 1):
+        model.thinking_end(tokens[:count])
+    assert model.split(tokens) is not None
+    assert read < 2 * 14 * len(tokens)
+
+
+def test_a_word_of_the_vocabulary_is_text_and_not_the_one_way_to_write_it(merging: Any) -> None:
+    word = next(word for word in merging.get_vocab() if word.isalpha() and word.isascii() and len(word) > 2)
+    assert told(merging, word).think_close is None
+    assert told(merging, f"{word} ").answer(merging(f"{word} 7")["input_ids"]) == "7"
 
 
 def test_options_are_checked() -> None:
@@ -182,6 +309,7 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
         (lambda f: (f / "chat_template.jinja").unlink(), "has no chat template"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "The tokenizer of the model"),
+        (lambda f: edit(f, "tokenizer_config.json", tokenizer_class="T5Tokenizer"), "The tokenizer of the model"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "The weight index of the model"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(

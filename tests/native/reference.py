@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,137 +12,130 @@ from kvatlas.native import Native, PagedBatch
 
 
 @dataclass
-class Scene:
-    """Sequences with tokens that are cached (`lengths`) and new ones (`news`), of one layer."""
+class Sequence:
+    """Keys, values, positions [kv_heads, tokens, ...] of all tokens; queries [new, heads, size] of the new ones."""
 
-    lengths: list[int]
-    news: list[int]
-    keys: list[Tensor]
-    values: list[Tensor]
-    queries: list[Tensor]
-    positions: list[Tensor]
-    page_size: int = 16
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    queries: Tensor
+
+    @property
+    def cached(self) -> int:
+        """Tokens before the new ones."""
+        return self.keys.shape[1] - len(self.queries)
+
+
+@dataclass
+class Scene:
+    """Sequences of one layer, some of them watched."""
+
+    sequences: list[Sequence]
     window: int = 0
-    watched: tuple[int, ...] = ()
+    page_size: int = 16
+    watched: list[int] = field(default_factory=list)
 
     @classmethod
     def random(
-        cls, seed: int, lengths: list[int], news: list[int], heads: int, kv_heads: int, size: int, **rest: object
+        cls,
+        seed: int,
+        cached: list[int],
+        new: list[int],
+        *,
+        kv_heads: int,
+        group: int,
+        size: int,
+        window: int = 0,
+        page_size: int = 16,
+        watched: list[int] | None = None,
     ) -> Scene:
-        made = torch.Generator().manual_seed(seed)
-        totals = [a + b for a, b in zip(lengths, news, strict=True)]
-        return cls(
-            lengths,
-            news,
-            [torch.randn(kv_heads, total, size, generator=made) for total in totals],
-            [torch.randn(kv_heads, total, size, generator=made) for total in totals],
-            [2 * torch.randn(new, heads, size, generator=made) for new in news],
-            [
-                (torch.rand(kv_heads, total, generator=made) < 0.7).int().cumsum(1).int().contiguous()
-                for total in totals
-            ],
-            **rest,  # type: ignore[arg-type]
-        )
+        """Numbers from `seed`. Cached tokens of every KV head have positions of their own, with gaps."""
+        source = torch.Generator().manual_seed(seed)
+        sequences = []
+        for before, now in zip(cached, new, strict=True):
+            steps = torch.rand(kv_heads, before + now, generator=source) < 0.6
+            steps[:, before:] = True
+            positions = (steps + steps.cumsum(1)).int()
+            positions[:, before:] = before * 2 + torch.arange(now).int()
+            keys, values = (torch.randn(kv_heads, before + now, size, generator=source) for _ in range(2))
+            queries = 2 * torch.randn(now, kv_heads * group, size, generator=source)
+            sequences.append(Sequence(keys, values, positions, queries))
+        return cls(sequences, window, page_size, watched or [])
+
+    def only(self, index: int) -> Scene:
+        """One sequence without its neighbours."""
+        return replace(self, sequences=[self.sequences[index]], watched=[0] if index in self.watched else [])
 
     @property
     def scaling(self) -> float:
-        return float(self.queries[0].shape[-1] ** -0.5)
-
-    def only(self, chosen: list[int]) -> Scene:
-        """Some of the sequences."""
-        parts = {name: [getattr(self, name)[i] for i in chosen] for name in PARTS}
-        return replace(self, **parts, watched=tuple(range(len([i for i in chosen if i in self.watched]))))
+        return float(self.sequences[0].queries.shape[-1] ** -0.5)
 
     def expected(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs and attention mass of each sequence."""
-        found, masses = [], []
-        for keys, values, queries, positions, length, new in zip(
-            self.keys, self.values, self.queries, self.positions, self.lengths, self.news, strict=True
-        ):
-            group = queries.shape[1] // keys.shape[0]
-            k, v = (each.double().repeat_interleave(group, 0) for each in (keys, values))
-            scores = torch.einsum("thd,hsd->hts", queries.double(), k) * self.scaling
-            seen = torch.arange(keys.shape[1]) <= length + torch.arange(new)[:, None]
-            seen = seen.expand(keys.shape[0], new, -1)
+        """Outputs of all sequences, and the attention mass of those that are watched."""
+        outputs, masses = [], []
+        for each in self.sequences:
+            group = each.queries.shape[1] // each.keys.shape[0]
+            keys, values = (table.double().repeat_interleave(group, 0) for table in (each.keys, each.values))
+            scores = torch.einsum("thd,hsd->hts", each.queries.double(), keys) * self.scaling
+            count = each.keys.shape[1]
+            seen = (torch.arange(count) <= torch.arange(each.cached, count)[:, None]).expand(len(each.keys), -1, -1)
             if self.window:
-                own = positions[:1, length:]
-                seen = seen & (with_own(positions, own, length)[:, None] > own.mT - self.window)
+                own = each.positions[:, each.cached :, None]
+                seen = seen & (each.positions[:, None] > own - self.window)
             weights = scores.masked_fill(~seen.repeat_interleave(group, 0), float("-inf")).softmax(-1)
-            found.append(torch.einsum("hts,hsd->thd", weights, v))
+            outputs.append(torch.einsum("hts,hsd->thd", weights, values))
             masses.append(weights.unflatten(0, (-1, group)).mean(1).sum(1))
-        return found, masses
+        return outputs, [masses[index] for index in self.watched]
 
-    def run(self, native: Native, seed: int = 0, chunk: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """The same by the kernels, pages dealt at random, new tokens in chunks."""
-        made = torch.Generator().manual_seed(seed)
-        kv_heads, _, size = self.keys[0].shape
-        counts = [-(-each.shape[1] // self.page_size) for each in self.keys]
-        order = torch.randperm(sum(counts) + 3, generator=made).int()
+    def run(self, native: Native, pages: int = 0, chunk: int = 10**6) -> tuple[list[Tensor], list[Tensor]]:
+        """The same by the kernels: pages dealt out by the seed `pages`, new tokens in chunks."""
+        kv_heads, _, size = self.sequences[0].keys.shape
+        counts = [-(-each.keys.shape[1] // self.page_size) for each in self.sequences]
+        order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(pages)).int()
+        # What nobody wrote is NaN, and no page has the number of those that are not there.
         table = torch.full((len(counts), max(counts) + 1), 2**30, dtype=torch.int32)
         slots = len(order) * self.page_size
-        pools = [torch.full((kv_heads, slots, size), float("nan")) for _ in range(2)]
+        keys, values = (torch.full((kv_heads, slots, size), float("nan")) for _ in range(2))
         places = torch.full((kv_heads, slots), 2**30, dtype=torch.int32)
-        for i, count in enumerate(counts):
-            table[i, :count] = order[sum(counts[:i]) : sum(counts[:i]) + count]
-            at = (table[i, :count, None] * self.page_size + torch.arange(self.page_size)).flatten()
-            at = at[: self.lengths[i]]
-            for pool, own in zip(pools, (self.keys, self.values), strict=True):
-                pool[:, at] = own[i][:, : self.lengths[i]]
-            places[:, at] = self.positions[i][:, : self.lengths[i]]
-        found: list[list[Tensor]] = [[] for _ in counts]
-        width = max(each.shape[1] for each in self.keys)
-        mass = torch.zeros(max(len(self.watched), 1), kv_heads, width)
-        rows = torch.tensor([self.watched.index(i) if i in self.watched else -1 for i in range(len(counts))]).int()
-        chunk = chunk or max(self.news)
-        for begin in range(0, max(self.news), chunk):
-            turn = [i for i, new in enumerate(self.news) if begin < new]
-            ends = [min(begin + chunk, self.news[i]) for i in turn]
-            lengths = torch.tensor([self.lengths[i] + begin for i in turn]).int()
-            starts = torch.tensor([0, *torch.tensor([end - begin for end in ends]).cumsum(0)]).int()
-            own = table[turn].contiguous()
+        for row, dealt, each in zip(table, order[: sum(counts)].split(counts), self.sequences, strict=True):
+            row[: len(dealt)] = dealt
+            at = (dealt[:, None] * self.page_size + torch.arange(self.page_size)).flatten()[: each.cached]
+            keys[:, at], values[:, at] = each.keys[:, : each.cached], each.values[:, : each.cached]
+            places[:, at] = each.positions[:, : each.cached]
+        width = max(each.keys.shape[1] for each in self.sequences)
+        mass = torch.zeros(len(self.watched), kv_heads, width)
+        outputs: list[list[Tensor]] = [[] for _ in self.sequences]
+        for begin in range(0, max(len(each.queries) for each in self.sequences), chunk):
+            turn = [index for index, each in enumerate(self.sequences) if begin < len(each.queries)]
+            ends = [min(begin + chunk, len(self.sequences[index].queries)) for index in turn]
+            parts = [(self.sequences[index], begin, end) for index, end in zip(turn, ends, strict=True)]
             batch = PagedBatch(
-                own,
-                starts,
-                lengths,
+                table[turn],
+                torch.tensor([0, *accumulate(end - begin for end in ends)]).int(),
+                torch.tensor([each.cached + begin for each, *_ in parts]).int(),
                 page_size=self.page_size,
-                longest=max(self.lengths[i] + end for i, end in zip(turn, ends, strict=True)),
-                watched=rows[turn].contiguous() if self.watched else None,
+                longest=max(each.cached + end for each, _, end in parts),
+                watched=torch.tensor([self.watched.index(i) if i in self.watched else -1 for i in turn]).int()
+                if self.watched
+                else None,
                 watched_width=width,
             )
-            pairs = list(zip(turn, ends, strict=True))
-            new = [
-                torch.cat(
-                    [own[i][:, self.lengths[i] + begin : self.lengths[i] + end].transpose(0, 1) for i, end in pairs]
-                )
-                for own in (self.keys, self.values)
-            ]
-            out = native.attention(
+            new = [slice(each.cached + begin, each.cached + end) for each, begin, end in parts]
+            rows = list(zip(parts, new, strict=True))
+            found = native.attention(
                 batch,
-                torch.cat([self.queries[i][begin:end] for i, end in pairs]),
-                *(each.contiguous() for each in new),
-                *pools,
+                torch.cat([each.queries[begin:end] for each, begin, end in parts]),
+                torch.cat([each.keys[:, own].transpose(0, 1) for (each, *_), own in rows]),
+                torch.cat([each.values[:, own].transpose(0, 1) for (each, *_), own in rows]),
+                keys,
+                values,
                 self.scaling,
                 window=self.window,
                 places=places if self.window else None,
-                positions=torch.cat(
-                    [self.positions[i][0, self.lengths[i] + begin : self.lengths[i] + end] for i, end in pairs]
-                )
-                if self.window
-                else None,
+                positions=torch.cat([each.positions[0, own] for (each, *_), own in rows]) if self.window else None,
                 mass=mass if self.watched else None,
             )
-            for i, part in zip(turn, out.split([end - begin for end in ends]), strict=True):
-                found[i].append(part)
-        masses = [
-            mass[self.watched.index(i), :, : self.keys[i].shape[1]] if i in self.watched else mass
-            for i in range(len(counts))
-        ]
-        return [torch.cat(each) for each in found], masses
-
-
-PARTS = ("lengths", "news", "keys", "values", "queries", "positions")
-
-
-def with_own(positions: Tensor, own: Tensor, length: int) -> Tensor:
-    """Positions of all slots: every head has its own for cached tokens, and the same for new ones."""
-    return torch.cat([positions[:, :length], own.expand(len(positions), -1)], 1)
+            for index, part in zip(turn, found.split([end - begin for end in ends]), strict=True):
+                outputs[index].append(part)
+        masses = [own[:, : self.sequences[index].keys.shape[1]] for own, index in zip(mass, self.watched, strict=True)]
+        return [torch.cat(each) for each in outputs], masses

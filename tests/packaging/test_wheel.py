@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import hatch_build
 import pytest
 
 from tests.packaging.environments import PYTHONS, ROOT, Environment, interpreter
@@ -34,11 +35,24 @@ def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
     models = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/kvatlas/models/embedded").rglob("*.*")}
     assert {name for name in models if "__pycache__" not in name} <= wheel
     assert {"kvatlas/py.typed", "kvatlas/sweep/demo.yaml"} <= wheel
+    assert {f"kvatlas/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
     assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
     with tarfile.open(built["gz"]) as archive:
         sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "constraints.txt", "tests/conftest.py", "mkdocs.yml", "LICENSE"} <= sdist
-    assert "examples/plugin/pyproject.toml" in sdist
+    assert {"examples/plugin/pyproject.toml", "hatch_build.py", "src/kvatlas/native/kernels.c"} <= sdist
+    assert not [name for name in sdist if name.startswith("src/kvatlas/native/lib/")]
+
+
+def test_a_package_is_built_without_kernels_where_they_do_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels.c").write_text("no C")
+    name = next(iter(hatch_build.TARGETS))
+    assert hatch_build.compile_kernels(tmp_path, name).startswith(name)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    assert "nothing" in hatch_build.compile_kernels(tmp_path, name)
+    assert not list((tmp_path / "lib").iterdir())
 
 
 @pytest.mark.slow

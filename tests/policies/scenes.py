@@ -16,6 +16,9 @@ SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)
 GROUP = SHAPE.heads // SHAPE.kv_heads
 PROMPT, LENGTH, CACHED, STREAM = 9, 90, 60, 77
 
+#: What each layer multiplies q k by: not 1 / sqrt(head size), and not the same in all.
+SCALING = (0.25, 0.6)
+
 #: Score of one token: (cached, layer, KV head, slot) -> float.
 Score = Callable[[Cached, int, int, int], float]
 
@@ -54,6 +57,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
         value=values.__getitem__,
         query=queries.__getitem__,
         window=changes.pop("window", lambda _: None),
+        scaling=SCALING.__getitem__,
         tokens=lambda: tokens,
     )
     assert not changes

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from kvatlas.engine.replay import LONGEST
 from safetensors.torch import save_file
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.cache import aligned
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.models import Model
 from kvatlas.policies import Cached, Policy, Scope, Selection, Signal
 from kvatlas.policies.dynts import HEAD_FILE
@@ -85,31 +85,29 @@ def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, Model], na
     engine, found = run(model, work, 8, max_new_tokens=300)
     assert all(generation.usage.peak_kv_tokens == BUDGET for generation in found)
     assert all(generation.usage.compressions > 3 for generation in found)
-    shape, rows, capacity = model.shape, engine.slots.rows, aligned(BUDGET)
+    shape, rows = model.shape, engine.cache.rows
     layers, heads = policy.scope.width(shape)
-    predicted = rows * capacity * (shape.kv_bytes_per_token() + 4 * len(policy.columns) * layers * heads)
-    # Rings hold the longest chunk of a replay besides.
-    ring = policy.queries + LONGEST if policy.queries else 0
-    predicted += rows * ring * shape.layers * shape.heads * shape.head_dim * 4
-    assert engine.slots.bytes == predicted
+    # Six sequences share what is allocated, which has a page of nobody and grows by a part of itself.
+    pages = (1 + 6 * pages_for(BUDGET)) * (1 + 1 / GROWTH)
+    noted = 4 * len(policy.columns) * layers * heads * rows * pages_for(BUDGET) * (1 + 1 / GROWTH)
+    rings = (rows + 1) * policy.queries * shape.layers * shape.heads * shape.head_dim * 4
+    assert engine.cache.bytes <= PAGE * (pages * shape.kv_bytes_per_token() + noted) + rings
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_observing_policies_pay(random_models: dict[str, Model], name: str, monkeypatch: Any) -> None:
     """Attention weights are computed for policies that declare it, at each step; for all others never."""
-    from kvatlas.engine import attention
-
     model = random_models["llama"]
     watched: list[tuple[int, ...]] = []
     remembered: list[tuple[int, ...]] = []
-    whole = attention.Pass.__post_init__
+    whole = ForwardBatch.__post_init__
 
-    def noted(self: attention.Pass) -> None:
+    def noted(self: ForwardBatch) -> None:
         whole(self)
         watched.append(self.watched)
         remembered.append(self.remembered)
 
-    monkeypatch.setattr(attention.Pass, "__post_init__", noted)
+    monkeypatch.setattr(ForwardBatch, "__post_init__", noted)
     policy = make(name)
     found = [policy, policies.of(Setting.of("full")), make("window")] if name != "window" else [policy]
     apart = [Request(r.key, r.prompt, r.stream, (p,)) for r in requests(model, found, 3) for p in r.policies]
@@ -138,8 +136,8 @@ def test_recent_queries_are_those_of_the_newest_tokens(random_models: dict[str, 
     from kvatlas.engine import attention
 
     def attend(module: Any, query: torch.Tensor, *rest: Any, kvatlas: Any, **others: Any) -> Any:
-        for at in range(query.shape[2]):
-            position = at if kvatlas.prefill is not None else kvatlas.positions[0]
+        _, batch = kvatlas
+        for at, position in enumerate(batch.positions.tolist()):
             recorded[module.layer_idx][position] = query[0, :, at].clone()
         return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
 

@@ -35,9 +35,7 @@ def cached(
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
     unused: Any = None
     columns = {"score": scores}
-    return Cached(
-        unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, unused, unused, unused, unused, unused
-    )
+    return Cached(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
 
 
 def policy(**changes: Any) -> Given:
@@ -78,6 +76,51 @@ def test_a_prompt_longer_than_the_kept_share_stays_whole_and_no_older_thinking_t
     scores = torch.rand(1, 1, 40)
     kept = select(policy(kv_budget=40, ratio=0.2), cached(scores, prompt=20))
     assert kept[0, 0].tolist() == [*range(20), *range(36, 40)]
+
+
+@given(
+    st.integers(0, 60),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.sampled_from([0.0, 0.1, 0.29, 0.5, 1.0]),
+    st.booleans(),
+    st.integers(0, 40),
+    st.randoms(use_true_random=False),
+)
+def test_a_strict_budget_keeps_exactly_the_ratio(
+    prompt: int, thinking: int, window: int, ratio: float, keep_prompt: bool, answer: int, rng: Any
+) -> None:
+    """Of prompt and answer the oldest where they do not fit, and no thinking token then."""
+    total = prompt + thinking + answer
+    if total <= window:
+        return
+    end = prompt + thinking if answer else None
+    scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
+    strict = Given(total + 1, window, ratio, keep_prompt=keep_prompt, strict_budget=True)
+    kept = select(strict, cached(scores, prompt, end))[0, 0].tolist()
+
+    older = range(total - window)
+    count = int(Fraction(str(ratio)) * len(older))
+    certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
+    others = sorted((t for t in older if t not in certain), key=lambda t: float(scores[0, 0, t]), reverse=True)
+    assert kept == sorted((certain + others)[:count]) + list(range(total - window, total))
+    loose = Given(total + 1, window, ratio, keep_prompt=keep_prompt)
+    if len(certain) <= count:
+        assert kept == select(loose, cached(scores, prompt, end))[0, 0].tolist()
+
+
+def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
+    values = {**EXPLAIN, "ratio": 0.25}
+    usual, strict = (policies.of(Setting.of("window", **values, strict_budget=value)) for value in (False, True))
+    assert usual.setting == policies.of(Setting.of("window", **values)).setting
+    assert "strict_budget" not in usual.setting.values
+    assert strict.setting.values == {**usual.setting.values, "strict_budget": True}
+    assert policies.of(strict.setting) == strict
+    assert isinstance(usual, Selection)
+    assert isinstance(strict, Selection)
+    with pytest.raises(KvatlasError, match="valid are budgets above 54"):
+        usual.check_prompt(50, "this prompt")
+    strict.check_prompt(50, "this prompt")
 
 
 def test_ties_go_to_the_older_token_and_order_is_kept() -> None:
@@ -170,6 +213,8 @@ def test_window_keeps_the_newest_and_random_a_uniform_subset_per_head() -> None:
         ({"local_window": 40}, "valid are windows from 1 to 39"),
         ({"ratio_over": "all"}, "valid are 'older' and 'thinking'"),
         ({"keep_prompt": 1}, "keep_prompt is 1"),
+        ({"strict_budget": "yes"}, "strict_budget is 'yes'; valid are true and false"),
+        ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),
         ({"sinks": 4}, "has no parameter 'sinks'; valid are: kv_budget, local_window, ratio"),
     ],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.policies import policies
+from kvatlas.policies import PRESETS, policies
+from kvatlas.policies.presets import written
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "policies.md"
@@ -30,10 +31,23 @@ def section(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def presets() -> str:
+    """What the page says of presets: a table."""
+    rows = [
+        f"| `{preset.name}` | `{preset.policy}` | {written(preset)} | {preset.says} | {preset.source} |"
+        for preset in PRESETS.values()
+    ]
+    return "\n".join(["| preset | is | with | what that code does | read in |", "|---|---|---|---|---|", *rows]) + "\n"
+
+
 @pytest.mark.parametrize("name", policies.names())
 def test_the_page_has_every_policy(name: str) -> None:
     """`python -m tests.policies.test_documents` writes the sections anew."""
     assert section(name) in PAGE.read_text()
+
+
+def test_the_page_has_every_preset() -> None:
+    assert presets() in PAGE.read_text()
 
 
 def test_the_page_has_no_other_policy() -> None:
@@ -76,5 +90,6 @@ def test_the_guides_policy_is_short_and_runs_as_a_third_partys_package(tmp_path:
 
 
 if __name__ == "__main__":
-    head, _, _ = PAGE.read_text().partition("\n## ")
+    head, _, _ = PAGE.read_text().partition("\n## `")
+    head = re.sub(r"\| preset \|.*?\n\n", lambda _: f"{presets()}\n", head + "\n\n", flags=re.S)
     PAGE.write_text(head.rstrip() + "\n\n" + "\n".join(map(section, policies.names())))

@@ -17,8 +17,8 @@ from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import Model
 from kvatlas.noise import uniform
-from kvatlas.policies import Cached, Reference, Scope, Selection, Step
-from tests.policies.scenes import GROUP, SHAPE, assert_keeps, scene
+from kvatlas.policies import Cached, Reference, Scope, Selection, Step, rkv
+from tests.policies.scenes import GROUP, SCALING, SHAPE, assert_keeps, scene
 
 COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4, "ratio_over": "thinking"}
 SEEDS = range(3)
@@ -36,13 +36,13 @@ def position(cached: Cached, layer: int, head: int, slot: int) -> int:
 
 
 def logit(cached: Cached, layer: int, head: int, query: int, slot: int) -> float:
-    """q k / sqrt(size) of query head `head` in float64; -inf for a token that the query does not see."""
+    """q k of query head `head` times the layer's scaling, in float64; -inf for a token that the query does not see."""
     vectors = cached.query(layer)[head].double()
     back = cached.length - len(vectors) + query - position(cached, layer, head // GROUP, slot)
     if not 0 <= back < (cached.window(layer) or math.inf):
         return -math.inf
     key = cached.key(layer)[head // GROUP, slot].double()
-    return float(vectors[query] @ key) / math.sqrt(SHAPE.head_dim)
+    return float(vectors[query] @ key) * SCALING[layer]
 
 
 def softmax(values: list[float]) -> list[float]:
@@ -105,10 +105,14 @@ def test_snapkv(scope: Scope, seed: int, queries: int, window: int, pooling: str
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("mix", "window"), [(0.1, 10), (0.9, 4)])
-def test_rkv(scope: Scope, seed: int, mix: float, window: int) -> None:
-    queries, kernel, threshold = 8, 7, 0.5
-    policy = make("rkv", scope=scope, mix=mix, local_window=window)
+@pytest.mark.parametrize(
+    ("mix", "window", "threshold", "unlike"),
+    [(0.1, 10, 0.5, "none"), (0.9, 4, 0.5, "none"), (0.1, 10, 0.9, "none"), (0.0, 10, 0.95, "first")],
+)
+def test_rkv(scope: Scope, seed: int, mix: float, window: int, threshold: float, unlike: str) -> None:
+    queries, kernel = 8, 7
+    given = {"threshold": threshold, "unlike": unlike, "keep_prompt": unlike == "none"}
+    policy = make("rkv", scope=scope, mix=mix, local_window=window, **given)
     memory: dict[Any, list[float]] = {}
 
     def importance(cached: Cached, layer: int, head: int) -> list[float]:
@@ -129,8 +133,8 @@ def test_rkv(scope: Scope, seed: int, mix: float, window: int) -> None:
         for i in range(count):
             similar = [0.0 if i == j else float(unit[i] @ unit[j]) for j in range(count)]
             repeats = [j for j in range(count) if similar[j] > threshold]
-            if repeats:
-                similar[max(repeats)] = 0.0
+            if repeats or unlike == "first":
+                similar[max(repeats, default=0)] = 0.0
             total = [before + now for before, now in zip(total, similar, strict=True)]
         return softmax([value / count for value in total])
 
@@ -143,6 +147,53 @@ def test_rkv(scope: Scope, seed: int, mix: float, window: int) -> None:
         return mix * memory[importance, layer, head][slot] - (1 - mix) * memory[redundancy, layer, head][slot]
 
     assert_keeps(policy, scene(policy, seed), score)
+
+
+def redundancy_by_matrix(key: torch.Tensor, threshold: float, spare_first: bool) -> torch.Tensor:
+    """R-KV's redundancy [KV heads, cached] from the matrix of all similarities."""
+    unit = torch.nn.functional.normalize(key, dim=-1, eps=1e-8)
+    number = torch.arange(key.shape[1])
+    similarity = (unit @ unit.transpose(-1, -2)).masked_fill(number[:, None] == number, 0.0)
+    newest = torch.where(similarity > threshold, number, -1).amax(-1, keepdim=True)
+    newest = newest.clamp(min=0) if spare_first else newest
+    return similarity.masked_fill(newest == number, 0.0).mean(1).softmax(-1)
+
+
+@pytest.mark.parametrize("keys", ["alike", "random", "equal", "one"])
+@pytest.mark.parametrize("threshold", [0.5, 0.9, -0.1, -1.0, 1.0])
+@pytest.mark.parametrize("spare_first", [False, True])
+def test_redundancy_is_that_of_the_matrix(
+    keys: str, threshold: float, spare_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several blocks: where most keys repeat another soon, where hardly one does, and at the edges."""
+    monkeypatch.setattr(rkv, "BLOCK", 64)
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, 1 if keys == "one" else 500, 16, generator=random)
+    key = {
+        "alike": noise + 2 * torch.randn(2, 1, 16, generator=random),
+        "random": noise,
+        "equal": torch.eye(16)[torch.arange(500) % 3].expand(2, -1, -1),
+        "one": noise,
+    }[keys]
+    found, wanted = rkv.redundancy(key, threshold, spare_first), redundancy_by_matrix(key, threshold, spare_first)
+    torch.testing.assert_close(found, wanted, rtol=2e-6, atol=0.0)
+    assert found.sum(-1).allclose(torch.ones(2))
+
+
+def test_redundancy_never_holds_the_matrix_of_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of keys alone: and after the newest few where every key repeats another."""
+    sizes: list[int] = []
+    amax = torch.Tensor.amax
+
+    def spy(self: torch.Tensor, *dims: Any, **named: Any) -> torch.Tensor:
+        sizes.append(self.numel())
+        return amax(self, *dims, **named)
+
+    monkeypatch.setattr(torch.Tensor, "amax", spy)
+    key = torch.randn(1, 8192, 16, generator=torch.Generator().manual_seed(0)) + 3.0
+    assert int(rkv.newest_similar(torch.nn.functional.normalize(key[0], dim=-1), 0.5).min()) >= 8190
+    assert max(sizes) <= 2 * rkv.BLOCK**2
+    assert sum(sizes) == 8192 * rkv.BLOCK
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -296,6 +347,16 @@ def test_vase(scope: Scope, seed: int, keep_prompt: bool) -> None:
 def uniform_of(cached: Cached, at: int, choice: int) -> float:
     one = torch.tensor([at])
     return float(uniform(torch.tensor([cached.stream]), cached.length, one, torch.tensor([choice])))
+
+
+def test_vase_keeps_the_older_of_equally_large_values() -> None:
+    policy = make("vase", scope=Scope.GLOBAL, queries=8, large=1.0, keep_prompt=False)
+    cached = scene(policy, 0)
+    alike = torch.zeros(SHAPE.kv_heads, 60, SHAPE.head_dim)
+    alike[:, 12::2, 0] = 1.0
+    kept = policies.select(policy, replace(cached, value=lambda _: alike))[0, 0].tolist()
+    # 20 of 50 places: the first four tokens as sinks, then every other token from the 12th on.
+    assert kept == [*range(4), *range(12, 44, 2), *range(50, 60)]
 
 
 def test_vase_draws_in_proportion_to_attention() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from kvatlas.engine import Engine, Request
 from kvatlas.models import Model, find
 from kvatlas.policies import Cached, Scope, Selection, Signal, Step
 from kvatlas.policies.dynts import Layout, importance, load_head
+from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
 from tests.engine.test_loop import endless, outcome, prompts, requests, run
 
@@ -70,6 +73,44 @@ def test_accumulated_attention_equals_the_attention_matrix(
     if kind is HeavyHitters:
         wanted = wanted.mean((0, 1), keepdim=True)
     torch.testing.assert_close(SEEN[0].double(), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture(scope="module", params=["granite", "gemma3"])
+def scaled(request: pytest.FixtureRequest, random_models: dict[str, Model], tmp_path_factory: Any) -> Model:
+    """A model whose layers do not scale q k by 1 / sqrt(head size), which is 0.25 here."""
+    granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.6}
+    source, changes = {
+        "granite": ("llama", granite),
+        "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
+    }[request.param]
+    folder = shutil.copytree(random_models[source].folder, tmp_path_factory.mktemp("scaled") / request.param)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return endless(find(f"hf:{folder}"))
+
+
+def test_recent_attention_is_scaled_as_the_layers_scale_it(scaled: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `tova` computes of the newest query, at the first and a later compression, is the eager attention's row."""
+    kind = policies.policies.get("tova")
+    score, seen = kind.score, []
+
+    def spy(self: Selection, cached: Cached) -> torch.Tensor:
+        seen.append((cached.positions.clone(), score(self, cached)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(kind, "score", spy)
+    policy = policies.of(Setting.of("tova", kv_budget=60, local_window=5, ratio=1.0, ratio_over="thinking"))
+    prompt = prompts(scaled, 1)[0][:25]
+    engine = Engine(scaled, scaled.network(), [policy], Sampling(temperature=0.8, max_new_tokens=50), 8)
+    (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
+    for positions, found in (seen[0], seen[-1]):
+        length = positions.shape[-1]
+        assert torch.equal(positions[0, 0], torch.arange(length))
+        wanted = _attentions(scaled, (prompt + generation.tokens)[:length])[:, :, -1].mean(1)
+        torch.testing.assert_close(found[:, 0].double(), wanted, atol=1e-5, rtol=1e-4)
+    labels, _ = answer_attention(scaled.network(), list(prompt + generation.tokens), 60)
+    wanted = _attentions(scaled, prompt + generation.tokens)[:, :, 60:, :60].mean((0, 1, 2))
+    torch.testing.assert_close(labels.double(), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_observing_rows_do_not_depend_on_their_neighbours(random_models: dict[str, Model]) -> None:

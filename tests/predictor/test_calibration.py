@@ -8,6 +8,8 @@ import torch
 from kvatlas.core import KvatlasError
 from kvatlas.models import Model
 from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.labels import answer_attention
+from tests.conftest import WINDOW
 from tests.engine.test_loop import prompts
 
 
@@ -42,6 +44,44 @@ def test_statistics_are_those_of_the_queries_before_rotation(
         torch.testing.assert_close(found["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
     wanted = 10_000.0 ** -(torch.arange(planes) / planes)
     torch.testing.assert_close(found["frequency"], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_layers_with_a_window_are_read_with_it(random_models: dict[str, Model]) -> None:
+    """A text longer than the window of mistral's layers: queries after the first layer depend on it."""
+    model = random_models["mistral"]
+    network = model.network()
+    text = tuple(token for prompt in prompts(model, 4) for token in prompt)
+    assert len(text) > 3 * WINDOW
+    found = query_statistics(model, network, [text])
+    network.set_attn_implementation("eager")
+    seen: list[torch.Tensor] = []
+    layer = network.get_decoder().layers[-1].self_attn
+    layer.q_proj.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
+    with torch.inference_mode():
+        network.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
+    halves = seen[0].view(len(text), model.shape.heads, 2, -1)
+    norms = halves.square().sum(2).sqrt().mean(0)
+    torch.testing.assert_close(found["norm"][-1], norms, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["softcap", "s_aux"])
+def test_attention_that_is_more_than_a_softmax_is_refused(
+    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As where the engine and the labels attend."""
+    from transformers import AttentionInterface
+
+    model = random_models["llama"]
+    register = AttentionInterface.register
+
+    def with_more(name: str, function: Any) -> None:
+        register(name, lambda *tensors, **others: function(*tensors, **others, **{what: 30.0}))
+
+    monkeypatch.setattr(AttentionInterface, "register", with_more)
+    with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
+        query_statistics(model, model.network(), [(5, 6, 7)])
+    with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
+        answer_attention(model.network(), [5, 6, 7], 2)
 
 
 def test_what_cannot_be_calibrated_is_said(random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:

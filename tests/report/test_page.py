@@ -80,6 +80,30 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
     assert cell["low"] < cell["value"] < cell["high"]
 
 
+def test_what_a_run_cannot_show_stands_first(tmp_path):
+    plan = manifest(grid("dynts"))
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan, lambda _: 0.1):
+            store.add(key, replace(one, usage=replace(one.usage, compressions=0)))
+    write_report(tmp_path / "run", tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text("utf-8")
+    first, second, third = re.findall(r'<p class="warn">(.*?)</p>', html)[:3]
+    assert "traces are without an answer (0) or truncated" in first
+    assert "CHAIN8" in second
+    assert third.startswith("CHAIN6: 0 of 216 traces under a KV budget were compressed")
+    assert "no setting is recommended, because none of the 432 traces under a KV budget was compressed" in html
+    data = data_of(html)
+    assert {one["vacuous"] for one in data["maps"] if one["benchmark"] == "CHAIN6"} == {
+        "none of the 216 traces under a KV budget was compressed"
+    }
+    audits = [data["cells"][number]["audit"] for row in data["maps"][1]["cells"] for number in row]
+    # 20 prompt tokens fill a tenth of what is older than the window.
+    assert [audit["no_choice"] for audit in audits] == [100.0, 100.0, 0.0, 100.0, 0.0, 0.0, 100.0, 0.0, 0.0][
+        : len(audits)
+    ]
+
+
 def test_outcomes_say_what_every_trace_came_to(tmp_path):
     plan = manifest(grid("dynts"), problems=3)
     data = data_of(report(tmp_path, plan))

@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Grade, KvatlasError, Status
 from kvatlas.report.prose import as_text
 from kvatlas.report.words import cost, describe, p_text
 from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.cells import gather
+from kvatlas.stats.choice import choices
 from kvatlas.stats.comparisons import comparisons_of_run
 from kvatlas.stats.estimates import BINOMIAL_NOTE, with_binomial_bounds
 from kvatlas.stats.judgement import verdicts_of_run
 from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.validity import findings
 from tests.stats.synthetic import grid, manifest, traces
 
 
@@ -129,6 +132,37 @@ def test_comparisons_baselines_and_notes_of_a_run():
     assert "< 0.001" in text
     assert "- by hand.\n" in text
     assert "PARTIAL" in text
+
+
+def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
+    run = [
+        (key, replace(one, usage=replace(one.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
+        for key, one in traces(plan)
+    ]
+    cells = gather(plan, run)
+    maps = maps_of_run(plan, run)
+    limits = findings(cells)
+    for chosen in (choices(cells, ("local_window", "ratio")), None):
+        description = describe(maps, verdicts=verdicts_of_run(plan, run), choices=chosen, findings=limits)
+        assert json.loads(json.dumps(description, allow_nan=False)) == description
+        assert [finding["kind"] for finding in description["findings"]] == ["unanswered", "uncompressed", "no_choice"]
+        assert description["maps"][0]["validity"] == {
+            "traces": 216, "bounded": 216, "compressed": 0, "no_answer": 216, "truncated": 0, "settings": 9,
+            "identical": [], "same": False, "vacuous": "uncompressed",
+        }  # fmt: skip
+        audit = description["maps"][0]["estimates"][0]["audit"]
+        assert audit == {"problems": 12, "median": 0.0, "worst": 0, "none": 100.0, "no_choice": 100.0}
+        (choice,) = description["recommendation"]["all"]
+        assert (choice["setting"], choice["by_time"], choice["candidates"]) == (None, None, 9)
+        text = as_text(description)
+        first = "CHAIN6: 240 of 240 traces are without an answer (240) or truncated (0); they count as wrong."
+        assert text.splitlines()[2] == f"- {first}"
+        assert (
+            "- tiny on CHAIN6: no setting is recommended, because none of the 216 traces under a KV budget was "
+            "compressed.\n"
+        ) in text
+        assert "cheapest" not in text
 
 
 def test_means_that_cannot_be_are_said():

@@ -45,6 +45,16 @@ def test_what_is_added_comes_back(tmp_path: Path) -> None:
             store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 7))
 
 
+def test_equal_tokens_have_equal_digests_even_unread(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run") as store:
+        for sample, tokens in enumerate([(5, 6), (5, 6), (5, 7)]):
+            store.add("key", replace(TRACE, sample=sample, tokens=tokens))
+        first, same, other = (trace.written for _, trace in store.traces(texts=False))
+        assert [trace.written for _, trace in store.traces()] == [first, same, other]
+        assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 2)).written == other
+    assert first == same != other
+
+
 @pytest.mark.parametrize(
     "fate", [None, Fate(1, (), ()), Fate(1, (0, 7), (1, 0)), Fate(12, (0, 9, 9), (12, 0, 0)), Fate(4, (0,), (3,))]
 )

@@ -1,5 +1,6 @@
 """Runs made of numbers: a manifest and traces whose grades follow a given function."""
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -52,7 +53,7 @@ def trace(expected: Expected, problem: str, sample: int, correct: bool, **change
         problem=problem,
         sample=sample,
         setting=expected.setting,
-        tokens=(1, 2, 3),
+        tokens=(1, 2, zlib.crc32(f"{expected.setting.id} {problem} {sample}".encode()) % 1000),
         **values,  # type: ignore[arg-type]
     )
 

@@ -155,7 +155,7 @@ def test_killed_at_random_moments_it_ends_where_an_undisturbed_one_does(
         process.send_signal(signal.SIGKILL)
         process.wait()
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == adaptive[1][-1]
+    assert adaptive[1][-1] in done.stderr.splitlines()
     assert contents(folder) == contents(adaptive[0])
     with Store.open(folder) as one, Store.open(adaptive[0]) as other:
         # The file sorts the axes by name, so the cells come in another order.

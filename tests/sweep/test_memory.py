@@ -15,6 +15,7 @@ import pytest
 from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine
+from kvatlas.engine.cache import PAGE
 from kvatlas.engine.memory import free, out_of_memory, peak
 from kvatlas.models import Model
 from kvatlas.sweep import make_plan, parse_spec, sweep
@@ -36,14 +37,14 @@ def job(data: dict[str, Any], **changes: Any) -> Job:
 @pytest.mark.parametrize(
     ("rows", "chosen"), [(4, slice(None)), (32, slice(None)), (32, slice(1, None)), (24, slice(1))]
 )
-def test_the_slots_are_as_large_as_predicted(random_models: dict[str, Model], rows: int, chosen: slice) -> None:
+def test_the_cache_is_as_large_as_predicted(random_models: dict[str, Model], rows: int, chosen: slice) -> None:
     model = endless(random_models["llama"])
     settings = grid()[chosen]
     work = requests(model, settings, 5)
     engine, _ = run(model, work, rows, max_new_tokens=300)
     longest = max(len(request.prompt) for request in work)
     predicted = peak(model, settings, rows, len(work), longest, 300)
-    assert engine.slots.bytes == pytest.approx(predicted.slots, rel=0.1)
+    assert engine.cache.bytes == pytest.approx(predicted.slots + predicted.snapshots, rel=0.1)
 
 
 def test_waiting_snapshots_are_no_more_than_predicted(
@@ -56,9 +57,9 @@ def test_waiting_snapshots_are_no_more_than_predicted(
     def counting(engine: Engine) -> Any:
         nonlocal most
         found = step(engine)
-        held = [each for row in engine._rows for each in row.tree.held]
-        waiting = {id(snapshot): snapshot.length for snapshot, _ in (*engine._waiting, *held)}
-        most = max(most, sum(waiting.values()) * model.kv_bytes_per_token)
+        own = {page for row in engine.scheduler.rows for page in row.cached.pages}
+        waiting = {page for snapshot, _ in engine.scheduler.branches for page in snapshot.pages} - own
+        most = max(most, len(waiting) * PAGE * model.kv_bytes_per_token)
         return found
 
     monkeypatch.setattr(Engine, "_step", counting)

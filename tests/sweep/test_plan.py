@@ -9,9 +9,9 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.models import Model
-from kvatlas.results import Manifest
+from kvatlas.results import Manifest, Store
 from kvatlas.sweep import Progress, make_plan, parse_spec, sweep
-from tests.r1 import AIME, save_model
+from tests.r1 import AIME, FIRST_TEMPLATE, save_model
 
 Build = Callable[..., dict[str, Any]]
 
@@ -93,11 +93,21 @@ def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
     assert plan.estimate()["seconds"] is None
 
 
-@pytest.mark.parametrize("oracle", [False, True])
-def test_the_plan_and_the_run_agree_on_decoded_tokens(spec_data: Build, tmp_path: Path, oracle: bool) -> None:
+@pytest.mark.parametrize(
+    ("oracle", "rule"),
+    [
+        (False, {"kv_budget": 64, "ratio_over": "thinking"}),
+        (True, {"kv_budget": 64, "ratio_over": "thinking"}),
+        # Prompts longer than the budget, which a strict one takes.
+        (False, {"kv_budget": 20, "strict_budget": True}),
+    ],
+)
+def test_the_plan_and_the_run_agree_on_decoded_tokens(
+    spec_data: Build, tmp_path: Path, oracle: bool, rule: dict[str, Any]
+) -> None:
     """For traces of known length, to the token; the oracle needs a second trunk."""
     names = ["window", "random", *(["oracle"] if oracle else [])]
-    settings = [{"policy": name, "kv_budget": 64, "ratio_over": "thinking"} for name in names]
+    settings = [{"policy": name, **rule} for name in names]
     data = spec_data(benchmarks=["CHAIN4"], samples=1, settings=settings, expected_output_tokens=90)
     plan = make_plan(parse_spec(data))
     vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
@@ -150,6 +160,22 @@ def test_the_seeds_of_permuted_choices_are_stored_with_the_run(
     assert manifest.provenance["benchmarks"][0][:4] == ["GPQA_D", 1, "r1", 1]
 
 
+def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_decoded(spec_data: Build) -> None:
+    with pytest.raises(KvatlasError, match=r"The tokenizer of the model .* does not fit AIME24: .* are unknown"):
+        make_plan(parse_spec(spec_data(benchmarks=[f"AIME24@{AIME}"])))
+
+
+def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> None:
+    model = save_model("llama", tmp_path / "m", template=FIRST_TEMPLATE, tags=())
+    data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
+    told: list[str] = []
+    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, note=told.append)
+    (note,) = told
+    assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
+    data["models"] = [{"model": model.name, "think_close": ""}]
+    assert make_plan(parse_spec(data)).notes == ()
+
+
 def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1_folder: str) -> None:
     def keys(**options: Any) -> set[str]:
         data = spec_data(models=[{"model": r1_folder, **options}], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
@@ -165,3 +191,75 @@ def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1
     entries = [f"AIME24@{AIME}", {"name": "AIME24", "file": str(AIME), "prompt": "plain"}]
     with pytest.raises(KvatlasError, match="Two entries of the spec are the benchmark 'AIME24'"):
         make_plan(parse_spec(spec_data(models=[r1_folder], benchmarks=entries)))
+
+
+def test_a_plan_audits_its_budgets_and_names_the_cells_in_which_policies_cannot_differ(spec_data: Build) -> None:
+    settings = [{"policy": name, "kv_budget": 64} for name in ("window", "random")]
+    plan = make_plan(parse_spec(spec_data(settings=settings, benchmarks=["CHAIN4"], expected_output_tokens=80)))
+    (model,) = plan.models
+    prompts = plan.prompts[model.name, "CHAIN4"]
+    rows = plan.estimate()["budget_audit"]
+    assert len(rows) == 8
+    assert rows[0] == {
+        "model": model.name,
+        "benchmark": "CHAIN4",
+        "setting": "window(keep_prompt=True, kv_budget=64, local_window=4, ratio=0.2, ratio_over=older)",
+        "problems": 3,
+        "median": 0.0,
+        "worst": 0,
+        "none": 1.0,
+        "no_choice": 1.0,
+    }
+    assert min(prompts) > 12
+    # Half of 60 older tokens, less the prompt.
+    assert rows[1]["worst"] == max(0, 30 - max(prompts))
+    (warning,) = plan.estimate()["warnings"]
+    assert "policies cannot differ in some problems" in warning
+    assert "local_window 4, ratio 0.2 on CHAIN4 (100 %)" in warning
+    sound = make_plan(parse_spec(spec_data(expected_output_tokens=80)))
+    assert sound.warnings == []
+
+
+def test_a_plan_says_that_budgets_are_beyond_all_traces(spec_data: Build) -> None:
+    settings = [{"policy": "window", "kv_budget": budget, "ratio_over": "thinking"} for budget in (64, 900)]
+    (warning,) = make_plan(parse_spec(spec_data(settings=settings, benchmarks=["CHAIN4"]))).warnings
+    assert warning.startswith("4 of 8 settings with a KV budget compress nothing on CHAIN4")
+    assert warning.endswith("the least of these budgets is 900.")
+
+
+def test_a_strict_budget_of_the_spec_is_part_of_every_setting_that_compresses(spec_data: Build) -> None:
+    settings = [{"policy": "window", "kv_budget": 64}]
+    usual, strict = (
+        make_plan(parse_spec(spec_data(settings=settings, strict_budget=value))) for value in (False, True)
+    )
+    assert [policy.setting.values.get("strict_budget") for policy, _ in strict.policies] == [True] * 4 + [None]
+    assert not any("strict_budget" in policy.setting.values for policy, _ in usual.policies)
+    shared = {each.setting for each in strict.manifest().expected} & {
+        each.setting for each in usual.manifest().expected
+    }
+    assert [setting.policy for setting in shared] == ["full"]
+    with pytest.raises(KvatlasError, match="strict_budget is true and ratio_over is 'thinking'"):
+        make_plan(parse_spec(spec_data(strict_budget=True)))
+
+
+def test_where_the_prompt_fills_the_budget_all_policies_write_the_same(spec_data: Build, tmp_path: Path) -> None:
+    """What the audit foretells is what happens; under a strict budget part of the prompt goes."""
+    data = spec_data(
+        settings=[{"policy": name, "kv_budget": 64} for name in ("window", "random", "keydiff")],
+        axes={"local_window": [8], "ratio": [0.3]}, benchmarks=["CHAIN4"], problems=1, samples=1,
+    )  # fmt: skip
+    for name, strict in (("usual", False), ("strict", True)):
+        plan = make_plan(parse_spec({**data, "strict_budget": strict}))
+        (prompt,) = plan.prompts[plan.models[0].name, "CHAIN4"]
+        assert {cell.audit.no_choice for cell in plan.audit} == {1.0}
+        vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+        sweep(plan, tmp_path / name, workers=1)
+        with Store.open(tmp_path / name) as store:
+            bounded = [trace for _, trace in store.traces() if trace.setting.policy != "full"]
+        assert len({trace.tokens for trace in bounded}) == 1
+        (trace, *_) = bounded
+        assert trace.usage.compressions > 0
+        assert trace.fate is not None
+        # 16 places of 56 older tokens.
+        kept = prompt if not strict else 16
+        assert [bool(held) for held in trace.fate.held[:prompt]] == [True] * kept + [False] * (prompt - kept)

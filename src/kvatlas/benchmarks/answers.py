@@ -12,6 +12,8 @@ from collections.abc import Sequence
 LONGEST = 1000
 #: How far back an unboxed final answer is looked for.
 TAIL = 20_000
+#: A bare last line that is longer is no answer, in characters.
+SHORT = 80
 #: Boxes within boxes that are followed outwards.
 DEPTH = 8
 
@@ -26,6 +28,11 @@ _STATED = re.compile(
 _END = re.compile(
     r"\n|(?<!\\)[.!;](?=\s|$|\*|\$\s*$)|,\s+(?:so|since|because|which|as|where|and\s+(?:we|this|that))(?![A-Za-z])"
 )
+#: What a formula alone may stand in, what it holds beside words, and what says that it is a step and no answer.
+_DRESS = re.compile(r"^(?:\*\*|\$|\\\(|\\\[|\s)+|(?:\*\*|\$|\\\)|\\\]|\s)+(?=\.?$)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_RELATION = re.compile(r"[=<>:?≤≥≈]|\\(?:leq?|geq?|approx|neq?|implies|to)(?![A-Za-z])")
 _BECAUSE = re.compile(r"\s+(?:because|since|as|by|when|if|which|obtained|after)(?![A-Za-z])")
 
 
@@ -62,6 +69,19 @@ def stated(text: str) -> str | None:
         if re.search(r"[^\W_]", part):
             return part
     return None
+
+
+def bare(text: str) -> str | None:
+    """The last line where it is an answer and no sentence: a number or a formula alone, or what follows `####`.
+
+    Models that nobody told how to end write `7`, `**7**` or, as in GSM8K's solutions, `#### 7`.
+    """
+    lines = text[-TAIL:].rstrip().rsplit("\n", 1)
+    line = lines[-1].strip()[:LONGEST]
+    marked = line.startswith("####")
+    part = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
+    formula = len(part) <= SHORT and not _RELATION.search(part) and not _WORD.search(_COMMAND.sub(" ", part))
+    return part if re.search(r"[^\W_]", part) and (marked or (formula and re.search(r"\d|\\", part))) else None
 
 
 def final(text: str) -> str | None:

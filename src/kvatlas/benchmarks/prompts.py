@@ -13,7 +13,10 @@ from kvatlas.core import KvatlasError
 
 @dataclass(frozen=True)
 class Format:
-    """`math` and `choice` are templates with {question} (and {options}); `version` rises whenever one changes."""
+    """`math` and `choice` are templates with {question} (and {options}).
+
+    `version` rises whenever one changes, or what counts as an answer to it.
+    """
 
     version: int
     about: str
@@ -31,7 +34,7 @@ FORMATS = {
         "{question}\n\n" + _STEPS,
         "{question}\n\n{options}\n\n" + _LETTER,
     ),
-    "plain": Format(1, "the question alone, with its options", "{question}", "{question}\n\n{options}"),
+    "plain": Format(2, "the question alone, with its options", "{question}", "{question}\n\n{options}"),
     "line": Format(
         1,
         'the question, then a request to end with a line "Answer: ..."',
@@ -50,6 +53,11 @@ def message(format_: str, question: str, choices: tuple[str, ...]) -> str:
     # Not str.format: questions and templates are full of braces.
     before, _, after = template.partition("{question}")
     return f"{before.replace('{options}', options)}{question}{after.replace('{options}', options)}"
+
+
+def asks_nothing(format_: str) -> bool:
+    """Whether a format says nothing about how to end."""
+    return format_ == "plain"
 
 
 def identity(format_: str) -> list[str | int]:

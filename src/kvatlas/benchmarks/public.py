@@ -73,12 +73,19 @@ class Questions:
         return prompts.message(self.prompt_format, problem.question, tuple(problem.about.get("choices", ())))
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Correct where the last boxed answer, else the stated one, means the same as the reference."""
+        """Correct where the last boxed answer, else the stated one, means the same as the reference.
+
+        Where the prompt is the question alone a bare last line is an answer, too.
+        """
         choices = tuple(problem.about.get("choices", ()))
         by_letter = bool(choices) or _is_letter(problem.answer)
         found = answers.letter(answer, choices) if by_letter else None
         if found is None and not choices:
             found = answers.final(answer)
+        if found is None and prompts.asks_nothing(self.prompt_format):
+            # Nobody told the model how to end.
+            last = answers.bare(answer)
+            found = answers.letter(last, choices) if last and by_letter else last
         if found is None:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
         if by_letter:

@@ -22,6 +22,7 @@ def new_app() -> typer.Typer:
         lists,
         lm_eval,
         maps,
+        models,
         predictor,
         results,
         serve,
@@ -35,7 +36,7 @@ def new_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    rooms = (sweeps, serve, lm_eval, maps, results, compare, imports, predictor, calibration, benchmarks, lists)
+    rooms = (sweeps, serve, lm_eval, maps, results, compare, imports, predictor, calibration, benchmarks, lists, models)
     for room in rooms:
         room.add_to(app)
     return app

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 def policies(incomplete: str) -> list[str]:
     """Policies whose names begin so."""
+    from kvatlas.policies import PRESETS
     from kvatlas.policies import policies as registry
 
-    return [name for name in registry.names() if name.startswith(incomplete)]
+    return [name for name in (*registry.names(), *PRESETS) if name.startswith(incomplete)]
 
 
 def models(incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is there: policies, models."""
+"""What is there: policies, and how rows of such lists are printed."""
 
 from __future__ import annotations
 
@@ -14,49 +14,37 @@ Json = Annotated[bool, typer.Option("--json", help="Print a list of objects inst
 def policies(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: Json = False
 ) -> None:
-    """List the policies, or explain one."""
+    """List the policies and the presets of some, or explain one."""
+    from kvatlas.policies import PRESETS
     from kvatlas.policies import policies as registry
 
-    rows = [_about(each) for each in ([registry.get(name)] if name else (each for _, each in registry.items()))]
+    every = [*(each for _, each in registry.items()), *map(registry.get, PRESETS)]
+    rows = [_about(each) for each in ([registry.get(name)] if name else every)]
     if as_json:
         print_rows(rows, as_json)
     elif name:
         _explain(registry.get(name), rows[0])
     else:
-        print_rows([_short(row) for row in rows], as_json)
+        print_rows([_short(row) for row in rows if row["preset"] is None], as_json)
         typer.echo("\nPublished values stand in brackets. Every policy that compresses takes as well:")
         typer.echo(", ".join(_written(_shared())))
-
-
-def models(as_json: Json = False) -> None:
-    """List the models that ship with kvatlas; any local Hugging Face folder is `hf:FOLDER`."""
-    from kvatlas.models import embedded, find
-
-    rows = []
-    for name in embedded():
-        model = find(name)
-        rows.append(
-            {
-                "name": name,
-                "architecture": model.config["architectures"][0],
-                "layers": model.shape.layers,
-                "kv_heads": model.shape.kv_heads,
-                "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
-            }
-        )
-    print_rows(rows, as_json)
+        typer.echo("\nPresets, methods as somebody ran them; a preset is named wherever a policy is:")
+        print_rows([{"name": row["name"], **row["preset"]} for row in rows if row["preset"]], as_json)
 
 
 def _about(policy: Any) -> dict[str, Any]:
-    """A policy as data; `published` are the values of parameters in its paper."""
+    """A policy as data; `published` are the values of parameters in its paper, `preset` is what it is a preset of."""
+    preset = getattr(policy, "preset", None)
+    parameters = {each.name: "required" if each.default is MISSING else each.default for each in fields(policy)}
     return {
         "name": policy.name,
         "summary": policy.summary,
         "paper": policy.paper,
-        "scope": policy.scope.value,
+        "scope": str(preset.values.get("scope", policy.scope) if preset else policy.scope),
         "observes": sorted(signal.value for signal in policy.observes),
-        "parameters": {each.name: "required" if each.default is MISSING else each.default for each in fields(policy)},
+        "parameters": parameters | (dict(preset.values) if preset else {}),
         "published": dict(policy.published),
+        "preset": preset and {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
         "description": "\n".join(line.removeprefix("    ") for line in (policy.__doc__ or "").strip().splitlines()),
     }
 
@@ -133,6 +121,5 @@ def _cell(value: Any) -> str:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands."""
-    for command in (policies, models):
-        app.command()(command)
+    """Add this command."""
+    app.command()(policies)

@@ -50,6 +50,8 @@ def serve(
     found = find(model, **dict(assignment("--model-option", text) for text in model_option or []))
     values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     found.check()
+    if found.note:
+        typer.echo(found.note, err=True)
     setting = chosen(found, policy, values | dict(assignment("--set", text) for text in set_ or []))
     sampling = drawing(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
     if host not in LOOPBACK and not api_key:

@@ -27,6 +27,10 @@ ModelOption = Annotated[
         "--model-option", metavar="NAME=VALUE", help="dtype, device, revision, cache, think_close, think_open."
     ),
 ]
+StrictBudget = Annotated[
+    bool,
+    typer.Option("--strict-budget", help="Drop what does not fit of a prompt into the ratio, as the published rule."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -37,16 +41,20 @@ def plan(
         Path | None, typer.Option(metavar="RUN", help="Or the rate measured in this run, of one worker.")
     ] = None,
     memory: Annotated[float | None, typer.Option(help="Memory in GiB to foretell the batch size with.")] = None,
+    strict_budget: StrictBudget = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time."""
+    """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
     from kvatlas.results import Store
-    from kvatlas.sweep import make_plan, read_spec
+    from kvatlas.sweep import make_plan
 
     if rate_of is not None:
         with Store.open(rate_of) as store:
             tokens_per_second = store.tokens_per_second()
-    estimate = make_plan(read_spec(spec)).estimate(tokens_per_second, int(memory * 2**30) if memory else None)
+    planned = make_plan(_read(spec, strict_budget))
+    for sentence in planned.notes:
+        _note(sentence)
+    estimate = planned.estimate(tokens_per_second, int(memory * 2**30) if memory else None)
     if as_json:
         typer.echo(json.dumps(estimate))
         return
@@ -66,6 +74,20 @@ def plan(
         typer.echo(f"batch size              {estimate['batch_size']:>14,}  (fits into the memory)")
     if estimate["seconds"] is not None:
         typer.echo(f"seconds                 {estimate['seconds']:>14,}  ({estimate['seconds'] / 3600:,.1f} hours)")
+    if planned.audit:
+        from kvatlas.cli.audit import print_audit
+
+        print_audit(planned.audit)
+    for sentence in planned.warnings:
+        typer.echo(f"\nWarning: {sentence}")
+
+
+def _read(spec: Path, strict_budget: bool) -> Any:
+    """The spec of a file, its budgets strict if asked for on the command line or in the file."""
+    from kvatlas.sweep import read_spec
+
+    asked = read_spec(spec)
+    return asked.model_copy(update={"strict_budget": True}) if strict_budget else asked
 
 
 def sweep(
@@ -75,13 +97,14 @@ def sweep(
     ray_address: Address = "",
     workers: Workers = None,
     batch_size: BatchSize = None,
+    strict_budget: StrictBudget = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep, or resume it: only what is missing in RUN is decoded."""
-    from kvatlas.sweep import make_plan, read_spec
+    from kvatlas.sweep import make_plan
 
     drive(
-        make_plan(read_spec(spec)),
+        make_plan(_read(spec, strict_budget)),
         out,
         executor=executor,
         workers=workers,
@@ -101,17 +124,18 @@ def screen(
     executor: Executor = "local",
     workers: Workers = None,
     batch_size: BatchSize = 64,
+    strict_budget: StrictBudget = False,
     quiet: Quiet = False,
 ) -> None:
     """Where would each setting depart from the full cache? Its traces are read, nothing is decoded; no Pass@1."""
     from functools import partial
 
     from kvatlas.stats.metrics import SCREENED
-    from kvatlas.sweep import make_plan, read_spec, screening
+    from kvatlas.sweep import make_plan, screening
     from kvatlas.sweep import screen as read_all
     from kvatlas.sweep.screen import unanswered
 
-    asked = read_spec(spec)
+    asked = _read(spec, strict_budget)
     if problems is not None:
         asked = asked.model_copy(update={"problems": min(problems, asked.problems or problems)})
     plan = screening(make_plan(asked))
@@ -151,6 +175,7 @@ def run(
     temperature: Annotated[float, typer.Option(min=0)] = 0.6,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
     model_option: ModelOption = None,
+    strict_budget: StrictBudget = False,
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
     workers: Workers = None,
@@ -178,6 +203,7 @@ def run(
             "seed": seed,
             "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens or min(16_384, room // 4 * 3)},
             "baseline": [{"policy": policy, **parameters}],
+            "strict_budget": strict_budget,
         },
         "the options",
     )
@@ -215,12 +241,31 @@ def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, q
     from kvatlas.cli.progress import showing
     from kvatlas.sweep import sweep as decode_all
 
+    if not quiet:
+        for sentence in plan.warnings:
+            _note(f"Warning: {sentence}")
     try:
         with showing(plan.manifest(), folder, quiet) as tell:
             (work or decode_all)(plan, folder, tell=tell, note=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
+    if not quiet:
+        for finding in _findings(folder):
+            _note(f"Warning: {finding.text}")
+
+
+def _findings(folder: Path) -> list[Any]:
+    """What limits what a finished run can show, beyond what its plan has said."""
+    from kvatlas.results import Store
+    from kvatlas.stats.cells import gather
+    from kvatlas.stats.metrics import usual_metric
+    from kvatlas.stats.validity import Kind, findings
+
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+        cells = gather(manifest, store.traces(texts=False), usual_metric(manifest))
+    return [finding for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]
 
 
 def _note(sentence: str) -> None:

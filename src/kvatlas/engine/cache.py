@@ -59,7 +59,7 @@ class KVCache:
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
     queries: that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the
-    layers' own attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers that have a window.
+    layers' own attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class KVCache:
 
     def slots(self, sequence: CachedSequence) -> Tensor:
         """Slots [length] of a sequence's tokens."""
-        pages = torch.tensor(sequence.pages, device=self.device)
+        pages = torch.tensor(sequence.pages, dtype=torch.long, device=self.device)
         offsets = torch.arange(self.page_size, device=self.device)
         return (pages[:, None] * self.page_size + offsets).flatten()[: sequence.length]
 

@@ -38,6 +38,7 @@ def compress(model: Model, cache: KVCache, row: Row[Any]) -> int:
             value=lambda layer: cache.values[layer].index_select(1, slots),
             query=lambda layer: cache.queries[layer][row.cached.row][:, recent % cache.query_window],
             window=cache.windows.get,
+            scaling=cache.scalings.__getitem__,
             tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=cache.device),
             reference=row.request.reference,
         ),

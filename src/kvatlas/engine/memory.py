@@ -52,8 +52,10 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     longest, rows = prompt + output, min(batch_size, trees * len(policies))
     unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
     bounded = rows - unbounded if budgets else 0
-    # Snapshots share the pages of a trunk that goes on; one of its own has what compresses with its last branch.
-    waiting = sum(budget for budget in budgets if budget < longest) if len(policies) > 1 and not unbounded else 0
+    # A snapshot outlives the trunk whose pages it shares, as long as a branch of its tree has no row.
+    open_settings = min(trees * len(policies), OPEN_SETTINGS * batch_size + len(policies) - 1)
+    forked = round((open_settings - rows) / max(1, len(policies) - 1))
+    waiting = sum(pages_for(budget) for budget in budgets if budget < longest) if len(policies) > 1 else 0
     shape, collector, size = model.shape, SignalCollector(policies), 4 if model.dtype == "float32" else 2
     page = PAGE * model.kv_bytes_per_token
     pages = unbounded * pages_for(longest) + bounded * pages_for(min(longest, budgets[-1] if budgets else longest))
@@ -66,7 +68,7 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     return Peak(
         weights=model.weight_bytes or 0,
         slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries),
-        snapshots=open_trees * waiting * model.kv_bytes_per_token,
+        snapshots=max(1, forked) * waiting * page,
         workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
     )
 

@@ -129,7 +129,7 @@ class Row(Generic[K]):
         usage = Usage(
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.tokens),
-            thinking_tokens=len(self.tokens) if self.thinking_end is None else self.thinking_end,
+            thinking_tokens=model.thinking_tokens(self.tokens, self.thinking_end),
             peak_kv_tokens=self.kv_peak,
             mean_kv_tokens=(self.kv_sum or self.kv_peak) / max(1, len(self.tokens) - 1),
             compressions=self.compressions,

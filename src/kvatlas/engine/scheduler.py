@@ -20,7 +20,7 @@ from kvatlas.policies import Policy
 
 #: Requests are begun while fewer settings are begun and not done than this many times the batch: few snapshots wait.
 OPEN_SETTINGS = 2
-#: Prompt tokens of one pass, beyond which further prompts wait for the next.
+#: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
 PROMPT_TOKENS = 1024
 
 
@@ -87,9 +87,10 @@ class Scheduler:
         chosen, prompt_tokens = [], 0
         for row in self.rows:
             if row.prompt_left:
-                if prompt_tokens >= PROMPT_TOKENS:
+                more = len(row.next_tokens())
+                if prompt_tokens and prompt_tokens + more > PROMPT_TOKENS:
                     continue
-                prompt_tokens += len(row.next_tokens())
+                prompt_tokens += more
             chosen.append(row)
         return chosen
 

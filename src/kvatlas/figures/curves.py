@@ -67,7 +67,7 @@ def _canvas(count: int, curves: Sequence[Curve], lines: Sequence[str], look: Loo
         box = (left / width, bottom / height, (width / across - 0.62) / width, (_PANEL[1] - 0.68) / height)
         panels.append(figure.add_axes(box))
     for index, line in enumerate(reversed(lines)):
-        colour = look.warning if line.startswith("PARTIAL") else look.soft
+        colour = look.warning if line.startswith(("PARTIAL", "VACUOUS")) else look.soft
         figure.text(0.12 / width, (0.06 + index * 0.13) / height, line, fontsize=6.5, color=colour)
     return figure, panels
 

@@ -25,6 +25,8 @@ _CELL = (0.48, 0.34)
 _LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 0.58, 0.58, 0.30, 0.42, 0.125
 _NARROWEST = 2.1
 _SMALL, _TINY = 6.5, 5.2
+#: Inches of the mark in the corner of a cell.
+_CORNER = 0.06
 #: Points below which a number or an interval is left out rather than printed.
 _UNREADABLE, _UNREADABLE_SMALL = 3.6, 3.4
 DIFFER = "Colour scales differ between panels."
@@ -193,7 +195,7 @@ def _canvas(panels: Sequence[Panel], layout: _Layout, look: Look) -> tuple[Figur
         bottom = height - (index // layout.across + 1) * step[1] + _BOTTOM
         axes.append(figure.add_axes((left / width, bottom / height, wide / width, high / height)))
     for index, line in enumerate(reversed(layout.foot)):
-        strong = line.startswith("PARTIAL")
+        strong = line.startswith(("PARTIAL", "VACUOUS"))
         figure.text(
             0.12 / width,
             (0.06 + index * _LINE) / height,
@@ -245,6 +247,8 @@ def _panel(
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             _cell(axes, x, y, one.cells.get((row, column)), one, scale, layout, look)
+            if (row, column) in one.cornered and (row, column) in one.cells:
+                _corner(axes, x, y, one, (row, column), scale, layout)
     frame(axes, {(columns.index(column), rows.index(row)) for row, column in one.outlined})
     axes.set_xlim(0, len(columns))
     axes.set_ylim(0, len(rows))
@@ -290,6 +294,20 @@ def _cell(
         )  # fmt: skip
     if small:
         axes.text(x + 0.5, y + 0.27, small, fontsize=layout.small, color=ink, ha="center", va="center")
+
+
+def _corner(axes: Axes, x: int, y: int, one: Panel, place: Place, scale: tuple[float, float], layout: _Layout) -> None:
+    """A triangle in the upper right of a cell where policies have nothing to choose; hollow unless in most problems."""
+    from matplotlib.patches import Polygon
+
+    ink = style.text_on(style.colour(one.cells[place].value, *scale, one.measure.colours))
+    across, down = (_CORNER / inches for inches in layout.cell)
+    right, top = x + 1 - across / 4, y + 1 - down / 4
+    points = [(right - across, top), (right, top), (right, top - down)]
+    face = ink if one.cornered[place] > 0.5 else "none"
+    corner = Polygon(points, closed=True, facecolor=face, edgecolor=ink, linewidth=0.5)
+    corner.set_gid("no-choice")
+    axes.add_patch(corner)
 
 
 def _bar(figure: Figure, image: ScalarMappable, panels: Sequence[Axes], one: Panel) -> None:

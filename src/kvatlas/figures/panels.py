@@ -9,6 +9,7 @@ from typing import Any
 from kvatlas.core import Cell, KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.stats.differences import Contrast, Differences
+from kvatlas.stats.validity import vacuous_sentence
 
 Place = tuple[Any, Any]
 #: A map's name: model, benchmark, policy.
@@ -40,7 +41,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Panel:
-    """One heatmap to draw; `outlined` cells are framed together, `beside` stands over the cells."""
+    """One heatmap to draw; `outlined` cells are framed together, `beside` stands over the cells.
+
+    `cornered` gives the share of problems in which policies have nothing to choose, for cells in which there are any.
+    """
 
     model: str
     benchmark: str
@@ -51,6 +55,7 @@ class Panel:
     beside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     outlined: frozenset[Place] = field(default_factory=frozenset)
+    cornered: Mapping[Place, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ COSTS: Mapping[str, Cost] = {
 KV_MEMORY = "kv_memory"
 SMALL = "Small type: 95 % interval."
 ALL_ALIKE = "no cell is shown worse than the best"
+CORNER = "Corner: policies have nothing to choose in some problems, filled: in most."
 
 
 def metric_panels(maps: Sequence[Map], outlined: Mapping[Name, Collection[Place]] | None = None) -> list[Panel]:
@@ -110,13 +116,26 @@ def _metric_panel(one: Map, plateau: Collection[Place]) -> Panel:
         sentences.append(SMALL)
     # A frame around everything would say nothing: a sentence does.
     everything = bool(plateau) and set(plateau) >= set(cells)
-    notes = (*one.notes, ALL_ALIKE) if everything else one.notes
+    notes = (*_notes(one), ALL_ALIKE) if everything else _notes(one)
     outlined = frozenset(() if everything else plateau)
     if outlined:
         sentences.append("Outlined: plateau, the cells not shown worse than the best.")
+    cornered = _cornered(one)
+    if cornered:
+        sentences.append(CORNER)
     measure = Measure(label, tuple(sentences))
     beside = tuple(style.beside(one.baselines))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, notes, outlined)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, notes, outlined, cornered)
+
+
+def _notes(one: Map) -> tuple[str, ...]:
+    """The map's notes, after the reason why it can show nothing, if there is one."""
+    vacuous = vacuous_sentence(one.validity) if one.validity else None
+    return (f"VACUOUS: {vacuous}", *one.notes) if vacuous else one.notes
+
+
+def _cornered(one: Map) -> dict[Place, float]:
+    return {place: cell.audit.no_choice for place, cell in one.cells.items() if cell.audit and cell.audit.no_choice}
 
 
 def cost_panels(maps: Sequence[Map], name: str, against: str | None = None) -> list[Panel]:
@@ -163,7 +182,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
             if (value := cost.value(cell)) is not None
         )
         measure = Measure(cost.label, (cost.about,), style.YLORBR, least=1e-6)
-        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
+        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, _notes(one))
     base = cost.value(_baseline(one, against))
     if not base:
         raise KvatlasError(f"The baseline {against!r} of {one.model} on {one.benchmark} has no {name} to compare with.")
@@ -171,7 +190,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
     cells = {place: Shown(change, style.signed(change, 0)) for place, change in changes.items()}
     about = f"Change of {cost.label} against {against}, in percent."
     measure = Measure(f"{cost.label} against {against} (%)", (about,), style.RDBU[::-1], centred=True)
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), one.notes)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), _notes(one))
 
 
 def difference_panels(maps: Sequence[Map], differences: Differences, against: str) -> list[Panel]:
@@ -195,9 +214,12 @@ def _difference_panel(one: Map, paired: Mapping[Place, Contrast], against: str) 
     about = [f"{style.label(one.metric)} minus that of {against}, in points{', paired' if paired else ', not paired'}."]
     if paired:
         about += [SMALL, "Bold: the interval excludes 0."]
+    cornered = _cornered(one)
+    if cornered:
+        about.append(CORNER)
     measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.RDBU, centred=True)
     beside = tuple(style.beside({against: base}))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.notes)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, _notes(one), cornered=cornered)
 
 
 def _baseline(one: Map, against: str) -> Cell:

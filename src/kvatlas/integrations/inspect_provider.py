@@ -8,6 +8,7 @@ Requests that are there at the same time share batches of the engine.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import fields
 from typing import Any
@@ -50,6 +51,7 @@ REFUSED = (
 )
 #: Inspect bounds how many requests are made at once; all of them may wait here.
 _LINE = 100_000
+_log = logging.getLogger("kvatlas")
 
 
 @modelapi(name="kvatlas")
@@ -81,6 +83,8 @@ class SelectedModel(ModelAPI):
         known = {each.name for each in fields(Options)}
         model = find(model_name, **{name: value for name, value in arguments.items() if name in known})
         model.check()
+        if model.note:
+            _log.warning(model.note)
         values = {name: value for name, value in arguments.items() if name not in known}
         self.seed = seed
         self.service = Service(model, chosen(model, policy, values), Sampling(), batch_size, _LINE).start()

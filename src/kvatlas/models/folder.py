@@ -230,8 +230,9 @@ class Model:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = str(error).splitlines()[0]
+        # Files that do not fit their class end in whatever that class happens to raise.
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise KvatlasError(f"The tokenizer of the model {self.name!r} cannot be loaded ({reason}).") from error
         if not tokenizer.chat_template:
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
@@ -240,7 +241,17 @@ class Model:
     @cached_property
     def thinking(self) -> Thinking:
         """How thinking begins and ends."""
-        return thinking(self.tokenizer, self.name, self.options.think_close)
+        return thinking(self.tokenizer, self.options.think_close)
+
+    @property
+    def note(self) -> str:
+        """What a user should know who says nothing about think tags: a sentence where the model has none, else ''."""
+        if self.thinking.close or self.options.think_close is not None:
+            return ""
+        return (
+            f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its thinking, "
+            "name it with think_close)."
+        )
 
     @cached_property
     def think_close(self) -> int | None:
@@ -255,10 +266,9 @@ class Model:
 
     def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Where thinking ends and where the answer begins in `tokens`; None if thinking does not end there."""
-        ends = ((self.thinking_end(tokens[:count]), count) for count in range(1, len(tokens) + 1))
-        if self.think_close is not None:
-            ends = ((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close)
-        return next(((end, count) for end, count in ends if end is not None), None)
+        if self.think_close is None:
+            return self.thinking.split(tokens)
+        return next(((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close), None)
 
     @cached_property
     def opens_thinking(self) -> bool:
@@ -311,15 +321,30 @@ class Model:
         A trace in which thinking was opened neither by the prompt nor by the model is an answer as a whole.
         """
         split = self.split(tokens)
-        if split is not None:
-            return self.text(tokens[split[1] :])
-        text = self.text(tokens)
-        opened = self.opens_thinking or (self.thinking.open and self.thinking.open in text)
-        return None if self.thinking.close and opened else text
+        if split is None:
+            text = self.text(tokens)
+            return None if self._thinks(text) else text
+        if self.think_close is None:
+            # The token that ends thinking may hold the beginning of the answer.
+            return self.text(tokens).partition(self.thinking.close)[2]
+        return self.text(tokens[split[1] :])
+
+    def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
+        """How many new tokens are thinking that ends at `end`; if that is None all, or none where nothing opened it."""
+        if end is not None:
+            return end
+        opened = self.opens_thinking or self._thinks(self.text(tokens))
+        return len(tokens) if opened else 0
+
+    def _thinks(self, text: str) -> bool:
+        """Whether thinking is open at the end of a text that does not end it."""
+        tags = self.thinking
+        return bool(tags.close) and (self.opens_thinking or not tags.open or tags.open in text)
 
     def network(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -333,7 +358,7 @@ class Model:
             network = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=getattr(torch, self.dtype), local_files_only=True, use_safetensors=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise KvatlasError(f"The weights of the model {self.name!r} cannot be loaded ({reason}).") from error
         network = network.to(self.device).eval().requires_grad_(False)

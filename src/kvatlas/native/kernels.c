@@ -45,8 +45,8 @@ typedef uint64_t lvec_at __attribute__((vector_size(64), aligned(8), may_alias))
 #endif
 
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#define PREFETCH_L1(p) __builtin_prefetch(p, 0, 3)
-#define PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
+/* Into the second cache: the first is too small for what is under way, and misses of it would wait for memory. */
+#define FETCH(p) __builtin_prefetch(p, 0, 2)
 
 INLINE vec load(const float *p) { return *(const vec_at *)p; }
 INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
@@ -151,9 +151,10 @@ INLINE float sum(vec v) {
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 INLINE float largest(vec v) {
-    float m = v[0];
-    for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
-    return m;
+    v = larger(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = larger(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = larger(v, SHUFFLE(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+    return v[0] > v[1] ? v[0] : v[1];
 }
 
 /* ---- Linear layers: each output is one chain of multiply-adds over k, from its bias up. ---- */
@@ -172,7 +173,7 @@ INLINE void linear_tile(const int rows, const int panels, const float *x, int64_
         for (int p = 0; p < panels; p++) {
             const float *at = w + (p * inputs + k) * LANES;
             weights[p] = load(at);
-            PREFETCH_L1(at + 64 * LANES);
+            __builtin_prefetch(at + 64 * LANES, 0, 3);
         }
         for (int r = 0; r < rows; r++) {
             vec own = splat(x[r * x_stride + k]);
@@ -236,6 +237,7 @@ API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const 
 #define BLOCK 64                  /* tokens between two looks at the largest score */
 #define QUARTERS (BLOCK / LANES)  /* pages are whole vectors of tokens */
 #define TILE 32                   /* queries that share a block of keys and values */
+#define AHEAD 32                  /* tokens between what is fetched and what is read */
 
 /* A ragged batch of sequences on pages, the same for every layer. */
 struct batch {
@@ -279,23 +281,30 @@ API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t wit
     return floats + (with_mass ? TILE * ((longest + BLOCK - 1) / BLOCK * BLOCK) : 0);
 }
 
-INLINE vec partial_dot(const vec *q, const float *k, const int chunks) {
-    vec s = q[0] * load(k);
-    for (int c = 1; c < chunks; c++) s = FMA(q[c], load(k + c * LANES), s);
-    return s;
-}
-
-/* Products of a query with 16 keys. */
-INLINE vec dot_rows(const float *query, const float *keys, int64_t stride, const int chunks) {
-    vec q[16], r[4];
-    for (int c = 0; c < chunks; c++) q[c] = load(query + c * LANES);
-    for (int i = 0; i < 4; i++) {
-        const float *k = keys + 4 * i * stride;
-        vec ab = merge1(partial_dot(q, k, chunks), partial_dot(q, k + stride, chunks));
-        vec cd = merge1(partial_dot(q, k + 2 * stride, chunks), partial_dot(q, k + 3 * stride, chunks));
-        r[i] = merge2(ab, cd);
+/* Products of `n` queries with 16 keys; what comes next is fetched meanwhile. */
+INLINE void dot_rows(const int n, const int chunks, const float *queries, int64_t padded, const float *keys,
+                     int64_t stride, const float *next, float *to) {
+    vec q[4][16], quad[4][4];
+    for (int i = 0; i < n; i++)
+        for (int c = 0; c < chunks; c++) q[i][c] = load(queries + i * padded + c * LANES);
+    for (int f = 0; f < 4; f++) {
+        vec pair[4][2];
+        for (int p = 0; p < 2; p++) {
+            vec dot[4][2];
+            for (int j = 0; j < 2; j++) {
+                const int64_t row = (4 * f + 2 * p + j) * stride;
+                for (int c = 0; c < chunks; c++) {
+                    vec key = load(keys + row + c * LANES);
+                    if (next) FETCH(next + row + c * LANES);
+                    for (int i = 0; i < n; i++) dot[i][j] = c ? FMA(q[i][c], key, dot[i][j]) : q[i][c] * key;
+                }
+            }
+            for (int i = 0; i < n; i++) pair[i][p] = merge1(dot[i][0], dot[i][1]);
+        }
+        for (int i = 0; i < n; i++) quad[i][f] = merge2(pair[i][0], pair[i][1]);
     }
-    return merge4(merge3(r[0], r[1]), merge3(r[2], r[3]));
+    for (int i = 0; i < n; i++)
+        store(to + i * BLOCK, merge4(merge3(quad[i][0], quad[i][1]), merge3(quad[i][2], quad[i][3])));
 }
 
 /* The same for any size. */
@@ -314,10 +323,13 @@ INLINE vec dot_rows_long(const float *query, const float *keys, int64_t stride, 
 }
 
 /* 16 keys [16][stride] as [padded][BLOCK], one column a key. */
-INLINE void turn(const float *keys, int64_t stride, float *to, int64_t chunks) {
+INLINE void turn(const float *keys, int64_t stride, const float *next, float *to, int64_t chunks) {
     for (int64_t c = 0; c < chunks; c++) {
         vec a[LANES], b[LANES];
-        for (int i = 0; i < LANES; i++) a[i] = load(keys + i * stride + c * LANES);
+        for (int i = 0; i < LANES; i++) {
+            a[i] = load(keys + i * stride + c * LANES);
+            FETCH(next + i * stride + c * LANES);
+        }
         for (int i = 0; i < LANES; i += 4) {
             vec lo01 = SHUFFLE(a[i], a[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
             vec hi01 = SHUFFLE(a[i], a[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
@@ -379,9 +391,10 @@ INLINE void dot_turned(const int n, const int vectors, const float *queries, int
 }
 
 /* Scores of all queries of the tile with the keys of a block, into `shares`. */
-INLINE void score_block(struct tile *t, const float *const *keys, int64_t stride, int64_t quarters) {
+INLINE void score_block(struct tile *t, const float *const *keys, const float *const *next, int64_t stride,
+                        int64_t quarters) {
     if (t->count > 5) {
-        for (int64_t s = 0; s < quarters; s++) turn(keys[s], stride, t->turned + s * LANES, t->chunks);
+        for (int64_t s = 0; s < quarters; s++) turn(keys[s], stride, next[s], t->turned + s * LANES, t->chunks);
         int64_t i = 0;
 #define TURNED(n, vectors)                                                                                             \
     for (; i + n <= t->count; i += n)                                                                                  \
@@ -396,19 +409,26 @@ INLINE void score_block(struct tile *t, const float *const *keys, int64_t stride
 #undef TURNED
         return;
     }
-    for (int64_t s = 0; s < quarters; s++)
-        for (int64_t i = 0; i < t->count; i++) {
-            const float *q = t->queries + i * t->padded;
-            vec found;
-            switch (t->chunks) {
-            case 1: found = dot_rows(q, keys[s], stride, 1); break;
-            case 2: found = dot_rows(q, keys[s], stride, 2); break;
-            case 4: found = dot_rows(q, keys[s], stride, 4); break;
-            case 8: found = dot_rows(q, keys[s], stride, 8); break;
-            default: found = dot_rows_long(q, keys[s], stride, t->chunks);
-            }
-            store(t->shares + i * BLOCK + s * LANES, found);
-        }
+    for (int64_t s = 0; s < quarters; s++) {
+        int64_t i = 0;
+#define ROWS(n)                                                                                                        \
+    for (; i + n <= t->count; i += n) {                                                                                \
+        const float *q = t->queries + i * t->padded, *after = i ? 0 : next[s];                                         \
+        float *to = t->shares + i * BLOCK + s * LANES;                                                                 \
+        switch (t->chunks) {                                                                                           \
+        case 1: dot_rows(n, 1, q, t->padded, keys[s], stride, after, to); break;                                       \
+        case 2: dot_rows(n, 2, q, t->padded, keys[s], stride, after, to); break;                                       \
+        case 4: dot_rows(n, 4, q, t->padded, keys[s], stride, after, to); break;                                       \
+        case 8: dot_rows(n, 8, q, t->padded, keys[s], stride, after, to); break;                                       \
+        default:                                                                                                       \
+            for (int64_t j = 0; j < n; j++)                                                                            \
+                store(to + j * BLOCK, dot_rows_long(q + j * t->padded, keys[s], stride, t->chunks));                   \
+        }                                                                                                              \
+    }
+        ROWS(3)
+        ROWS(1)
+#undef ROWS
+    }
 }
 
 /* Masks, the running maximum, exponentials: scores in `shares` become shares of what is visible in this block. */
@@ -439,16 +459,21 @@ INLINE void soften_block(struct tile *t, int64_t block, int64_t quarters, const 
 
 /* sums [n][vectors * 16] = sums * shrink + shares [n][tokens] values [tokens]. */
 INLINE void add_values(const int n, const int vectors, float *sums, int64_t padded, const float *shares,
-                       const float *shrink, const float *const *values, int64_t stride, int64_t offset, int64_t tokens) {
+                       const float *shrink, const float *const *values, const float *const *next, int64_t stride,
+                       int64_t offset, int64_t tokens) {
     vec own[8][8];
     for (int i = 0; i < n; i++)
         for (int v = 0; v < vectors; v++) own[i][v] = load(sums + i * padded + v * LANES) * splat(shrink[i]);
     for (int64_t s = 0; s * LANES < tokens; s++) {
         const float *row = values[s] + offset;
         int64_t count = tokens - s * LANES < LANES ? tokens - s * LANES : LANES;
-        for (int64_t j = 0; j < count; j++, row += stride) {
+        const float *after = next ? next[s] + offset : row;
+        for (int64_t j = 0; j < count; j++, row += stride, after += stride) {
             vec value[8];
-            for (int v = 0; v < vectors; v++) value[v] = load(row + v * LANES);
+            for (int v = 0; v < vectors; v++) {
+                value[v] = load(row + v * LANES);
+                FETCH(after + v * LANES);
+            }
             for (int i = 0; i < n; i++) {
                 vec share = splat(shares[i * BLOCK + s * LANES + j]);
                 for (int v = 0; v < vectors; v++) own[i][v] = FMA(share, value[v], own[i][v]);
@@ -459,13 +484,13 @@ INLINE void add_values(const int n, const int vectors, float *sums, int64_t padd
         for (int v = 0; v < vectors; v++) store(sums + i * padded + v * LANES, own[i][v]);
 }
 
-INLINE void value_columns(const int vectors, struct tile *t, const float *const *values, int64_t stride, int64_t column,
-                          int64_t tokens) {
+INLINE void value_columns(const int vectors, struct tile *t, const float *const *values, const float *const *next,
+                          int64_t stride, int64_t column, int64_t tokens) {
     int64_t i = 0;
 #define QUERIES(n)                                                                                                     \
     for (; i + n <= t->count; i += n)                                                                                  \
         add_values(n, vectors, t->sums + i * t->padded + column, t->padded, t->shares + i * BLOCK, t->shrink + i,      \
-                   values, stride, column, tokens);
+                   values, i ? 0 : next, stride, column, tokens);
 #if WIDE
     QUERIES(6)
     QUERIES(4)
@@ -476,13 +501,13 @@ INLINE void value_columns(const int vectors, struct tile *t, const float *const 
 #undef QUERIES
 }
 
-INLINE void value_block(struct tile *t, const float *const *values, int64_t stride, int64_t tokens) {
+INLINE void value_block(struct tile *t, const float *const *values, const float *const *next, int64_t stride, int64_t tokens) {
     int64_t c = 0;
 #if WIDE
-    for (; c + 4 <= t->chunks; c += 4) value_columns(4, t, values, stride, c * LANES, tokens);
+    for (; c + 4 <= t->chunks; c += 4) value_columns(4, t, values, next, stride, c * LANES, tokens);
 #endif
-    for (; c + 2 <= t->chunks; c += 2) value_columns(2, t, values, stride, c * LANES, tokens);
-    for (; c < t->chunks; c++) value_columns(1, t, values, stride, c * LANES, tokens);
+    for (; c + 2 <= t->chunks; c += 2) value_columns(2, t, values, next, stride, c * LANES, tokens);
+    for (; c < t->chunks; c++) value_columns(1, t, values, next, stride, c * LANES, tokens);
 }
 
 /* Rows of any size as rows of whole vectors. */
@@ -499,13 +524,14 @@ INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t toke
     return pages[page] * b->page_size + (token - page * b->page_size);
 }
 
-static void attend_tile(const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head, struct tile *t) {
+/* `after`: the slot, counted from this head's first, that is read when this tile is done. */
+static void attend_tile(const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head, int64_t after,
+                        struct tile *t) {
     int64_t limit = t->visible[t->count - 1], stride = t->padded;
-    int64_t bytes = l->size * LANES * 4;
     const float *keys = l->keys + head * l->slots * l->size, *values = l->values + head * l->slots * l->size;
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
     for (int64_t block = 0; block < limit; block += BLOCK) {
-        const float *key[QUARTERS], *value[QUARTERS];
+        const float *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
         const int32_t *place[QUARTERS];
         int64_t tokens = limit - block < BLOCK ? limit - block : BLOCK, quarters = (tokens + LANES - 1) / LANES;
         for (int64_t s = 0; s < quarters; s++) {
@@ -522,13 +548,9 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
             if (!found && !t->scores) continue;
         }
         for (int64_t s = 0; s < QUARTERS; s++) {
-            int64_t ahead = block + BLOCK + s * LANES;
-            if (ahead >= limit) break;
-            int64_t slot = slot_of(b, pages, ahead);
-            for (int64_t at = 0; at < bytes; at += 64) {
-                PREFETCH_L2((const char *)(keys + slot * l->size) + at);
-                PREFETCH_L2((const char *)(values + slot * l->size) + at);
-            }
+            int64_t ahead = block + AHEAD + s * LANES;
+            int64_t at = (ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES) * l->size;
+            next_key[s] = keys + at, next_value[s] = values + at;
         }
         if (l->size != t->padded)
             for (int64_t s = 0; s < quarters; s++) {
@@ -536,9 +558,9 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
                 pad_rows(value[s], l->size, t->value_copy + s * LANES * t->padded, t->padded);
                 key[s] = t->key_copy + s * LANES * t->padded, value[s] = t->value_copy + s * LANES * t->padded;
             }
-        score_block(t, key, stride, quarters);
+        score_block(t, key, next_key, stride, quarters);
         soften_block(t, block, quarters, places ? place : 0);
-        value_block(t, value, stride, tokens);
+        value_block(t, value, next_value, stride, tokens);
     }
 }
 
@@ -592,7 +614,11 @@ API void kvatlas_attention(const struct batch *b, const struct layer *l) {
         t.scores = watched < 0 ? 0 : scratch;
         t.score_stride = (longest + BLOCK - 1) / BLOCK * BLOCK;
         write_tokens(b, l, sequence);
-        for (int64_t head = 0; head < l->kv_heads; head++)
+        const int32_t *pages = b->table + sequence * b->table_width;
+        const int32_t *following = sequence + 1 < b->sequences ? pages + b->table_width : pages;
+        for (int64_t head = 0; head < l->kv_heads; head++) {
+            int64_t after = head + 1 < l->kv_heads ? l->slots + pages[0] * b->page_size
+                                                   : following[0] * b->page_size - head * l->slots;
             for (int64_t first = 0; first < queries; first += TILE) {
                 t.count = queries - first < TILE ? queries - first : TILE;
                 for (int64_t i = 0; i < t.count; i++) {
@@ -608,7 +634,7 @@ API void kvatlas_attention(const struct batch *b, const struct layer *l) {
                     t.visible[i] = (int32_t)(b->lengths[sequence] + token - start + 1);
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
-                attend_tile(b, l, b->table + sequence * b->table_width, head, &t);
+                attend_tile(b, l, pages, head, after, &t);
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
@@ -625,6 +651,7 @@ API void kvatlas_attention(const struct batch *b, const struct layer *l) {
                     add_mass(&t, first, totals, l->mass + (watched * l->kv_heads + head) * b->watched_width,
                              1.0f / (float)group);
             }
+        }
     }
 }
 

@@ -139,17 +139,20 @@ class Linear:
     """A linear layer over packed weights; the originals are not needed any more."""
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None) -> None:
+        import torch
+
         self.outputs, self.inputs = weight.shape
         self.weight = pack(weight)
         self.bias = bias.detach().float().contiguous() if bias is not None else None
         self._weight = self.weight.data_ptr()
         self._bias = self.bias.data_ptr() if self.bias is not None else None
-        self._call = library.kvatlas_linear
+        # Looked up once: a small layer takes less time than the interpreter around it.
+        self._call, self._empty = library.kvatlas_linear, torch.empty
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [rows, inputs] W^T + bias, [rows, outputs]; `out` may be part of a wider table."""
         rows = x.shape[0]
-        y = x.new_empty((rows, self.outputs)) if out is None else out
+        y = self._empty(rows, self.outputs) if out is None else out
         self._call(
             x.data_ptr(),
             x.stride(0),
@@ -168,7 +171,9 @@ class Native:
     """The loaded library."""
 
     def __init__(self, file: Path, target: str) -> None:
-        self.target = target
+        import torch
+
+        self.target, self._empty = target, torch.empty
         self.library = library = ctypes.CDLL(str(file))
         pointer, number = c_void_p, c_int64
         for name, arguments in {
@@ -208,16 +213,16 @@ class Native:
     ) -> Tensor:
         """Write new keys and values into the pages of one layer, then attend: [tokens, heads, size].
 
-        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side;
-        `keys` and `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up
-        to its own slot. With a `window`, it sees those of them with position > own - window: `positions` [tokens] int32
-        of the new tokens are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width]
-        gets, added to what it holds, the attention of watched sequences to each slot, the mean of a group's heads.
+        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side; `keys` and
+        `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up to its own slot.
+        With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
+        are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width] gets, added to what
+        it holds, the attention of watched sequences to each slot, the mean of a group's heads.
         """
         tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
         if out is None:
-            out = query.new_empty((tokens, heads, size))
+            out = self._empty(tokens, heads, size)
         if batch.scratch is None or batch.scratch_size < size:
             self._prepare(batch, size)
         layer = _Layer(
@@ -245,17 +250,13 @@ class Native:
 
     def _prepare(self, batch: PagedBatch, size: int) -> None:
         """Working memory for heads of `size`, which all layers of a step share."""
-        import torch
-
         floats = self._scratch(size, batch.longest, batch.tensors[3] is not None)
-        batch.scratch, batch.scratch_size = torch.empty(floats), size
+        batch.scratch, batch.scratch_size = self._empty(floats), size
         batch.struct.scratch = batch.scratch.data_ptr()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension; contiguous."""
-        import torch
-
-        y = torch.empty_like(x) if out is None else out
+        y = self._empty(x.shape) if out is None else out
         width = weight.shape[0]
         self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
         return y
@@ -263,7 +264,7 @@ class Native:
     def silu_mul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         """silu(a) * b for [rows, width]; a and b may be the halves of one table."""
         rows, width = a.shape
-        y = a.new_empty((rows, width)) if out is None else out
+        y = self._empty(rows, width) if out is None else out
         self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
         return y
 

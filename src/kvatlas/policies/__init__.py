@@ -16,6 +16,7 @@ from kvatlas.policies.base import (
     share,
     whole,
 )
+from kvatlas.policies.presets import PRESETS, policy_of
 from kvatlas.registry import Registry
 
 
@@ -32,7 +33,14 @@ def _fault(name: str, found: object) -> str:
     return ""
 
 
-policies: Registry[type[Policy]] = Registry(
+class Policies(Registry[type[Policy]]):
+    """Policies by name; METHOD@WHO is a preset of one."""
+
+    def get(self, name: str) -> type[Policy]:
+        return policy_of(name) if "@" in name else super().get(name)
+
+
+policies = Policies(
     "policy",
     "kvatlas.policies",
     {
@@ -65,6 +73,7 @@ def of(setting: Setting) -> Policy:
 
 
 __all__ = [
+    "PRESETS",
     "Cached",
     "KvatlasError",
     "Policy",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -116,7 +116,8 @@ class Cached:
     `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
     the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
     where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
-    positions a layer with a sliding window sees, None for all. `tokens()` are the token ids [length] of the sequence.
+    positions a layer with a sliding window sees, None for all; `scaling(layer)` is what the layer multiplies q k by
+    before its softmax, often but not always 1 / sqrt(head size). `tokens()` are the token ids [length] of the sequence.
     `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
     `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """
@@ -132,6 +133,7 @@ class Cached:
     value: Callable[[int], Tensor]
     query: Callable[[int], Tensor]
     window: Callable[[int], int | None]
+    scaling: Callable[[int], float]
     tokens: Callable[[], Tensor]
     reference: Reference | None = None
 
@@ -186,10 +188,13 @@ class Policy:
 
     @property
     def setting(self) -> Setting:
-        """The setting that this policy is, defaults included; the scope is named where it is not the method's own."""
+        """The setting that this policy is, defaults included; the scope is named where it is not the method's own, a
+        strict budget where there is one."""
         parameters = {each.name: getattr(self, each.name) for each in fields(self)}
         if parameters.get("scope") == type(self).scope:
             del parameters["scope"]
+        if not parameters.get("strict_budget"):
+            parameters.pop("strict_budget", None)
         return Setting.of(self.name, **parameters)
 
     @cached_property
@@ -224,6 +229,8 @@ class Selection(Policy):
     ratio_over: `older` (published rule: of all older tokens, prompt included) or `thinking` (of the older thinking
         tokens alone, the prompt stays besides).
     keep_prompt: whether prompt tokens have an infinite score; they compete with the others if not.
+    strict_budget: whether exactly floor(ratio * older) older tokens stay even where prompt and answer are more: the
+        youngest of these are then dropped. By default they all stay, above the ratio.
     """
 
     kv_budget: int
@@ -231,6 +238,7 @@ class Selection(Policy):
     ratio: float
     ratio_over: str = "older"
     keep_prompt: bool = True
+    strict_budget: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, smallest in (("kv_budget", 2), ("local_window", 1)):
@@ -244,8 +252,14 @@ class Selection(Policy):
             raise KvatlasError(f"ratio is {self.ratio!r}; valid are shares from 0 to 1.")
         if self.ratio_over not in ("older", "thinking"):
             raise KvatlasError(f"ratio_over is {self.ratio_over!r}; valid are 'older' and 'thinking'.")
-        if not isinstance(self.keep_prompt, bool):
-            raise KvatlasError(f"keep_prompt is {self.keep_prompt!r}; valid are true and false.")
+        for name in ("keep_prompt", "strict_budget"):
+            if not isinstance(getattr(self, name), bool):
+                raise KvatlasError(f"{name} is {getattr(self, name)!r}; valid are true and false.")
+        if self.strict_budget and self.ratio_over != "older":
+            raise KvatlasError(
+                f"strict_budget is true and ratio_over is {self.ratio_over!r}; valid with it is 'older' alone, "
+                "the rule that counts the prompt."
+            )
         if self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
@@ -261,9 +275,16 @@ class Selection(Policy):
     def budget(self) -> int:
         return self.kv_budget
 
+    def filled(self, cached: Cached, protected: Tensor, chosen: int) -> int:
+        """How many of the `chosen` places for tokens that are not `protected` [..., older] the policy fills: all."""
+        return chosen
+
     def check_prompt(self, prompt_length: int, where: str) -> None:
-        """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt."""
-        if self.keep_prompt and prompt_length + self.local_window >= self.kv_budget:
+        """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt.
+
+        A strict budget drops what does not fit of the prompt, so any prompt will do.
+        """
+        if self.keep_prompt and not self.strict_budget and prompt_length + self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"kv_budget {self.kv_budget} is too small for {where}: prompt {prompt_length} + local_window "
                 f"{self.local_window} tokens can never be compressed below it; valid are budgets above "
@@ -334,15 +355,25 @@ class _Words:
             raise KvatlasError(f"{name} is {value!r}; valid are {', '.join(repr(str(word)) for word in self.options)}.")
 
 
+@lru_cache(maxsize=4096)
 def share(ratio: float, tokens: int) -> int:
     """floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
+def allotted(policy: Selection, older: int, protected: int) -> tuple[int, int]:
+    """Of `older` tokens of which so many are `protected`: how many protected ones stay, and how many of the others."""
+    if policy.ratio_over == "thinking":
+        return protected, share(policy.ratio, older - protected)
+    kept = share(policy.ratio, older)
+    return min(protected, kept) if policy.strict_budget else protected, max(0, kept - protected)
+
+
 def places(policy: Selection, cached: Cached) -> tuple[Tensor, int]:
     """Which of the tokens older than the local window stay in any case [..., older], and how many of the others do.
 
-    Both are the same in every layer and head, because prompt and answer tokens are the same in all.
+    Both are the same in every layer and head, because prompt and answer tokens are the same in all. Where a strict
+    budget has no room for all of these, the older ones stay, as with all ties.
     """
     import torch
 
@@ -353,10 +384,8 @@ def places(policy: Selection, cached: Cached) -> tuple[Tensor, int]:
         protected |= old < cached.prompt_length
     if cached.thinking_end is not None:
         protected |= old >= cached.thinking_end
-    certain = int(protected.reshape(-1, older)[0].sum())
-    if policy.ratio_over == "older":
-        return protected, max(0, share(policy.ratio, older) - certain)
-    return protected, share(policy.ratio, older - certain)
+    certain, chosen = allotted(policy, older, int(protected.reshape(-1, older)[0].sum()))
+    return protected & (protected.cumsum(-1) <= certain), chosen
 
 
 def select(policy: Selection, cached: Cached) -> Tensor:
@@ -365,6 +394,7 @@ def select(policy: Selection, cached: Cached) -> Tensor:
 
     length = cached.positions.shape[-1]
     protected, chosen = places(policy, cached)
+    chosen = policy.filled(cached, protected, chosen)
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = fitted(policy.name, policy.score(cached), cached.positions, protected)

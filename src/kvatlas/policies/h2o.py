@@ -19,7 +19,8 @@ class H2O(Selection):
     Source: arXiv 2306.14048, section 4.2, Algorithm 1: A is the softmax over the tokens that are cached when q comes,
     and an evicted token's sum is forgotten. The paper scores each attention head; where query heads share a KV head
     their mean is taken. Its budget, half heavy hitters and half recent tokens, is replaced by ratio and local_window;
-    it evicts one token at every step, here the contract says when. The DynTS paper ran it with scope `global`.
+    it evicts one token at every step, here the contract says when. What the DynTS paper calls H2O is another method:
+    its code overwrites the sum by the newest step's attention, the preset `h2o@dynts-paper`.
 
     scope: for what one choice is made: head (published), layer or global, then with the mean of the sums.
     """

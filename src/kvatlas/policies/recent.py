@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 
 def logits(cached: Cached, layer: int) -> Tensor:
-    """q k / sqrt(head size) [KV heads, query heads of each, queries, cached]; -inf where q does not see the token."""
+    """q k times the layer's own scaling [KV heads, query heads of each, queries, cached]; -inf where q does not see the
+    token."""
     import torch
 
     query, key = cached.query(layer), cached.key(layer)
     count, size = query.shape[1:]
     grouped = query.view(key.shape[0], -1, count, size)
-    found: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * size**-0.5
+    found: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
     asked_at = torch.arange(cached.length - count, cached.length, device=key.device)
     back = asked_at[:, None] - positions(cached, layer)[:, None, None, :]
     unseen = (back < 0) | (back >= (cached.window(layer) or cached.length))

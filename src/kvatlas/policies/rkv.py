@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, number, scope, whole
+from kvatlas.policies.base import Cached, Scope, Selection, Signal, number, one_of, scope, whole
 from kvatlas.policies.recent import logits, observing, pooled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Rows of the similarity matrix that are held at a time: its size is the square of the cache's length.
-CHUNK = 512
+#: Keys that are compared with as many others at a time: the matrix of all with all is never held.
+BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,15 @@ class RKV(Selection):
     of keys i and j, where a token's similarity to itself is 0 and so is, for each i, the one to the newest token j with
     a similarity above `threshold`, so that the last of several repetitions is not held redundant. The observation
     window stays. In the authors' code a token that is similar to no other spares the first token instead; here it
-    spares none. Its buffer and budget are replaced by kv_budget, ratio and local_window.
+    spares none unless `unlike` says so. Its buffer and budget are replaced by kv_budget, ratio and local_window: R-KV's
+    budget is what remains after a compression, which comes every 128 tokens; kv_budget is the length at which one
+    fires. R-KV's budget B is kv_budget B + 128, local_window 8 and ratio (B - 8) / (B + 120). It protects no prompt.
 
     queries: length of the observation window.
     kernel: neighbours that importance is pooled over.
     mix: weight of importance (lambda).
     threshold: cosine similarity from which on keys repeat one another.
+    unlike: what a token similar to no other spares: `none`, or the `first` token, as in the authors' code.
     scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
     """
 
@@ -39,9 +42,11 @@ class RKV(Selection):
     kernel: int = whole(7, 1)
     mix: float = number(0.1, 0, 1)
     threshold: float = number(0.5, -1, 1)
+    unlike: str = one_of("none", "first")
     scope: Scope = scope(Scope.HEAD)
 
     name = "rkv"
+    version = 2
     summary = "keeps tokens that recent queries attend to and that no later token repeats"
     paper = "R-KV, arXiv 2505.24133"
     published: ClassVar[Mapping[str, str]] = {
@@ -49,6 +54,8 @@ class RKV(Selection):
         "kernel": "7",
         "mix": "0.1",
         "threshold": "0.5",
+        "local_window": "8",
+        "keep_prompt": "false",
     }
     observes = frozenset({Signal.QUERIES})
 
@@ -59,22 +66,64 @@ class RKV(Selection):
         inside = observing(cached, layer, self.queries)
         before = logits(cached, layer).amax(1).masked_fill(inside[:, None], float("-inf"))
         importance = pooled(before.softmax(-1).nan_to_num(0.0).mean(1), self.kernel, "max")
-        mixed = self.mix * importance - (1 - self.mix) * redundancy(cached.key(layer), self.threshold)
+        repeated = redundancy(cached.key(layer), self.threshold, self.unlike == "first")
+        mixed = self.mix * importance - (1 - self.mix) * repeated
         return mixed.masked_fill(inside, float("inf"))
 
 
-def redundancy(key: Tensor, threshold: float) -> Tensor:
-    """How much each token's key [KV heads, cached, head size] repeats the others'; sums to 1 over the cached."""
+def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tensor:
+    """How much each token's key [KV heads, cached, head size] repeats the others'; sums to 1 over the cached.
+
+    The sum over i of the similarities of keys i and j is the product of key j and the sum of all keys, so that only
+    which similarities are spared has to be searched. `spare_first`: of a key that is similar to no other the similarity
+    to the first token is spared, as in the authors' code.
+    """
     import torch
     from torch.nn import functional as F
 
     unit = F.normalize(key, dim=-1, eps=1e-8)
-    cached = key.shape[1]
-    total = torch.zeros_like(unit[..., 0])
-    number = torch.arange(cached, device=key.device)
-    for start in range(0, cached, CHUNK):
-        rows = number[start : start + CHUNK, None]
-        similarity = (unit[:, start : start + CHUNK] @ unit.transpose(-1, -2)).masked_fill(rows == number, 0.0)
-        newest = torch.where(similarity > threshold, number, -1).amax(-1, keepdim=True)
-        total += similarity.masked_fill(newest == number, 0.0).sum(1)
-    return (total / cached).softmax(-1)
+    exact = unit.double()
+    total = exact @ exact.sum(1).unsqueeze(-1) - exact.square().sum(-1, keepdim=True)
+    total = total.squeeze(-1)
+    own = torch.arange(key.shape[1], device=key.device)
+    for head in range(key.shape[0]):
+        newest = newest_similar(unit[head], threshold)
+        if spare_first:
+            newest = newest.clamp(min=0)
+        # A key's similarity to itself is not in the sum.
+        spared = ((newest >= 0) & (newest != own)).nonzero().squeeze(1)
+        similarity = (exact[head, spared] * exact[head, newest[spared]]).sum(-1)
+        total[head].index_add_(0, newest[spared], -similarity)
+    return (total / key.shape[1]).softmax(-1).to(key.dtype)
+
+
+def newest_similar(unit: Tensor, threshold: float) -> Tensor:
+    """The number of the newest key with a similarity above the threshold for each of the keys [cached, head size], of
+    norm 1; -1 where there is none. A key's similarity to itself counts as 0.
+
+    Blocks of keys are compared from the newest on, each with the keys that have found none yet: most find theirs in the
+    first few blocks. Only where few keys repeat another all pairs are compared.
+    """
+    import torch
+
+    cached = len(unit)
+    newest = torch.full((cached,), -1, device=unit.device)
+    searching = torch.arange(cached, device=unit.device)
+    rest = unit
+    for stop in range(cached, 0, -BLOCK):
+        start = max(0, stop - BLOCK)
+        missed = []
+        for first in range(0, len(rest), 2 * BLOCK):
+            part, rows = rest[first : first + 2 * BLOCK], searching[first : first + 2 * BLOCK]
+            similarity = part @ unit[start:stop].T
+            inside = ((rows >= start) & (rows < stop)).nonzero().squeeze(1)
+            similarity[inside, rows[inside] - start] = 0.0
+            similar = similarity.amax(-1) > threshold
+            hits = similarity[similar] > threshold
+            newest[rows[similar]] = stop - 1 - hits.flip(-1).byte().argmax(-1)
+            missed.append(~similar)
+        left = torch.cat(missed)
+        searching, rest = searching[left], rest[left]
+        if len(rest) == 0:
+            break
+    return newest

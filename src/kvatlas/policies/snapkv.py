@@ -21,7 +21,7 @@ class SnapKV(Selection):
     over all tokens that q sees, pooling is along the tokens before the observation window, which itself stays. The
     paper compresses the prompt once; here, as in the decoding baselines of R-KV and DynTS, the window is the newest
     tokens at each compression. Where query heads share a KV head the mean of their pooled votes is taken. Its fixed
-    capacity is replaced by ratio and local_window.
+    capacity is replaced by ratio and local_window. The DynTS paper's baseline pools nothing: `snapkv@dynts-paper`.
 
     queries: length of the observation window.
     kernel: tokens that are pooled together.
@@ -35,6 +35,7 @@ class SnapKV(Selection):
     scope: Scope = scope(Scope.HEAD)
 
     name = "snapkv"
+    version = 2
     summary = "keeps the tokens that the last few queries attend to, and their neighbours"
     paper = "SnapKV, arXiv 2404.14469"
     published: ClassVar[Mapping[str, str]] = {

@@ -20,7 +20,7 @@ class Streaming(Selection):
     published, with `keep_prompt: false`, they are all that is left of it. With the prompt kept they are part of it, and
     the policy keeps what `window` keeps. The paper counts positions within the cache; here tokens keep their true ones,
     as under every policy. Its rolling cache of fixed size is replaced by kv_budget, ratio and local_window; ratio 0
-    leaves the window alone, so a ratio must leave room for the sinks.
+    leaves the window alone, so a ratio must leave room for the sinks. `streaming@dynts-paper` has 10 of them.
 
     sinks: initial tokens that stay.
     """

@@ -26,6 +26,7 @@ class TOVA(Selection):
     scope: Scope = scope(Scope.LAYER)
 
     name = "tova"
+    version = 2
     summary = "keeps the tokens that the newest token attends to"
     paper = "TOVA, arXiv 2401.06104"
     observes = frozenset({Signal.QUERIES})

@@ -24,8 +24,8 @@ class VaSE(Selection):
     queries over the tokens before them, softmax, mean over the queries, mean of `kernel` neighbours, mean over the
     query heads of a KV head; the queries' own tokens stay. Drawing without replacement is taking the highest of
     log(attention) + Gumbel noise (Kool et al. 2019, arXiv 1903.06059), so that the draw depends on the sequence's
-    stream and length alone. The published numbers of large tokens and of all tokens become shares. The paper does not
-    protect the prompt.
+    stream and length alone. The published numbers of large tokens and of all tokens become shares: VaSE's budget is
+    what remains after a compression, kv_budget the length at which one fires. The paper does not protect the prompt.
 
     large: share of the chosen tokens that is kept for their values.
     sinks: initial tokens that count as the largest; with the prompt kept they are part of it.
@@ -41,6 +41,7 @@ class VaSE(Selection):
     scope: Scope = scope(Scope.HEAD)
 
     name = "vase"
+    version = 2
     summary = "keeps the tokens with the largest values and draws the rest at random by attention"
     paper = "VaSE, arXiv 2606.03928"
     published: ClassVar[Mapping[str, str]] = {
@@ -64,10 +65,10 @@ class VaSE(Selection):
         protected, chosen = places(self, cached)
         ranges = cached.each_layer(lambda layer: cached.value(layer).amax(-1) - cached.value(layer).amin(-1))
         ranges = ranges.masked_fill(cached.positions < self.sinks, float("inf"))
-        largest = (
-            ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf")).topk(share(self.large, chosen))
-        )
-        return drawn.scatter(-1, largest.indices, float("inf"))
+        older = ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf"))
+        # Not topk, whose choice among equals is nobody's: as everywhere, the older token stays.
+        largest = older.argsort(dim=-1, descending=True, stable=True)[..., : share(self.large, chosen)]
+        return drawn.scatter(-1, largest, float("inf"))
 
     def _attention(self, cached: Cached, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)

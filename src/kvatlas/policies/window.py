@@ -16,8 +16,8 @@ class Window(Selection):
     """Recency alone: score(t) = position of t.
 
     With local window W and ratio r it keeps the newest W + floor(r * older) tokens (and the prompt), so that it spends
-    exactly the budget of its rivals in the same cell; ratio 0 is the plain sliding window. `keep_prompt: false` gives
-    the published baseline that drops the prompt as well.
+    exactly the budget of its rivals in the same cell; ratio 0 is the plain sliding window. `keep_prompt: false` drops
+    the prompt as well, as the DynTS paper's baseline does (`window@dynts-paper`).
     """
 
     name = "window"

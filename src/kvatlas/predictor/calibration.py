@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvatlas.core import KvatlasError
+from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import Model
 
 if TYPE_CHECKING:
@@ -41,15 +42,32 @@ def query_statistics(model: Model, network: PreTrainedModel, texts: Iterable[tup
     norm = center.real.clone()
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, scaling: float, **_: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _mask: Any,
+        scaling: float,
+        sliding_window: int | None = None,
+        **others: Any,
     ) -> tuple[Tensor, None]:
+        refuse_unsupported(others)
         turned = torch.arange(query.shape[2], device=query.device)[:, None] * frequency
         pairs = torch.complex(query[0, ..., :planes].double(), query[0, ..., planes:].double())
         pairs = pairs * torch.polar(torch.full_like(turned, 1 / rotary.attention_scaling), -turned)
         center[module.layer_idx] += pairs.sum(1)
         norm[module.layer_idx] += pairs.abs().sum(1)
+        places = torch.arange(query.shape[2], device=query.device)
+        back = places[:, None] - places
+        near = None if sliding_window is None else (back >= 0) & (back < sliding_window)
         found = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            attn_mask=near,
+            is_causal=near is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return found.transpose(1, 2), None
 

@@ -17,6 +17,7 @@ from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.grid import Axes, map_axes
 from kvatlas.stats.judgement import judge
 from kvatlas.stats.maps import maps_of_cells
+from kvatlas.stats.validity import findings
 from kvatlas.stats.verdicts import Name, Verdict, verdicts
 
 
@@ -41,6 +42,7 @@ def describe_sources(
     found: dict[Name, Verdict] = {}
     chosen: list[Choice] = []
     notes: list[str] = []
+    gathered: list[Gathered] = []
     for source in sources:
         if not Path(source).is_dir():
             maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
@@ -48,6 +50,7 @@ def describe_sources(
         with Store.open(Path(source)) as store:
             manifest = store.manifest()
             cells = gather(manifest, store.traces(texts=False), metric)
+        gathered += cells
         axes = map_axes(manifest, fix)
         drawn = maps_of_cells(cells, axes, metric, partial, fix)
         maps += drawn
@@ -70,7 +73,8 @@ def describe_sources(
         chosen += choices(shown, axes, fix)
     if policy is not None:
         compared = [one for one in compared if policy in one.first or policy in one.second]
-    return describe(kept, compared, notes=list(dict.fromkeys(notes)), verdicts=found, choices=chosen)
+    limits = findings([cell for cell in gathered if policy is None or _belongs(cell, policy)])
+    return describe(kept, compared, notes=list(dict.fromkeys(notes)), verdicts=found, choices=chosen, findings=limits)
 
 
 def _belongs(cell: Gathered, policy: str) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 
 from kvatlas.core import Cell, Map, Status, Trace
 from kvatlas.figures import style
+from kvatlas.report.words import audit_document
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered
 from kvatlas.stats.differences import Contrast, Differences
 from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.validity import vacuous_sentence
 from kvatlas.stats.verdicts import Name, Verdict, name_of
 
 Place = tuple[Any, Any]
@@ -52,6 +54,7 @@ def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
         "peak": cell.peak_kv_tokens,
         "output": _rounded(cell.output_tokens_mean, 1),
         "seconds": _rounded(cell.seconds_mean, 4),
+        "audit": audit_document(cell),
         "truncated": _percent(cell.truncated / traces) if cell.truncated is not None and traces else cell.truncated,
         "difference": None
         if difference is None
@@ -109,6 +112,7 @@ def _map(one: Map, verdict: Verdict | None, differences: Mapping[Place, Contrast
         "evidence": verdict.evidence if verdict else None,
         "beside": [cells.number(one, cell) for cell in one.baselines.values()],
         "notes": list(one.notes),
+        "vacuous": vacuous_sentence(one.validity) if one.validity else None,
     }
 
 

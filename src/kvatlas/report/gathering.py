@@ -26,6 +26,7 @@ from kvatlas.stats.differences import differences_of_run
 from kvatlas.stats.grid import map_axes, short_names
 from kvatlas.stats.judgement import judge
 from kvatlas.stats.maps import maps_of_cells
+from kvatlas.stats.validity import Finding, findings
 from kvatlas.stats.verdicts import Name, Verdict
 
 Traces = list[tuple[str, Trace]]
@@ -37,7 +38,7 @@ class Gathering:
     """A report before it is written: `data` goes into the page's scripts, the rest into its text.
 
     `places` numbers the cells by (run key, setting id, benchmark), `homes` gives a cell's model and benchmark;
-    `complete` tells whether all traces are in `data`.
+    `complete` tells whether all traces are in `data`, `findings` what limits what the run can show.
     """
 
     manifest: Manifest
@@ -49,6 +50,7 @@ class Gathering:
     homes: Mapping[int, tuple[str, str]]
     sources: Sources
     complete: bool
+    findings: Sequence[Finding] = ()
     figures: Sequence[Picture] = field(default_factory=list)
 
     def shards(self, folder: Path, pages: Mapping[str, int]) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -111,7 +113,8 @@ def gathered(
         sources = Sources.of(manifest)
         data["traces"], complete = _traces(store, traces, places, sources, per_cell, measure, limit)
     shown = pictures(manifest, traces, maps, metric, partial, fix)
-    return Gathering(manifest, maps, words, compared, data, places, homes, sources, complete, shown)
+    limits = findings(cells)
+    return Gathering(manifest, maps, words, compared, data, places, homes, sources, complete, limits, shown)
 
 
 def _places(

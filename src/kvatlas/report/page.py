@@ -70,6 +70,7 @@ def page(held: Gathering, figures: Sequence[Picture] = ()) -> str:
         metric=style.label(maps[0].metric),
         counts=_counts(manifest),
         partial=list(dict.fromkeys(note for one in maps for note in one.notes if note.startswith("PARTIAL"))),
+        findings=[finding.text for finding in held.findings],
         words=held.words,
         several=len({one.model for one in maps}) > 1,
         comparisons=held.comparisons,

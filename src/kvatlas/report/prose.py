@@ -19,7 +19,7 @@ def as_text(description: Document) -> str:
     """A description as Markdown: Overview, Components/Axes, Detailed Analysis, Key Observations, Interpretation."""
     maps = _shown(description)
     sections = {
-        "Overview": [*_overview_words(description), "", *_table_of(maps)],
+        "Overview": [*_findings(description), *_overview_words(description), "", *_table_of(maps)],
         "Components/Axes": _components(description),
         "Detailed Analysis": [line for one in maps for line in _analysis(one)],
         "Key Observations": _observations(description),
@@ -32,6 +32,12 @@ def _shown(description: Document) -> list[Document]:
     """Maps, then the means that are not among them."""
     given = {_title(one) for one in description["maps"]}
     return [*description["maps"], *(one for one in description["means"] if _title(one) not in given)]
+
+
+def _findings(description: Document) -> list[str]:
+    """What limits the runs, before all else."""
+    lines = [f"- {finding['text']}" for finding in description["findings"]]
+    return [*lines, ""] if lines else []
 
 
 def _overview_words(description: Document) -> list[str]:
@@ -246,6 +252,8 @@ def _interpretation(description: Document) -> list[str]:
 def _choice_words(choice: Document) -> list[str]:
     whose = f"{choice['model']} on {choice['benchmark']}"
     counted = f"{choice['plateau']} of {choice['candidates']} settings"
+    if choice["vacuous"] is not None:
+        return [f"- {whose}: no setting is recommended, because {choice['vacuous']}."]
     if choice["setting"] is None:
         return [
             f"- {whose}: {counted} are not shown worse than the best; which is cheapest is not known without costs."

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Validity
 from kvatlas.figures.style import scale
 from kvatlas.stats.bounds import model_difference, verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, kept_tokens
 from kvatlas.stats.comparisons import Comparison
 from kvatlas.stats.inference import Contrast, benjamini_hochberg, holm
 from kvatlas.stats.maps import MEAN_OF, mean_maps
+from kvatlas.stats.validity import Finding
 from kvatlas.stats.verdicts import Effect, Name, Place, Verdict, name_of
 
 #: Values nearer than this are the same peak.
@@ -26,6 +28,7 @@ def describe(
     notes: Sequence[str] = (),
     verdicts: Mapping[Name, Verdict] | None = None,
     choices: Sequence[Choice] | None = None,
+    findings: Sequence[Finding] = (),
 ) -> dict[str, Any]:
     """The document. `verdicts` and `choices` are those of runs; maps without one get that of the binomial bound.
 
@@ -37,7 +40,9 @@ def describe(
     same for the means over benchmarks, made from the maps where not given. `across`: by model and policy, the settings
     on the plateau of every benchmark. `comparisons`: first minus second, in points, p-values adjusted over all of
     them. `recommendation`: the first model's choice, with
-    that of every model under `all`. Raises KvatlasError for no maps.
+    that of every model under `all`; `vacuous` says why there is none. `findings`: what limits what the runs can show,
+    the gravest first. Each map has its `validity`, each of its estimates the `audit` of its budget. Raises KvatlasError
+    for no maps.
     """
     if not maps:
         raise KvatlasError("There is no map to describe.")
@@ -53,6 +58,7 @@ def describe(
     mean_documents = [_map(one, held.get(name_of(one))) for one in averaged]
     _adjust_trends([*documents, *mean_documents])
     return {
+        "findings": [asdict(finding) for finding in findings],
         "maps": documents,
         "means": mean_documents,
         "across": _across(parts, held),
@@ -99,8 +105,14 @@ def _map(one: Map, verdict: Verdict | None) -> dict[str, Any]:
         "estimates": [_cell(names, place, cell, verdict) for place, cell in one.cells.items()],
         "baselines": [{"setting": name, **_estimate(cell.estimate)} for name, cell in one.baselines.items()],
         **_verdict(names, verdict),
+        "validity": None if one.validity is None else _validity(one.validity),
         "notes": [*one.notes, *(verdict.notes if verdict else ())],
     }
+
+
+def _validity(checked: Validity) -> dict[str, Any]:
+    identical = [list(group) for group in checked.identical]
+    return {**asdict(checked), "identical": identical, "vacuous": checked.vacuous}
 
 
 def _cell(names: Sequence[str], place: Place, cell: Cell, verdict: Verdict | None) -> dict[str, Any]:
@@ -117,7 +129,16 @@ def _cell(names: Sequence[str], place: Place, cell: Cell, verdict: Verdict | Non
         "unmeasured": cell.unmeasured,
         "p_best": None if verdict is None or place not in verdict.p_best else _p(verdict.p_best[place]),
         "may_lose": None if verdict is None else _percent(verdict.may_lose.get(place)),
+        "audit": audit_document(cell),
     }
+
+
+def audit_document(cell: Cell) -> dict[str, Any] | None:
+    """What the cell's budget leaves to its policy: places, and percent of problems without; None if not known."""
+    audit = cell.audit
+    if audit is None:
+        return None
+    return {**asdict(audit), "none": _percent(audit.none), "no_choice": _percent(audit.no_choice)}
 
 
 def _verdict(names: Sequence[str], verdict: Verdict | None) -> dict[str, Any]:
@@ -279,6 +300,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "candidates": choice.candidates,
         "plateau": choice.members,
         "by_time": _chosen(choice.by_time, choice) if choice.by_time else None,
+        "vacuous": choice.vacuous,
     }
 
 

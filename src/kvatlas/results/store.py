@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import zlib
@@ -40,6 +41,8 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self.path = path
+        # So that tokens are told apart without being read.
+        connection.create_function("digest", 1, _digest, deterministic=True)
 
     @classmethod
     def create(cls, folder: Path) -> Store:
@@ -132,14 +135,14 @@ class Store:
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false."""
-        columns = _COLUMNS + (", tokens, text, fate" if texts else ", x'', x'', x''")
+        columns = _COLUMNS + (", tokens, text, fate" if texts else ", x'', x'', x''") + _WRITTEN
         for row in self._connection.execute(f"SELECT {columns} FROM traces ORDER BY {_ORDER}"):
             yield row[0], _trace(row)
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""
         row = self._connection.execute(
-            f"SELECT {_COLUMNS}, tokens, text, fate FROM traces"
+            f"SELECT {_COLUMNS}, tokens, text, fate{_WRITTEN} FROM traces"
             " WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
             key,
         ).fetchone()
@@ -150,10 +153,11 @@ class Store:
 
 _ORDER = "run_key, setting, benchmark, problem, sample"
 _COLUMNS = "run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, metrics, usage"
+_WRITTEN = ", digest(tokens)"
 
 
 def _trace(row: tuple[Any, ...]) -> Trace:
-    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate = row
+    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate, written = row
     correct, progress, answer, status, metrics = grade
     parameters = json.loads(setting_id)
     policy = parameters.pop("policy")
@@ -170,12 +174,17 @@ def _trace(row: tuple[Any, ...]) -> Trace:
         grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
         usage=_usage(json.loads(usage)),
         fate=_unpacked(fate),
+        written=written,
     )
 
 
 def _usage(stored: dict[str, Any]) -> Usage:
     """Older stores hold counts that nothing reads any more."""
     return Usage(**{field.name: stored[field.name] for field in fields(Usage)})
+
+
+def _digest(tokens: bytes) -> str:
+    return hashlib.blake2b(tokens, digest_size=16).hexdigest()
 
 
 def _packed(fate: Fate | None) -> bytes:

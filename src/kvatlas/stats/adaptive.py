@@ -12,11 +12,12 @@ import numpy as np
 from kvatlas.core import Map
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered
-from kvatlas.stats.choice import Choice, cheapest, kept_tokens
+from kvatlas.stats.choice import Choice, cheapest, kept_tokens, unless_vacuous
 from kvatlas.stats.grid import Axes, grid_groups
 from kvatlas.stats.inference import LEVEL, Ints, Need, Test
 from kvatlas.stats.maps import MEAN_OF, mean_cell, mean_map
 from kvatlas.stats.sequential import EARLY, Block, Race, mean_interval, race
+from kvatlas.stats.validity import validity
 from kvatlas.stats.verdicts import Name, Place, Verdict
 
 E_VALUES = "e-values of an adaptive sweep, over all its settings on the mean over benchmarks; valid at any stop"
@@ -182,15 +183,15 @@ def adaptive_choices(held: Mapping[str, Standing], cells: Sequence[Gathered]) ->
                 own.setdefault(cell.expected.setting.id, []).append(cell)
         members = [mean_cell([cell.cell() for cell in group]) for group in own.values()]
         benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
-        found.append(
-            Choice(
-                model,
-                benchmarks[0] if len(benchmarks) == 1 else f"{MEAN_OF}{len(benchmarks)}",
-                len(one.settings),
-                len(members),
-                cheapest(members, [kept_tokens(cell) for cell in members]),
-                cheapest(members, [cell.seconds_mean for cell in members]),
-                {},
-            )
+        choice = Choice(
+            model,
+            benchmarks[0] if len(benchmarks) == 1 else f"{MEAN_OF}{len(benchmarks)}",
+            len(one.settings),
+            len(members),
+            cheapest(members, [kept_tokens(cell) for cell in members]),
+            cheapest(members, [cell.seconds_mean for cell in members]),
+            {},
         )
+        grid = [cell for cell in cells if cell.expected.model == model and not cell.expected.baseline]
+        found.append(unless_vacuous(choice, validity(grid)))
     return found

@@ -10,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from kvatlas.core import Cell, Estimate, Status, Trace
+from kvatlas.core import BudgetAudit, Cell, Estimate, Status, Trace
+from kvatlas.policies.audit import audit_setting
 from kvatlas.results.manifest import Expected, Manifest
 from kvatlas.stats.at_k import RIGHT, Rule
 from kvatlas.stats.estimates import pass_at_1
@@ -22,6 +23,7 @@ from kvatlas.stats.sequential import mean_interval
 class Gathered:
     """The traces of one promised cell: `outcomes[problem][sample]` is the grade, and how many are missing.
 
+    `prompts` are the lengths of the problems' prompts, `written` digests of what each trace says, where they are known.
     With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
     how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
     `screened` run the grades are no Pass@1. `unmeasured` are the problems and samples of whose trace the metric is
@@ -41,6 +43,10 @@ class Gathered:
     truncated: int = 0
     unmeasured: set[tuple[str, int]] = field(default_factory=set)
     verdicts: Counter[str] = field(default_factory=Counter)
+    no_answer: int = 0
+    compressed: int = 0
+    prompts: dict[str, int] = field(default_factory=dict)
+    written: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @property
     def found(self) -> int:
@@ -78,6 +84,11 @@ class Gathered:
         self.seconds += trace.usage.seconds
         self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
         self.truncated += trace.grade.status is Status.TRUNCATED
+        self.no_answer += trace.grade.status is Status.NO_ANSWER
+        self.compressed += trace.usage.compressions > 0
+        self.prompts[trace.problem] = trace.usage.prompt_tokens
+        if trace.written:
+            self.written[trace.problem, trace.sample] = trace.written
 
     @cached_property
     def _problems(self) -> frozenset[str]:
@@ -94,7 +105,12 @@ class Gathered:
             truncated=self.truncated,
             seconds_mean=self.seconds / self.found,
             unmeasured=len(self.unmeasured),
+            audit=self.audit(),
         )
+
+    def audit(self) -> BudgetAudit | None:
+        """What the setting's budget leaves to its policy, over the problems that have traces."""
+        return audit_setting(self.expected.setting, self.prompts.values())
 
     def _estimate(self) -> Estimate:
         grades, votes = self._by_sample()

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Cell, Map
+from kvatlas.core import Cell, Map, Validity
 from kvatlas.stats import inference
 from kvatlas.stats.cells import Gathered
 from kvatlas.stats.grid import Axes, grid_groups
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.maps import MEAN_OF, mean_cell
+from kvatlas.stats.validity import vacuous_sentence, validity
 from kvatlas.stats.verdicts import Name, Verdict, name_of, table
 
 
@@ -25,6 +26,7 @@ class Choice:
     the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time` the one with the least
     measured time a trace; None where the cost is unknown. `may_lose` is by how much each may be below the best of the
     grid with 95 % confidence, `beside` what a chosen one is ahead of each baseline, by setting id and baseline.
+    `vacuous` says, as a clause, why nothing is chosen: the traces of all candidates cannot tell them apart.
     """
 
     model: str
@@ -35,6 +37,7 @@ class Choice:
     by_time: Cell | None
     may_lose: Mapping[str, float]
     beside: Mapping[str, Mapping[str, Contrast]] = field(default_factory=dict)
+    vacuous: str | None = None
 
 
 def choices(cells: Sequence[Gathered], axes: Axes, fix: Mapping[str, Any] | None = None) -> list[Choice]:
@@ -53,10 +56,17 @@ def choices(cells: Sequence[Gathered], axes: Axes, fix: Mapping[str, Any] | None
         members = [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == place]) for place in ids]
         may_lose = {str(place): float(lost) for place, lost in zip(held.places, best.may_lose, strict=True)}
         name = next(iter(benchmarks)) if len(benchmarks) == 1 else f"{MEAN_OF}{len(benchmarks)}"
-        choice = _choice(model, name, len(held.places), members, may_lose)
+        checked = validity(cell for row in rows for cell in row)
+        choice = unless_vacuous(_choice(model, name, len(held.places), members, may_lose), checked)
         baselines = [cell for cell in cells if cell.expected.baseline and cell.expected.model == model]
         found.append(replace(choice, beside=_beside(choice, benchmarks, baselines)))
     return found
+
+
+def unless_vacuous(choice: Choice, checked: Validity | None) -> Choice:
+    """The choice, or none and the reason where the traces of its candidates cannot tell them apart."""
+    reason = vacuous_sentence(checked) if checked is not None else None
+    return choice if reason is None else replace(choice, by_memory=None, by_time=None, vacuous=reason)
 
 
 def _id(cell: Gathered) -> str:
@@ -96,7 +106,8 @@ def choices_of_maps(maps: Sequence[Map], verdicts: Mapping[Name, Verdict]) -> li
             continue
         members = [one.cells[place] for place in verdict.plateau]
         may_lose = {one.cells[place].setting.id: lost for place, lost in verdict.may_lose.items()}
-        found.append(_choice(one.model, one.benchmark, len(one.cells), members, may_lose))
+        choice = _choice(one.model, one.benchmark, len(one.cells), members, may_lose)
+        found.append(unless_vacuous(choice, one.validity))
     return found
 
 

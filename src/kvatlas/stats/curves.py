@@ -12,6 +12,7 @@ from kvatlas.results.manifest import Manifest
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.grid import short_names
 from kvatlas.stats.maps import SCREEN_NOTE, check_measured, unmeasured_notes
+from kvatlas.stats.validity import vacuous_sentence, validity
 
 POLICY = "policy"
 
@@ -87,10 +88,16 @@ def curves_of_run(
             axis,
             _points(group, varied),
             _beside(there, (model, benchmark), varied),
-            (*notes, *unmeasured_notes(group, metric)),
+            (*_vacuous(group), *notes, *unmeasured_notes(group, metric)),
         )
         for (model, benchmark, policy), group in groups.items()
     ]
+
+
+def _vacuous(group: Sequence[Gathered]) -> tuple[str, ...]:
+    checked = validity(group)
+    reason = vacuous_sentence(checked) if checked is not None else None
+    return (f"VACUOUS: {reason}",) if reason else ()
 
 
 def _fits(cell: Gathered, fix: Mapping[str, Any] | None) -> bool:

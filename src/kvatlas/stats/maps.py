@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kvatlas.core import Cell, KvatlasError, Map, Trace
+from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, Trace
 from kvatlas.results.csv_maps import ascending
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.at_k import BAYES_NOTE
 from kvatlas.stats.cells import Gathered, gather
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.grid import Axes, grid_groups, map_axes, short_names
+from kvatlas.stats.validity import together, validity
 
 T = TypeVar("T")
 
@@ -123,7 +124,8 @@ def _map(
     found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].measured}
     names = short_names(cell.expected.setting for cell in beside)
     baselines = {names[cell.expected.setting.id]: cell.cell() for cell in beside if cell.measured}
-    return Map(model, benchmark, metric, policy, ((vertical, rows), (horizontal, columns)), found, baselines, notes)
+    both = ((vertical, rows), (horizontal, columns))
+    return Map(model, benchmark, metric, policy, both, found, baselines, notes, validity(group))
 
 
 def _adaptive_note(problems: Sequence[int]) -> str:
@@ -165,9 +167,9 @@ def mean_map(maps: Sequence[Map]) -> Map:
     notes = list(dict.fromkeys(note if "PARTIAL" not in note else _PARTIAL_MEAN for m in maps for note in m.notes))
     if any(len(one.cells) > len(cells) for one in maps):
         notes.append("cells that not every benchmark has are left out")
-    return Map(
-        first.model, f"{MEAN_OF}{len(maps)}", first.metric, first.policy, first.axes, cells, baselines, tuple(notes)
-    )
+    name = f"{MEAN_OF}{len(maps)}"
+    checked = together([one.validity for one in maps])
+    return Map(first.model, name, first.metric, first.policy, first.axes, cells, baselines, tuple(notes), checked)
 
 
 MEAN_OF = "mean of "
@@ -214,6 +216,19 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
         truncated=sum(truncated) if len(truncated) == count else None,
         seconds_mean=sum(seconds) / count if len(seconds) == count else None,
         unmeasured=sum(unmeasured) if len(unmeasured) == count else None,
+        audit=_mean_audit([cell.audit for cell in cells if cell.audit is not None], count),
+    )
+
+
+def _mean_audit(audits: Sequence[BudgetAudit], count: int) -> BudgetAudit | None:
+    if len(audits) < count:
+        return None
+    return BudgetAudit(
+        sum(audit.problems for audit in audits),
+        sum(audit.median for audit in audits) / count,
+        min(audit.worst for audit in audits),
+        sum(audit.none for audit in audits) / count,
+        sum(audit.no_choice for audit in audits) / count,
     )
 
 

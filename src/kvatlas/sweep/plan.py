@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,9 @@ from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import Model
+from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.policies import Policy, Selection, Signal
+from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Key, Manifest
 from kvatlas.sweep.spec import Spec
 
@@ -47,7 +49,7 @@ class Plan:
     """A checked spec.
 
     `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark). A `screened` plan
-    asks for screening records instead of traces.
+    asks for screening records instead of traces. `notes` are sentences that a user should read before it is run.
     """
 
     spec: Spec
@@ -57,6 +59,7 @@ class Plan:
     problems: Mapping[str, Sequence[Problem]]
     prompts: Mapping[tuple[str, str], Sequence[int]]
     screened: bool = False
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def keys(self) -> Mapping[tuple[str, str, Setting], str]:
@@ -160,7 +163,46 @@ class Plan:
             "batch_size": fitting if memory else None,
             "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
+            "budget_audit": [
+                {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting), **asdict(cell.audit)}
+                for cell in self.audit
+            ],
+            "warnings": self.warnings,
         }
+
+    @cached_property
+    def audit(self) -> tuple[AuditedCell, ...]:
+        """What each setting leaves to its policy on each benchmark, from the lengths of the prompts."""
+        return tuple(
+            AuditedCell(model.name, benchmark.name, policy.setting, audited)
+            for model in self.models
+            for benchmark in self.benchmarks
+            for policy, _ in self.policies
+            if (audited := audit(policy, self.prompts[model.name, benchmark.name])) is not None
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on what this sweep will not be able to show."""
+        found = [no_choice_sentence(self.audit)]
+        for model in self.models:
+            for benchmark in self.benchmarks:
+                found += self._uncompressed(model, benchmark)
+        return [sentence for sentence in found if sentence]
+
+    def _uncompressed(self, model: Model, benchmark: Benchmark) -> list[str]:
+        """What speaks of settings whose budget traces of the expected length never reach."""
+        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
+        longest = max(self.prompts[model.name, benchmark.name]) + self._output(benchmark)
+        # The last token never enters the cache.
+        beyond = [budget for budget in budgets if budget >= longest]
+        if not beyond:
+            return []
+        return [
+            f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark.name} with "
+            f"{model.name} if its traces are as long as expected, at most {longest:,} tokens with their prompts: the "
+            f"least of these budgets is {min(beyond):,}."
+        ]
 
     def _output(self, benchmark: Benchmark) -> int:
         expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
@@ -176,7 +218,8 @@ class Plan:
         tokens = 0
         for budgets in filter(None, (early, late)):
             # The token count at which each setting leaves the trunk; it then decodes the rest alone.
-            forks = [min(output, budget - prompt + 1) if budget else output for budget in budgets]
+            # Compressions come after a step, so the second token is drawn before the first of them.
+            forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
             tokens += max(forks) + sum(output - fork for fork in forks)
         return tokens
 
@@ -216,7 +259,7 @@ def make_plan(spec: Spec) -> Plan:
     for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
         if len(set(names)) < len(names):
             raise KvatlasError(f"Two entries of the spec are the {what} {max(names, key=names.count)!r}; name it once.")
-    cells = [(policies.of(setting), baseline) for setting, baseline in spec.cells()]
+    cells = [(_strict(policies.of(setting), spec), baseline) for setting, baseline in spec.cells()]
     seen: set[Setting] = set()
     for policy, _ in cells:
         if policy.setting in seen:
@@ -226,18 +269,26 @@ def make_plan(spec: Spec) -> Plan:
         seen.add(policy.setting)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
     prompts = {}
+    notes = []
     for model in found_models:
         model.check()
+        notes += [model.note] if model.note else []
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
-            lengths = [len(model.encode(benchmark.prompt(problem))) for problem in problems[benchmark.name]]
+            texts = [model.prompt(benchmark.prompt(problem)) for problem in problems[benchmark.name]]
+            notes += notes_for(model, texts, benchmark.name)
+            lengths = [len(model.tokens(text)) for text in texts]
             prompts[model.name, benchmark.name] = lengths
             _check_room(spec, model, benchmark, max(lengths))
             for policy, _ in cells:
                 if isinstance(policy, Selection):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
-    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts)
+    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, notes=tuple(notes))
+
+
+def _strict(policy: Policy, spec: Spec) -> Policy:
+    return replace(policy, strict_budget=True) if spec.strict_budget and isinstance(policy, Selection) else policy
 
 
 def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> None:

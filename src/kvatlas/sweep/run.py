@@ -43,10 +43,13 @@ def sweep(
     """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
     Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
-    decodes as many sequences together as fit into its memory; `address` is that of a cluster. An adaptive
-    plan asks block by block, and `note` is told of each and of the reason to stop. Only this process writes the store.
+    decodes as many sequences together as fit into its memory; `address` is that of a cluster. `note` is told what the
+    plan notes. An adaptive plan asks block by block, and `note` is told of each and of the reason to stop. Only this
+    process writes the store.
     KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
     """
+    for sentence in plan.notes:
+        note(sentence)
     run = executors.get(executor)
     crew = Crew(workers, address)
     with Store.create(folder) as store:

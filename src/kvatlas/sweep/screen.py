@@ -52,11 +52,14 @@ def screen(
 ) -> None:
     """Screen the settings of a `screening` plan into `folder`, or go on with it; `options` are those of a sweep.
 
-    Full-cache traces are taken from the run `traces` where they are there, else decoded, which `note` is told.
+    Full-cache traces are taken from the run `traces` where they are there, else decoded; `note` is told that, and what
+    the plan notes.
     KvatlasError for a folder that holds a sweep, and for a run whose traces were drawn otherwise.
     """
     decoding = replace(plan, policies=((policies.of(FULL), True),), screened=False)
     _check_folder(folder)
+    for sentence in plan.notes:
+        note(sentence)
     if traces is not None:
         _take_over(decoding, traces, folder)
     with Store.create(folder) as store:

@@ -104,7 +104,8 @@ class Spec(BaseModel):
 
     `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
-    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`).
+    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `strict_budget` makes the
+    budgets of all settings strict (docs/policies.md).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -120,6 +121,7 @@ class Spec(BaseModel):
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: int | None = Field(default=None, ge=1)
     allocate: Allocation = Allocation()
+    strict_budget: bool = False
 
     @field_validator("allocate", mode="before")
     @classmethod

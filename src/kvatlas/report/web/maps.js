@@ -69,9 +69,13 @@ function panel(map, measure, scale) {
   const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical} (rows)${map.horizontal ? ` by ${map.horizontal} (columns)` : ""}`);
   const everywhere = map.plateau.flat().every(Boolean);
   if (everywhere) caption.append(". No cell is shown worse than the best.");
+  if (map.cells.flat().filter(known).some((n) => noChoice(data.cells[n]))) caption.append(`${everywhere ? "" : "."} Corner: policies have nothing to choose in some problems, filled: in most.`);
+  if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.startsWith("PARTIAL") ? "warn" : "" }, note));
   return el("figure", {}, caption, scaleBar(scale, measure.steps), el("div", { class: "scroll" }, table));
 }
+
+const noChoice = (cell) => (cell.audit ? cell.audit.no_choice : 0);
 
 function mapCell(map, number, x, y, measure, scale, best) {
   if (!known(number)) return el("td", { class: "none", "aria-label": "no traces" });
@@ -81,7 +85,8 @@ function mapCell(map, number, x, y, measure, scale, best) {
   const framed = member(0, 0) && !map.plateau.flat().every(Boolean);
   const sides = framed ? [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]].filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
   const peak = mapView.measure === "value" && cell.value > best - 1e-6 ? ["peak"] : [];
-  const node = el("td", { class: [...sides, ...peak].join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
+  const fixedBy = noChoice(cell) > 50 ? ["fixed"] : noChoice(cell) ? ["partly"] : [];
+  const node = el("td", { class: [...sides, ...peak, ...fixedBy].join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
     "aria-label": `${title(cell)}${framed ? ", on the plateau" : ""}` });
   if (known(value)) {
     node.append(measure.text(cell));

@@ -87,6 +87,11 @@ function cellFacts(cell) {
   if (cell.output !== null) facts.push(`${whole(cell.output)} tokens per answer`);
   if (cell.seconds) facts.push(`${brief(cell.seconds)} s per answer`);
   if (cell.truncated !== null) facts.push(`${fixed(cell.truncated)} % truncated`);
+  if (cell.audit) {
+    const { median, worst, no_choice } = cell.audit;
+    facts.push(`${whole(median)} places for older thinking tokens in the median problem, ${whole(worst)} in the worst`);
+    if (no_choice) facts.push(`policies have nothing to choose in ${fixed(no_choice)} % of the problems`);
+  }
   return facts;
 }
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from kvatlas.engine.fates import Record
 
 from kvatlas import policies
 from kvatlas.core import Fate, Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.compression import compress
+from kvatlas.engine.evictions import EvictionLog
+from kvatlas.engine.rows import Row
 from kvatlas.models import Model
 from kvatlas.policies import Policy
 from tests.engine.test_loop import BUDGET, endless, grid, requests, run
 
 
-def test_a_record_counts_holders_and_the_step_at_which_the_last_one_dropped_a_token() -> None:
-    first = Record().after(torch.tensor([[[0, 1, 3]], [[0, 2, 3]]]), 4, 2)
+def test_a_log_counts_holders_and_the_step_at_which_the_last_one_dropped_a_token() -> None:
+    first = EvictionLog().after(torch.tensor([[[0, 1, 3]], [[0, 2, 3]]]), 4, 2)
     assert first.fate(5).held == (2, 1, 1, 2, 2)
     assert first.fate(5).left == (0, 0, 0, 0, 0)
     second = first.after(torch.tensor([[[0, 3, 5]], [[0, 3, 4]]]), 6, 4)
@@ -37,32 +42,31 @@ def selections() -> list[Policy]:
     return found
 
 
-class _Watched(Engine):
-    """An engine that compares its record with the positions it holds, right after each compression."""
-
-    def _compress(self, index: int) -> None:
-        row = self._rows[index]
-        before = row.position
-        super()._compress(index)
-        held = [set(head.tolist()) for layer in row.kept for head in layer]
-        assert self.slots.lengths[index] == len(held[0])
-        fate = row.record.fate(row.position)
-        assert before == row.position == len(fate.left)
-        for position in range(row.position):
-            holding = sum(position in positions for positions in held)
-            assert fate.held[position] == holding
-            assert (fate.left[position] == 0) == (holding > 0)
-            assert fate.left[position] <= len(row.tokens)
+def checked(model: Model, cache: KVCache, row: Row[Any]) -> int:
+    """Compress, and compare the log with the positions that are held."""
+    before = row.position
+    evicted = compress(model, cache, row)
+    held = [set(head.tolist()) for layer in row.kept for head in layer]
+    assert row.cached.length == len(held[0])
+    fate = row.evictions.fate(row.position)
+    assert before == row.position == len(fate.left)
+    for position in range(row.position):
+        holding = sum(position in positions for positions in held)
+        assert fate.held[position] == holding
+        assert (fate.left[position] == 0) == (holding > 0)
+        assert fate.left[position] <= len(row.tokens)
+    return evicted
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_the_record_equals_what_the_cache_holds_at_every_compression(
-    random_models: dict[str, Model], kind: str
+def test_the_log_equals_what_the_cache_holds_at_every_compression(
+    random_models: dict[str, Model], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scheduler, "compress", checked)
     model = endless(random_models[kind])
     chosen = [policy for policy in selections() if not _needs_files(policy, model)]
     assert {"window", "random"} <= {policy.name for policy in chosen}
-    engine = _Watched(model, model.network(), chosen, Sampling(0.9, 20, 0.95, 160), 16)
+    engine = Engine(model, model.network(), chosen, Sampling(0.9, 20, 0.95, 160), 16)
     found = list(engine.run(requests(model, chosen, 3)))
     assert len(found) == 3 * len(chosen)
     for generation in found:
@@ -86,19 +90,28 @@ def _needs_files(policy: Policy, model: Model) -> bool:
     return False
 
 
-def test_keys_in_the_slots_are_those_of_the_tokens_that_the_record_calls_held(
-    random_models: dict[str, Model],
+def test_cached_keys_are_those_of_the_tokens_that_the_log_calls_held(
+    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First-layer keys depend on token and position alone: those in the slots are the held tokens', and no others'."""
+    """First-layer keys depend on token and position alone: those in the cache are the held tokens', and no others'."""
+    ended: list[torch.Tensor] = []
+    end = KVCache.end
+
+    def noted(self: KVCache, sequence: CachedSequence) -> None:
+        ended.append(self.keys[0][:, self.slots(sequence)].clone())
+        end(self, sequence)
+
+    monkeypatch.setattr(KVCache, "end", noted)
     model = endless(random_models["llama"])
     policy = policies.of(Setting.of("random", kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking"))
     prompt = requests(model, [policy], 1)
-    engine, (generation,) = run(model, prompt, 1, max_new_tokens=110)
+    _, (generation,) = run(model, prompt, 1, max_new_tokens=110)
     tokens = (*prompt[0].prompt, *generation.tokens)[:-1]
     full = policies.of(Setting.of("full"))
-    whole, _ = run(model, [Request(0, tokens, 1, (full,))], 1, max_new_tokens=2)
-    held = [sum(_holds(engine, whole, head, p) for head in range(model.shape.kv_heads)) for p in range(len(tokens))]
-    assert engine.slots.lengths[0] < len(tokens)
+    run(model, [Request(0, tokens, 1, (full,))], 1, max_new_tokens=2)
+    mine, whole = ended
+    held = [sum(_holds(mine, whole, head, p) for head in range(model.shape.kv_heads)) for p in range(len(tokens))]
+    assert mine.shape[1] < len(tokens)
     fate = generation.fate
     for position, count in enumerate(held):
         if fate.held[position] == 0:
@@ -107,13 +120,11 @@ def test_keys_in_the_slots_are_those_of_the_tokens_that_the_record_calls_held(
             assert count == model.shape.kv_heads
 
 
-def _holds(engine: Engine, whole: Engine, head: int, position: int) -> bool:
-    key = whole.slots.key(0, 0)[head, position]
-    mine = engine.slots.key(0, 0)[head, : engine.slots.lengths[0]]
-    return bool(((mine - key).abs().amax(-1) < 1e-4).any())
+def _holds(mine: torch.Tensor, whole: torch.Tensor, head: int, position: int) -> bool:
+    return bool(((mine[head] - whole[head, position]).abs().amax(-1) < 1e-4).any())
 
 
-def test_forks_share_and_never_change_each_others_record(random_models: dict[str, Model]) -> None:
+def test_forks_share_and_never_change_each_others_log(random_models: dict[str, Model]) -> None:
     model = random_models["llama"]
     together = {(g.key, g.policy): g.fate for g in run(model, requests(model, grid()), 16)[1]}
     for policy in grid():

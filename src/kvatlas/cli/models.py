@@ -1,0 +1,92 @@
+"""Models: which there are, and whether one can be trusted with a sweep."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from kvatlas.cli import completing
+from kvatlas.cli.lists import Json, print_rows
+from kvatlas.cli.sweeps import ModelOption, assignment
+
+#: What is asked where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
+PROBE = (
+    "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
+    "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
+)
+#: What is asked of models that ship with the package, whose vocabulary is that of their benchmarks.
+OWN = "CHAIN8"
+
+
+def models(context: typer.Context, as_json: Json = False) -> None:
+    """List the models that ship with kvatlas (any local Hugging Face folder is `hf:FOLDER`); `check` looks at one."""
+    if context.invoked_subcommand:
+        return
+    from kvatlas.models import embedded, find
+
+    rows = []
+    for name in embedded():
+        model = find(name)
+        rows.append(
+            {
+                "name": name,
+                "architecture": model.config["architectures"][0],
+                "layers": model.shape.layers,
+                "kv_heads": model.shape.kv_heads,
+                "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
+            }
+        )
+    print_rows(rows, as_json)
+
+
+def check(
+    model: Annotated[
+        str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.", autocompletion=completing.models)
+    ],
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(help="Its prompts are asked; again for more.", autocompletion=completing.benchmarks),
+    ] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Of each benchmark, its first problems.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the generation.")] = 64,
+    model_option: ModelOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of lines.")] = False,
+) -> None:
+    """Look at a model before a sweep: tokenizer, think tags, layers, one step beside transformers' own, a generation.
+
+    Ends with exit code 2 if the model cannot be run.
+    """
+    import torch
+
+    from kvatlas.benchmarks import find as find_benchmark
+    from kvatlas.models import embedded, find
+    from kvatlas.models.tokenizer_check import Status
+    from kvatlas.sweep.model_check import check_model
+
+    torch.set_num_threads(1)
+    found = find(model, **dict(assignment("--model-option", text) for text in model_option or []))
+    asked = [find_benchmark(name) for name in benchmark or ([OWN] if model in embedded() else [])]
+    messages = [each.prompt(problem) for each in asked for problem in each.problems(problems)] or [PROBE]
+    findings = []
+    for finding in check_model(found, messages, max_new_tokens):
+        findings.append(finding)
+        if not as_json:
+            typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
+    if as_json:
+        rows = [
+            {"name": each.name, "status": each.status.value, "message": each.message, "advice": each.advice}
+            for each in findings
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+    if any(finding.status is Status.FAILED for finding in findings):
+        raise typer.Exit(2)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(models)
+    group.command()(check)
+    app.add_typer(group, name="models", help=models.__doc__)

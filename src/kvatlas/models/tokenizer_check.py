@@ -1,0 +1,133 @@
+"""Whether a tokenizer fits its model and some prompts: what is known without weights, in the time of a few prompts."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvatlas.core import KvatlasError
+from kvatlas.models.folder import Model
+
+#: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
+#: that come or go (some decoders write one beside each special token), among all characters; of marker letters.
+UNKNOWN, CHANGED, SPACES, MARKERS = 0.2, 0.05, 0.1, 0.01
+#: What byte-level and SentencePiece vocabularies write for spaces, line breaks and bytes; no decoded text holds it.
+_MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁", "<0x")
+_OTHER = "take the tokenizer that came with the weights, with its own tokenizer_class in tokenizer_config.json"
+
+
+class Status(StrEnum):
+    """What a finding means: nothing to do, to be known, or not to be used."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what was found, and what to do about it (empty where nothing is to be done)."""
+
+    name: str
+    status: Status
+    message: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.advice}" if self.advice else self.message
+
+
+def check_tokenizer(model: Model, prompts: Sequence[str]) -> list[Finding]:
+    """What becomes of prompts, as `Model.prompt` writes them, that are encoded and decoded again."""
+    tokens = [model.tokens(prompt) for prompt in prompts]
+    back = [str(model.tokenizer.decode(list(ids), skip_special_tokens=False)) for ids in tokens]
+    return [
+        _vocabulary(model, tokens),
+        _unknown(model, prompts, tokens),
+        _round_trip(model, prompts, back),
+        _markers(prompts, back),
+    ]
+
+
+def notes_for(model: Model, prompts: Sequence[str], benchmark: str) -> list[str]:
+    """What a user should know about the tokenizer before prompts of a benchmark are decoded, as sentences.
+
+    Raises KvatlasError where it surely does not fit.
+    """
+    findings = check_tokenizer(model, prompts)
+    for finding in findings:
+        if finding.status is Status.FAILED:
+            raise KvatlasError(f"The tokenizer of the model {model.name!r} does not fit {benchmark}: {finding}.")
+    return [f"{model.name} on {benchmark}: {each}." for each in findings if each.status is Status.WARNING]
+
+
+def _vocabulary(model: Model, tokens: Sequence[Sequence[int]]) -> Finding:
+    last, known = max(max(ids, default=0) for ids in tokens), model.vocabulary
+    if last >= known:
+        message = f"a prompt holds the token {last}, and the model knows those from 0 to {known - 1}"
+        return Finding("vocabulary", Status.FAILED, message, _OTHER)
+    return Finding("vocabulary", Status.OK, f"{len(model.tokenizer):,} tokens, {known:,} in the model")
+
+
+def _unknown(model: Model, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
+    unknown, total = model.tokenizer.unk_token_id, sum(map(len, tokens))
+    if unknown is None:
+        return Finding("unknown tokens", Status.OK, "the tokenizer has no unknown token")
+    # In some tokenizers the end of text is the unknown token, too, and templates write it.
+    count = max(0, sum(ids.count(unknown) for ids in tokens) - sum(p.count(model.tokenizer.unk_token) for p in prompts))
+    message = f"{count:,} of {total:,} prompt tokens are unknown ({count / max(1, total):.1%})"
+    if count >= UNKNOWN * total > 0:
+        return Finding("unknown tokens", Status.FAILED, message, f"{_OTHER}, or ask what the model has tokens for")
+    if count:
+        return Finding("unknown tokens", Status.WARNING, message, "the model does not see what they stand for")
+    return Finding("unknown tokens", Status.OK, message)
+
+
+def _round_trip(model: Model, prompts: Sequence[str], back: Sequence[str]) -> Finding:
+    name, unknown = "round trip", str(model.tokenizer.unk_token or "")
+    differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
+    if not differing:
+        return Finding(name, Status.OK, "prompts are the same after encoding and decoding")
+    changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
+    characters = sum(len(_plain(prompt, unknown)) for prompt in prompts)
+    letters, spaces = (sum(counts) / max(1, characters) for counts in zip(*changes, strict=True))
+    some = f"{len(differing)} of {len(prompts)} prompts differ after encoding and decoding"
+    message = f"{some}, first at {_first(*differing[0])} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
+    if letters >= CHANGED or spaces >= SPACES:
+        return Finding(name, Status.FAILED, message, _OTHER)
+    return Finding(name, Status.WARNING, message, "the model reads or writes these characters otherwise")
+
+
+def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
+    name = "marker letters"
+    found = {mark: sum(text.count(mark) for text in back) - sum(p.count(mark) for p in prompts) for mark in _MARKS}
+    left = {mark: count for mark, count in found.items() if count > 0}
+    if not left:
+        return Finding(name, Status.OK, "decoded text holds no marker letters of the vocabulary")
+    message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"
+    failed = sum(left.values()) >= MARKERS * sum(map(len, back))
+    return Finding(name, Status.FAILED if failed else Status.WARNING, message, _OTHER)
+
+
+def _plain(text: str, unknown: str) -> str:
+    """A text without what tokenizers may change and models do not mind: forms of characters, case, kinds of space."""
+    text = text.replace(unknown, "") if unknown else text
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _changed(before: str, after: str) -> tuple[int, int]:
+    """Characters that were lost, added or moved, and spaces that were lost or added."""
+    there, then = Counter(before), Counter(after)
+    spaces = abs(there.pop(" ", 0) - then.pop(" ", 0))
+    letters = ((there - then) + (then - there)).total()
+    return letters or int(before.replace(" ", "") != after.replace(" ", "")), spaces
+
+
+def _first(prompt: str, text: str) -> str:
+    """Where two texts first differ, with a little around it."""
+    at = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), min(len(prompt), len(text)))
+    start = max(0, at - 8)
+    return f"{prompt[start : at + 12]!r}, which became {text[start : at + 12]!r}"

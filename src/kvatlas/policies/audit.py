@@ -1,0 +1,100 @@
+"""The budget audit: what settings leave to their policies' choice, from the lengths of prompts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kvatlas.core import BudgetAudit, KvatlasError, Setting
+from kvatlas.policies import of
+from kvatlas.policies.base import Policy, Selection, allotted
+
+#: Cells that a sentence names before it only counts them.
+_NAMED = 6
+
+
+@dataclass(frozen=True)
+class AuditedCell:
+    """One setting on one benchmark, with its audit."""
+
+    model: str
+    benchmark: str
+    setting: Setting
+    audit: BudgetAudit
+
+    @property
+    def rule(self) -> tuple[tuple[str, object], ...]:
+        """The parameters that decide the audit: equal for policies that differ in their scores alone."""
+        values = self.setting.values
+        usual = {"ratio_over": "older", "keep_prompt": True, "strict_budget": False}
+        names = [name for name in usual if values.get(name, usual[name]) != usual[name]]
+        return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names))
+
+
+def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
+    """The audit of a setting for prompts of these lengths in tokens; None if it never compresses, or without prompts.
+
+    It reckons with the first compression, while the model still thinks: later ones find the same number of older
+    tokens and the same prompt.
+    """
+    lengths = list(prompts)
+    if not isinstance(policy, Selection) or not lengths:
+        return None
+    chosen: list[int] = []
+    without_choice = 0
+    for prompt in lengths:
+        # The cache is as long as the budget, unless the prompt alone is longer.
+        older = max(policy.kv_budget, prompt + 1) - policy.local_window
+        protected = min(prompt, older) if policy.keep_prompt else 0
+        chosen.append(allotted(policy, older, protected)[1])
+        without_choice += not 0 < chosen[-1] < older - protected
+    return BudgetAudit(
+        len(lengths),
+        float(median(chosen)),
+        min(chosen),
+        sum(not places for places in chosen) / len(lengths),
+        without_choice / len(lengths),
+    )
+
+
+def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
+    """As `audit`; None also for settings of policies that are not there (a remote model's, a plug-in's)."""
+    if "kv_budget" not in setting.values:
+        return None
+    try:
+        return audit(of(setting), prompts)
+    except KvatlasError:
+        return None
+
+
+def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
+    """One sentence that names the cells in which policies have nothing to choose; None if they always have."""
+    rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
+    # A ratio of 0 or 1 leaves nothing to choose, and says so itself.
+    blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values["ratio"] < 1]
+    if not blocked:
+        return None
+    blocked.sort(key=lambda cell: -cell.audit.no_choice)
+    names = varying(cells) or ["kv_budget", "local_window", "ratio"]
+    several = len({cell.model for cell in cells}) > 1
+    named = "; ".join(
+        ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
+        + f" on {cell.benchmark}{f' with {cell.model}' if several else ''} ({100 * cell.audit.no_choice:.0f} %)"
+        for cell in blocked[:_NAMED]
+    )
+    more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
+    tried = any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
+    over = "" if tried else ", or with ratio_over thinking"
+    return (
+        f"In {len(blocked)} of {len(rows)} cells policies cannot differ in some problems (percent of them in "
+        f"brackets), as a compression leaves them nothing to choose: {named}{more}. They can with another kv_budget, "
+        f"local_window or ratio{over}."
+    )
+
+
+def varying(cells: Sequence[AuditedCell]) -> list[str]:
+    """The parameters of the rule in which these cells differ."""
+    rules = [dict(cell.rule) for cell in cells]
+    names = dict.fromkeys(name for rule in rules for name in rule)
+    return [name for name in names if len({rule.get(name) for rule in rules}) > 1]

@@ -1,0 +1,191 @@
+"""Native attention equals plain torch, and a sequence's numbers do not depend on what else is in the batch."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas.core import KvatlasError
+from kvatlas.engine.attention import AttentionBackend, backend_for
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.models import Model, Shape
+from kvatlas.models.packing import PackedLinear, packed
+from kvatlas.native import load
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+needs_native = pytest.mark.skipif(load() is None, reason="no native kernels for this machine")
+
+
+def cache_of(shape: Shape, rows: int, page_size: int = 64) -> KVCache:
+    return KVCache(shape, rows, {}, 0, torch.device("cpu"), torch.float32, page_size)
+
+
+def fill(cache: KVCache, lengths: list[int], generator: torch.Generator) -> list[CachedSequence]:
+    """Sequences whose pages lie in disorder, filled with random keys and values."""
+    found = [cache.begin() for _ in lengths]
+    order = [number for number, length in enumerate(lengths) for _ in range(length)]
+    random.Random(3).shuffle(order)
+    have = [0] * len(lengths)
+    for number in order:
+        have[number] += 1
+        cache.reserve(found[number], have[number])
+    for sequence, length in zip(found, lengths, strict=True):
+        sequence.length = length
+        slots = cache.slots(sequence)
+        for pool in (*cache.keys, *cache.values):
+            pool[:, slots] = torch.randn(pool.shape[0], length, pool.shape[2], generator=generator)
+    return found
+
+
+def drawn(shape: Shape, counts: list[int], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
+    return tuple(torch.randn(sum(counts), heads, shape.head_dim, generator=generator) for heads in sizes)
+
+
+def attend(
+    backend: AttentionBackend,
+    shape: Shape,
+    lengths: list[int],
+    counts: list[int],
+    window: int | None = None,
+    members: list[int] | None = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What the sequences `members` of a scene get, each for itself: outputs and watched attention."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    cache = cache_of(shape, len(lengths), backend.page_size)
+    sequences = fill(cache, lengths, generator)
+    tensors = drawn(shape, counts, generator)
+    starts = [sum(counts[:index]) for index in range(len(counts))]
+    chosen = list(range(len(lengths))) if members is None else members
+    if window is not None:
+        places = cache.watch_window(0, window)
+        for sequence in sequences:
+            places[:, cache.slots(sequence)] = 2 * torch.arange(sequence.length, dtype=torch.int32)
+    for index in chosen:
+        cache.reserve(sequences[index], lengths[index] + counts[index])
+    batch = ForwardBatch(
+        cache,
+        [sequences[index] for index in chosen],
+        [[0] * counts[index] for index in chosen],
+        [2 * lengths[index] for index in chosen],
+        watched=tuple(range(0, len(chosen), 2)) if members is None else (),
+    )
+    rows = torch.cat([torch.arange(starts[index], starts[index] + counts[index]) for index in chosen])
+    out = backend.attend(batch, 0, *(each[rows] for each in tensors), shape.head_dim**-0.5, window)
+    return list(out.split([counts[index] for index in chosen])), list(batch.attention[0])
+
+
+SCENES = [
+    ([5, 0, 130, 64, 63, 300], [1, 7, 1, 1, 65, 3]),
+    ([100, 17, 400, 1], [1, 1, 1, 1]),
+    ([0, 0], [70, 1]),
+]
+
+
+@needs_native
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("size", [16, 64, 80])
+def test_native_attention_is_that_of_plain_torch(group: int, size: int, window: int | None) -> None:
+    shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
+    for lengths, counts in SCENES:
+        found, noted = attend(backend_for(torch.device("cpu"), torch.float32), shape, lengths, counts, window)
+        wanted, expected = attend(
+            backend_for(torch.device("cpu"), torch.float32, "reference"), shape, lengths, counts, window
+        )
+        for own, theirs in zip([*found, *noted], [*wanted, *expected], strict=True):
+            torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)
+
+
+@needs_native
+def test_a_sequence_alone_gets_the_same_bits() -> None:
+    shape = Shape(layers=1, heads=6, kv_heads=2, head_dim=64, hidden=64)
+    backend = backend_for(torch.device("cpu"), torch.float32)
+    for lengths, counts in SCENES:
+        together, _ = attend(backend, shape, lengths, counts)
+        for index in range(len(lengths)):
+            ((alone), *_), _ = attend(backend, shape, lengths, counts, members=[index])
+            assert torch.equal(alone, together[index])
+
+
+def test_flex_attention_over_pages_is_that_of_plain_torch() -> None:
+    shape = Shape(layers=1, heads=6, kv_heads=2, head_dim=32, hidden=64)
+    lengths, counts = SCENES[1]
+    found, _ = attend_unwatched("flex", shape, lengths, counts)
+    wanted, _ = attend_unwatched("reference", shape, lengths, counts)
+    for own, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)
+
+
+def attend_unwatched(name: str, shape: Shape, lengths: list[int], counts: list[int]) -> Any:
+    backend = backend_for(torch.device("cpu"), torch.float32, name)
+    return attend(backend, shape, lengths, counts, members=list(range(len(lengths))))
+
+
+def test_an_unknown_backend_is_a_sentence() -> None:
+    with pytest.raises(KvatlasError, match="The attention backend is 'fast'; valid here are"):
+        backend_for(torch.device("cpu"), torch.float32, "fast")
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3"])
+def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict[str, Model], kind: str) -> None:
+    network = random_models[kind].network()
+    tokens = torch.arange(3, 67)[None] % 60
+    with torch.inference_mode():
+        states = network.get_input_embeddings()(tokens)
+        layer = network.get_decoder().layers[0].mlp
+        whole = network.get_output_embeddings()(layer(states))
+        for count in (1, 3, 7):
+            some = network.get_output_embeddings()(layer(states[:, :count]))
+            assert torch.equal(some, whole[:, :count])
+
+
+@needs_native
+def test_a_model_of_somebody_else_gets_its_weights_back(tiny_llama: Model) -> None:
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    inputs = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        wanted = network(inputs).logits
+        with packed(network):
+            assert any(isinstance(module, PackedLinear) for module in network.modules())
+            torch.testing.assert_close(network(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
+        assert torch.equal(network(inputs).logits, wanted)
+    after = network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert network.get_output_embeddings().weight is network.get_input_embeddings().weight
+
+
+WITHOUT = """
+import torch
+from kvatlas import models, policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+model = models.find("embedded:tiny-llama")
+full = policies.of(Setting.of("full"))
+engine = Engine(model, model.network(), [full], Sampling(0.8, 20, 0.95, 30), 4)
+(found,) = engine.run([Request(0, tuple(range(10, 40)), 5, (full,))])
+print(engine.backend.name, *found.tokens)
+"""
+
+
+def test_without_native_kernels_plain_torch_decodes() -> None:
+    def run(native: str) -> list[str]:
+        environment = {**os.environ, "KVATLAS_NATIVE": native, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", WITHOUT]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
+
+    name, *tokens = run("off")
+    assert name == "reference"
+    assert tokens == run("")[1:]

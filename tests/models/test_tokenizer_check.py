@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import models
+from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError
+from kvatlas.models import Model
+from kvatlas.models.tokenizer_check import Status, check_tokenizer, notes_for
+from tests.r1 import AIME, save_model
+
+OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
+QUESTIONS = [json.loads(line)["problem"] for line in AIME.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def r1(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return save_model("llama", tmp_path_factory.mktemp("r1") / "m")
+
+
+@pytest.fixture
+def changed(r1: Model, tmp_path: Path) -> Callable[..., Model]:
+    """The same model with other parts in its tokenizer.json."""
+
+    def change(**parts: Any) -> Model:
+        folder = tmp_path / "changed"
+        shutil.copytree(r1.folder, folder)
+        content = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps({**content, **parts}))
+        return models.find(f"hf:{folder}")
+
+    return change
+
+
+def found(model: Model, questions: list[str]) -> dict[str, Status]:
+    return {each.name: each.status for each in check_tokenizer(model, [model.prompt(one) for one in questions])}
+
+
+def test_a_tokenizer_that_fits_is_fine(r1: Model) -> None:
+    assert set(found(r1, [*QUESTIONS, "▁Ġ 🙂"]).values()) == {OK}
+    assert notes_for(r1, [r1.prompt(one) for one in QUESTIONS], "AIME24") == []
+
+
+def test_a_tokenizer_that_is_read_as_another_class_is_refused(changed: Callable[..., Model]) -> None:
+    # Without the parts that turn bytes into letters and back, as a wrong class reads it.
+    model = changed(pre_tokenizer=None, decoder=None)
+    status = found(model, QUESTIONS)
+    assert status["round trip"] is FAILED
+    with pytest.raises(KvatlasError, match=r"does not fit AIME24: .* differ after encoding .* tokenizer_class"):
+        notes_for(model, [model.prompt(one) for one in QUESTIONS], "AIME24")
+
+
+def test_marker_letters_in_decoded_text_are_refused(changed: Callable[..., Model]) -> None:
+    status = found(changed(decoder=None), QUESTIONS)
+    assert (status["marker letters"], status["round trip"]) == (FAILED, FAILED)
+
+
+def test_forms_of_characters_may_differ(changed: Callable[..., Model]) -> None:
+    model = changed(normalizer={"type": "Lowercase"})
+    assert found(model, QUESTIONS)["round trip"] is WARNING
+    (note,) = notes_for(model, [model.prompt(one) for one in QUESTIONS], "AIME24")
+    assert "prompts differ after encoding and decoding, first at" in note
+    assert "(0.0% of the characters, 0.0% in spaces)" in note
+
+
+def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: Model) -> None:
+    prompt = tiny_llama.prompt(find("CHAIN8").problems(1)[0].question)
+    length = len(tiny_llama.tokens(prompt))
+    for count, status in [(0, OK), (1, WARNING), (length // 4 - 1, WARNING), (length // 4 + 1, FAILED)]:
+        (unknown,) = [
+            each for each in check_tokenizer(tiny_llama, [prompt + "~" * count]) if each.name == "unknown tokens"
+        ]
+        assert unknown.status is status
+        assert unknown.message.startswith(f"{count} of {length + count} prompt tokens are unknown")
+    with pytest.raises(KvatlasError, match=r"'embedded:tiny-llama' does not fit AIME24: .* are unknown"):
+        notes_for(tiny_llama, [tiny_llama.prompt(one) for one in QUESTIONS], "AIME24")
+
+
+def test_an_unknown_token_that_the_template_writes_is_no_unknown_one(r1: Model, tmp_path: Path) -> None:
+    shutil.copytree(r1.folder, tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "unk_token": r1.tokenizer.bos_token}))
+    model = models.find(f"hf:{tmp_path / 'm'}")
+    assert model.tokenizer.unk_token_id == model.encode("x")[0]
+    assert set(found(model, ["x"]).values()) == {OK}
+
+
+def test_tokens_beyond_the_models_are_refused(r1: Model, tmp_path: Path) -> None:
+    shutil.copytree(r1.folder, tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 100}))
+    model = models.find(f"hf:{tmp_path / 'm'}")
+    with pytest.raises(KvatlasError, match=r"a prompt holds the token .*, and the model knows those from 0 to 99"):
+        notes_for(model, [model.prompt("x")], "AIME24")

@@ -1,0 +1,261 @@
+"""The CPU kernels against plain torch in float64, and to the bit against themselves under other circumstances."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from kvatlas import native, noise
+from kvatlas.native import library
+from tests.native.reference import Scene
+
+ROOT = Path(__file__).parents[2]
+if native.load() is None:
+    pytest.skip(str(native.why_not()), allow_module_level=True)
+BEST = native.load()
+FILES = {path.stem: path for path in sorted((ROOT / "src/kvatlas/native/lib").glob("linux-x86-64-v*.so"))}
+#: Every library that this processor runs.
+ALL = [BEST] + [
+    native.Native(path, name)
+    for name, path in FILES.items()
+    if not name.endswith(BEST.target) and int(name[-1]) <= BEST.library.kvatlas_x86_level()
+]
+QUICK = settings(max_examples=25, deadline=None, derandomize=True)
+
+scenes = st.builds(
+    lambda seed, tokens, **rest: Scene.random(
+        seed,
+        [cached for cached, _ in tokens],
+        [new for _, new in tokens],
+        watched=list(range(0, len(tokens), 2)) if seed % 2 else None,
+        **rest,
+    ),
+    seed=st.integers(0, 2**31),
+    tokens=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=5),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 8),
+    size=st.sampled_from((8, 16, 20, 32, 48, 64, 72, 80, 96, 128, 256)),
+    window=st.sampled_from((0, 0, 1, 13)),
+    page_size=st.sampled_from((16, 48, 128)),
+)
+
+
+def equal(one: tuple[list[torch.Tensor], ...], other: tuple[list[torch.Tensor], ...]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def check(scene: Scene, kernels: native.Native) -> None:
+    for found, expected in zip(scene.run(kernels), scene.expected(), strict=True):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+@QUICK
+@given(scenes)
+def test_attention_is_right(scene: Scene) -> None:
+    check(scene, BEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "size", "window"), [(3, 64, 0), (8, 256, 0), (1, 32, 4096), (5, 20, 0)])
+def test_long_sequences(group: int, size: int, window: int) -> None:
+    cached = [0, 1, 16383, 4095, 8000]
+    check(Scene.random(1, cached, [1, 1, 1, 2, 70], kv_heads=2, group=group, size=size, window=window), BEST)
+
+
+@QUICK
+@given(scenes, st.sampled_from((1, 5)))
+def test_attention_is_the_same_for_any_target_chunks_and_pages(scene: Scene, chunk: int) -> None:
+    found = scene.run(BEST)
+    for kernels in ALL:
+        assert equal(found, scene.run(kernels, pages=1, chunk=chunk))
+
+
+@QUICK
+@given(scenes, st.data())
+def test_a_sequence_alone_is_the_same_as_among_others(scene: Scene, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(scene.sequences) - 1))
+    outputs, masses = scene.run(BEST)
+    alone, mass = scene.only(index).run(BEST)
+    assert torch.equal(alone[0], outputs[index])
+    if index in scene.watched:
+        assert torch.equal(mass[0], masses[scene.watched.index(index)])
+
+
+def test_many_sequences() -> None:
+    scene = Scene.random(3, list(range(64)), [1] * 64, kv_heads=2, group=3, size=32, watched=[60])
+    outputs, _ = scene.run(BEST)
+    check(scene, BEST)
+    for count in (1, 3, 7):
+        part = Scene(scene.sequences[:count])
+        assert equal((part.run(BEST)[0],), (outputs[:count],))
+
+
+def test_huge_scores_and_what_no_slot_may_tell() -> None:
+    scene = Scene.random(5, [70], [3], kv_heads=1, group=2, size=16)
+    scene.sequences[0].keys[:, ::7] *= 300
+    check(scene, BEST)
+
+
+@QUICK
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.booleans(),
+    st.sampled_from((1, 2, 3, 7, 8, 13, 64)),
+)
+def test_linear(seed: int, inputs: int, outputs: int, biased: bool, rows: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(outputs, inputs, generator=source), torch.randn(outputs, generator=source)
+    x = torch.randn(64, inputs, generator=source)
+    layers = [kernels.linear(weight, bias if biased else None) for kernels in ALL]
+    found = layers[0](x)
+    expected = F.linear(x.double(), weight.double(), bias.double() if biased else None)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    for layer in layers:
+        assert torch.equal(layer(x[-rows:]), found[-rows:])
+
+
+def test_linear_reads_and_writes_parts_of_wider_tables() -> None:
+    weight, table = torch.randn(20, 10), torch.randn(5, 30)
+    layer, wide = BEST.linear(weight), torch.zeros(5, 50)
+    layer(table[:, 7:17], wide[:, 3:23])
+    torch.testing.assert_close(wide[:, 3:23], F.linear(table[:, 7:17], weight))
+    assert not wide[:, :3].any()
+    assert not wide[:, 23:].any()
+
+
+@QUICK
+@given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 200))
+def test_norm_and_gate(seed: int, rows: int, width: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    table, weight = torch.randn(rows, 2 * width, generator=source) * 20, torch.randn(width, generator=source)
+    a, b = table.split(width, 1)
+    x = a.contiguous()
+    norm, gate = BEST.rms_norm(x, weight, 1e-6), BEST.silu_mul(a, b)
+    torch.testing.assert_close(
+        norm.double(), F.rms_norm(x.double(), (width,), weight.double(), 1e-6), rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(gate.double(), F.silu(a.double()) * b.double(), rtol=1e-5, atol=1e-6)
+    for kernels in ALL:
+        assert torch.equal(kernels.rms_norm(x[-1:], weight, 1e-6), norm[-1:])
+        assert torch.equal(kernels.silu_mul(a[-1:], b[-1:]), gate[-1:])
+
+
+def test_gate_at_the_ends() -> None:
+    a = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.9, 1e30, float("inf"), float("nan")]])
+    found, expected = BEST.silu_mul(a, torch.ones_like(a)), F.silu(a)
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-5, atol=1e-30)
+
+
+@QUICK
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 40))
+def test_noise_is_that_of_torch_to_the_bit(seed: int, rows: int, width: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    streams, positions = (torch.randint(0, 2**top - 1, (rows,), generator=source) for top in (63, 31))
+    tokens = torch.randint(0, 2**32, (rows, width), generator=source)
+    for own in (tokens, torch.arange(width).expand(rows, -1)):
+        zero = torch.zeros_like(own)
+        word, *_ = noise.philox(streams[:, None], zero + positions[:, None], own, zero, zero)
+        expected = (word.double() + 0.5) / 2.0**32
+        for kernels in ALL:
+            assert torch.equal(kernels.uniform(streams, positions, own), expected)
+        assert torch.equal(noise.gumbel(streams[:, None], positions[:, None], own), -torch.log(-torch.log(expected)))
+    assert torch.equal(BEST.uniform(streams, positions, width), expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "target", "said"),
+    [("", BEST.target, None), ("off", None, "switched off"), ("x86-64-v9", None, "there are ")],
+)
+def test_the_library_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, target: str | None, said: str) -> None:
+    monkeypatch.setenv(library.VARIABLE, wanted)
+    kernels, why = library._loaded.__wrapped__()
+    assert (kernels.target if kernels else None) == target
+    assert (said in why) if said else why is None
+
+
+def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    kernels, why = library._loaded.__wrapped__()
+    assert kernels is None
+    assert "were not built" in why
+    (tmp_path / FILES[min(FILES)].name).write_bytes(b"no library")
+    assert "could not be loaded" in library._loaded.__wrapped__()[1]
+
+
+def test_other_processors_compute_the_same_bits(tmp_path: Path) -> None:
+    if not shutil.which("qemu-aarch64") or not importlib.util.find_spec("ziglang"):
+        pytest.skip("there is no qemu-aarch64 (package qemu-user) or no ziglang")
+    said = {}
+    for target, processor, run in (
+        ("x86_64-linux-gnu", "x86_64_v3", []),
+        ("aarch64-linux-gnu", "generic", ["qemu-aarch64"]),
+    ):
+        file, room = tmp_path / target, ROOT / "src/kvatlas/native"
+        words = f"cc -target {target} -mcpu={processor} -O3 -std=gnu11 -ffp-contract=off -fno-math-errno".split()
+        words += ["-ffreestanding", "-nostdlib", "-static", "-I", str(room), "-o", str(file)]
+        words.append(str(ROOT / "tests/native/digest.c"))
+        subprocess.run([sys.executable, "-m", "ziglang", *words], check=True, capture_output=True)
+        said[target] = subprocess.run([*run, str(file)], check=True, capture_output=True, text=True).stdout
+    assert len(set(said["x86_64-linux-gnu"].splitlines())) > 50
+    assert said["x86_64-linux-gnu"] == said["aarch64-linux-gnu"]
+
+
+SANITIZED = """
+import sys, torch
+from pathlib import Path
+from kvatlas import native
+from tests.native.reference import Scene
+kernels = native.Native(Path(sys.argv[1]), "sanitized")
+for size, page_size, window in ((20, 16, 0), (64, 48, 13), (256, 128, 0)):
+    for group in (1, 3, 8):
+        scene = Scene.random(1, [0, 5, 130], [1, 50, 3], kv_heads=2, group=group, size=size, window=window,
+                             page_size=page_size, watched=[1])
+        for found, expected in zip(scene.run(kernels, chunk=20), scene.expected()):
+            for a, b in zip(found, expected):
+                torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+for rows in (1, 2, 7, 9):
+    for inputs, outputs in ((5, 3), (33, 49)):
+        x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+        torch.testing.assert_close(kernels.linear(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
+        kernels.rms_norm(x, torch.ones(inputs), 1e-6)
+        kernels.silu_mul(x, x)
+        kernels.uniform(torch.arange(rows), torch.arange(rows), inputs)
+print("clean")
+"""
+
+
+@pytest.mark.slow
+def test_under_sanitizers(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no gcc, whose sanitizers can be loaded into a running Python")
+    words = "-fsanitize=address,undefined -fno-sanitize-recover=all -DKVATLAS_HOSTED -O1 -g -shared -fPIC -Wno-psabi"
+    words += " -march=x86-64-v3" if BEST.target.startswith("x86") else ""
+    file = tmp_path / "kernels.so"
+    source = ROOT / "src/kvatlas/native/kernels.c"
+    done = subprocess.run([compiler, *words.split(), str(source), "-o", str(file)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"gcc has no sanitizers here: {done.stderr[-200:]}")
+    asan, ubsan, cpp = (
+        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
+    )
+    environment = {**os.environ, "LD_PRELOAD": f"{asan} {ubsan} {cpp}", "ASAN_OPTIONS": "detect_leaks=0"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED, str(file)], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "clean", done.stderr[-3000:]

@@ -1,0 +1,136 @@
+"""What traces can show: nothing is recommended where nothing was compressed, answered or different."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvatlas.core import Grade, Setting, Status, Usage, Vacuous
+from kvatlas.stats.cells import gather
+from kvatlas.stats.choice import choices
+from kvatlas.stats.maps import maps_of_cells, mean_maps
+from kvatlas.stats.validity import Kind, findings, validities, validity
+from tests.stats.synthetic import AXES, grid, manifest, traces
+
+AXIS_NAMES = (AXES[0][0], AXES[1][0])
+NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
+
+
+def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
+    made = manifest(grid("dynts", "random"), **plan)
+    return gather(made, [(key, change(trace)) for key, trace in traces(made)])
+
+
+def texts(trace: Any, per: str) -> Any:
+    """With a digest that differs by setting, by policy, or not at all."""
+    told = {"setting": trace.setting.id, "policy": trace.setting.policy, "": ""}[per]
+    return replace(trace, written=f"{told} {trace.problem} {trace.sample}")
+
+
+def uncompressed(trace: Any) -> Any:
+    return replace(trace, usage=replace(trace.usage, compressions=0))
+
+
+def test_a_sound_run_has_nothing_to_say() -> None:
+    found = cells(lambda trace: texts(trace, "setting"))
+    (first, second) = validities(found).values()
+    assert first.traces == second.traces == 19 * 24
+    assert (first.bounded, first.compressed, first.settings) == (18 * 24, 18 * 24, 18)
+    assert first.truncated + sum(c.cell().estimate.value * 24 for c in found[:19]) == pytest.approx(19 * 24)
+    assert (first.identical, first.vacuous, first.no_answer) == ((), None, 0)
+    assert {finding.kind for finding in findings(found)} <= {Kind.UNANSWERED, Kind.NO_CHOICE}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "kind", "clause"),
+    [
+        (
+            uncompressed,
+            Vacuous.UNCOMPRESSED, Kind.UNCOMPRESSED, "none of the 864 traces under a KV budget was compressed",
+        ),
+        (
+            lambda trace: replace(trace, grade=NO_ANSWER),
+            Vacuous.UNANSWERED, Kind.UNANSWERED, "none of the 864 traces has an answer",
+        ),
+        (
+            lambda trace: texts(trace, ""),
+            Vacuous.IDENTICAL, Kind.IDENTICAL, "all 18 settings with a KV budget wrote identical texts",
+        ),
+    ],
+)  # fmt: skip
+def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous, kind: Kind, clause: str) -> None:
+    found = cells(change)
+    assert {checked.vacuous for checked in validities(found).values()} == {reason}
+    (choice,) = choices(found, AXIS_NAMES)
+    assert (choice.by_memory, choice.by_time, choice.vacuous) == (None, None, clause)
+    assert choice.candidates == 18
+    assert [finding.benchmark for finding in findings(found) if finding.kind is kind] == ["CHAIN6", "CHAIN8"]
+    for one in (*maps_of_cells(found, AXIS_NAMES), *mean_maps(maps_of_cells(found, AXIS_NAMES))):
+        assert one.validity is not None
+        assert one.validity.vacuous is reason
+
+
+def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
+    found = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
+    assert [checked.vacuous for checked in validities(found).values()] == [Vacuous.UNCOMPRESSED, None]
+    (choice,) = choices(found, AXIS_NAMES)
+    assert choice.vacuous is None
+    assert choice.by_memory is not None
+    (finding,) = [finding for finding in findings(found) if finding.kind is Kind.UNCOMPRESSED]
+    assert finding.text == ("CHAIN6: 0 of 432 traces under a KV budget were compressed; all equal the full cache's.")
+
+
+def test_settings_with_identical_texts_are_named_by_what_tells_them_apart() -> None:
+    found = cells(lambda trace: texts(trace, "policy"))
+    checked = validity(found)
+    assert checked is not None
+    assert sorted(map(len, checked.identical)) == [9, 9]
+    assert not checked.same
+    (first, _) = (finding.text for finding in findings(found) if finding.kind is Kind.IDENTICAL)
+    assert first.startswith("CHAIN6: 18 settings wrote the same texts as another one in all their traces: dynts(")
+    assert "kv_budget" not in first
+    (mean,) = (one for one in mean_maps(maps_of_cells(found, AXIS_NAMES)) if one.policy == "dynts")
+    assert mean.validity is not None
+    assert mean.validity.vacuous is Vacuous.IDENTICAL
+
+
+def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
+    made = manifest(grid("dynts"))
+    kept = [(key, texts(trace, "")) for key, trace in traces(made) if trace.problem != "p0"]
+    checked = validity(gather(made, kept))
+    assert checked is not None
+    assert checked.identical == ()
+    assert validity(gather(made, [])) is None
+
+
+def test_traces_without_answers_are_counted_and_said_first() -> None:
+    found = cells(lambda trace: uncompressed(replace(trace, grade=NO_ANSWER)), benchmarks=("CHAIN6",))
+    first, second, *_ = findings(found)
+    assert first.text == (
+        "CHAIN6: 456 of 456 traces are without an answer (456) or truncated (0); they count as wrong."
+    )
+    assert (first.kind, second.kind) == (Kind.UNANSWERED, Kind.UNCOMPRESSED)
+
+
+def test_a_full_cache_alone_compresses_nothing_and_that_is_no_finding() -> None:
+    full = Setting.of("full")
+    plan = manifest([], baselines=[full], benchmarks=("CHAIN6",))
+    graded = [
+        (key, replace(trace, usage=Usage(20, 100, 80, 96, 60.0, 0, 0.1), grade=Grade(True, 1.0, "7", Status.OK)))
+        for key, trace in traces(plan)
+    ]
+    assert findings(gather(plan, graded)) == []
+
+
+def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
+    # 20 prompt tokens: of 96 - 32 older tokens a tenth is 6.
+    found = cells(lambda trace: texts(trace, "setting"))
+    (finding,) = [finding for finding in findings(found) if finding.kind is Kind.NO_CHOICE]
+    assert "local_window 32, ratio 0.1 on CHAIN6 (100 %)" in finding.text
+    audits = {
+        (c.expected.setting.values["local_window"], c.expected.setting.values["ratio"]): c.audit() for c in found[:9]
+    }
+    assert audits[8, 0.5] is not None
+    assert (audits[8, 0.5].median, audits[8, 0.5].none) == (24, 0)
