@@ -36,13 +36,18 @@ def shape_of(layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
+def endless(folder: Path) -> Model:
+    """The model in a folder without a tokenizer: it never ends a trace, nor its thinking."""
+    model = Model(f"hf:{folder}", folder)
+    vars(model).update(stops=frozenset(), think_close=-1, opens_thinking=True)
+    return model
+
+
 def bench_model(folder: Path, shape: dict[str, Any]) -> Model:
     """A Llama with random weights that never ends a trace."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder)
-    model = Model(f"hf:{folder}", folder)
-    vars(model).update(stops=frozenset(), think_close=-1)
-    return model
+    return endless(folder)
 
 
 class FilledEngine(Engine):

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from filled import endless
 from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
@@ -57,8 +58,7 @@ def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
     """The model, whose traces never end, and its network made in place: nothing is written but its config."""
     config = LlamaConfig(**(TINY if tiny else EIGHT_B))
     config.save_pretrained(folder)
-    model = Model(f"hf:{folder}", folder)
-    vars(model).update(stops=frozenset(), think_close=-1)
+    model = endless(folder)
     torch.manual_seed(0)
     with torch.device("cpu" if tiny else "cuda"):
         torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)

@@ -47,15 +47,14 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     full = case != "grid"
     import torch
 
+    from filled import endless
     from kvatlas import policies
     from kvatlas.core import Sampling, Setting
     from kvatlas.engine import Engine, Request
     from kvatlas.engine.memory import peak
-    from kvatlas.models import Model
 
     torch.set_num_threads(1)
-    model = Model(f"hf:{folder}", folder)
-    vars(model).update(stops=frozenset(), think_close=-1)
+    model = endless(folder)
     values = {"kv_budget": BUDGET, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [policies.of(Setting.of("window", local_window=window, **values)) for window in (16, 32, 64, 96)]
     settings += [policies.of(Setting.of("full"))] if full else []

@@ -82,6 +82,7 @@ def test_decoding_is_measured_against_others_in_turns() -> None:
     assert 0 < case["overhead"] < 1
 
 
+@pytest.mark.slow
 def test_the_grid_of_the_demo_is_decoded_in_turns_with_another_source_tree() -> None:
     found = run("decode.py", "--cases", "--demo", "1", "--rounds", "1", "--against", str(BENCH.parent / "src"))["demo"]
     assert found["decoded_tokens"]["this"] == found["decoded_tokens"]["against"] > 0
