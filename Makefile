@@ -67,7 +67,7 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/calibration.py --quick
 	$(BIN)/python bench/seqbench.py
-	$(BIN)/python bench/replay.py --problems 4 --lengths 1024 4096
+	$(BIN)/python bench/screening.py --problems 4
 	$(BIN)/python bench/serving.py
 
 clean:

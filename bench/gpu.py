@@ -4,10 +4,10 @@
     python bench/gpu.py --tiny          # the same program on a CPU with a tiny model, to see that it works
 
 Speed and memory do not depend on what the weights are. Every run decodes `--tokens` new tokens a sequence from prompts
-of the same length after a warm-up; `full` and `window` (kv_budget) take turns, each without CUDA graphs and with them;
-`same_tokens` is the mean number of tokens that both ways begin with alike (in bf16 kernels round differently). A batch
-that does not fit is noted. Prints one JSON document with the hardware named; without a GPU and without --tiny
-one sentence and exit code 2.
+of the same length after a warm-up; `full` and `window` (kv_budget) take turns, each without CUDA graphs and with them
+(`graph_steps` of all `passes`: prompts are read without). `same_tokens` is the mean number of tokens that both ways
+begin with alike (in bf16 kernels round differently). A batch that does not fit is noted. Prints one JSON document with
+the hardware named; without a GPU and without --tiny one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from filled import endless
 from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
@@ -57,8 +58,7 @@ def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
     """The model, whose traces never end, and its network made in place: nothing is written but its config."""
     config = LlamaConfig(**(TINY if tiny else EIGHT_B))
     config.save_pretrained(folder)
-    model = Model(f"hf:{folder}", folder)
-    vars(model).update(stops=frozenset(), think_close=-1)
+    model = endless(folder)
     torch.manual_seed(0)
     with torch.device("cpu" if tiny else "cuda"):
         torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
@@ -76,7 +76,9 @@ def measure(
     prompts = [tuple((7 * row + i) % 500 + 5 for i in range(prompt)) for row in range(batch)]
 
     def decode(count: int) -> tuple[Engine, list[tuple[int, ...]]]:
-        engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch, graphs=graphs)
+        engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch, backend="flex")
+        if not graphs:
+            engine.graphs = None
         traces = list(engine.run([Request(row, ids, row, (policy,)) for row, ids in enumerate(prompts)]))
         return engine, [trace.tokens for trace in sorted(traces, key=lambda trace: trace.key)]
 
@@ -96,9 +98,10 @@ def measure(
         return {"fits": False}, []
     found = {
         "fits": True,
-        "share_of_steps_as_graphs": round(engine.graphs.steps / max(1, engine.passes), 3) if engine.graphs else 0.0,
+        "passes": engine.passes,
+        "graph_steps": engine.graphs.steps if engine.graphs else 0,
         "tokens_per_second": round(engine.decoded_tokens / seconds, 1),
-        "kv_bytes": engine.slots.bytes,
+        "kv_bytes": engine.cache.bytes,
         "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda else None,
     }
     return found, written

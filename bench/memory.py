@@ -3,12 +3,11 @@
     python bench/memory.py --out bench/results/memory.json
 
 A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, without the full cache
-beside four settings and with it: once as it is, so that settings depart from the full cache at once, and once with
-attention that adds nothing, so that they write alike and replay as much together as ever happens. Measured is the
-growth of the resident memory of a fresh process, its
-weights included, up to the peak; foretold is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`:
-weights, slots, waiting snapshots and workspace, not the interpreter and its libraries. Linux only. Prints one JSON
-document."""
+beside four settings and with it. Measured is the growth of the resident memory of a fresh process, its weights
+included, up to the peak; foretold is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`: weights,
+pages and what stands beside them, waiting snapshots and workspace, not the interpreter and its libraries. Linux only.
+Prints one JSON document.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ SHAPE = {
     "max_position_embeddings": 4096,
 }
 PROMPT, OUTPUT, BUDGET, BATCH, TREES = 64, 400, 256, 32, 12
-CASES = ("grid", "grid and full", "grid and full, alike")
+CASES = ("grid", "grid and full")
 
 
 def resident(name: str) -> int:
@@ -48,27 +47,22 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     full = case != "grid"
     import torch
 
+    from filled import endless
     from kvatlas import policies
     from kvatlas.core import Sampling, Setting
     from kvatlas.engine import Engine, Request
     from kvatlas.engine.memory import peak
-    from kvatlas.models import Model
 
     torch.set_num_threads(1)
-    model = Model(f"hf:{folder}", folder)
-    vars(model).update(stops=frozenset(), think_close=-1)
+    model = endless(folder)
     values = {"kv_budget": BUDGET, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [policies.of(Setting.of("window", local_window=window, **values)) for window in (16, 32, 64, 96)]
     settings += [policies.of(Setting.of("full"))] if full else []
     prompt = tuple(5 + i % 1000 for i in range(PROMPT))
     # What libraries allocate once, at their first use, is theirs.
     network = model.network()
-    if case.endswith("alike"):
-        for layer in network.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
     list(Engine(model, network, settings, Sampling(max_new_tokens=2), 1).run([Request(0, prompt, 0, (settings[0],))]))
-    weights = sum(each.numel() * each.element_size() for each in network.parameters())
-    before = resident("VmRSS") - weights
+    before = resident("VmRSS") - (model.weight_bytes or 0)
     engine = Engine(model, network, settings, Sampling(max_new_tokens=OUTPUT), BATCH)
     for _ in engine.run([Request(number, prompt, number, tuple(settings)) for number in range(TREES)]):
         pass
@@ -77,7 +71,7 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     return {
         "foretold": foretold.to_json(),
         "measured": measured,
-        "slots_measured": engine.slots.bytes,
+        "slots_measured": engine.cache.bytes,
         "foretold_against_measured": round(foretold.total / measured, 3),
     }
 
@@ -92,7 +86,7 @@ def main() -> None:
         print(json.dumps(measure(options.folder, options.case)))
         return
 
-    from decode import bench_model
+    from filled import bench_model
 
     found = {}
     with tempfile.TemporaryDirectory() as folder:

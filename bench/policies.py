@@ -16,18 +16,14 @@ import json
 import platform
 import statistics
 import tempfile
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from decode import bench_model, shape_of
+from filled import FilledEngine, bench_model, shape_of
 from kvatlas import models, policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Request
-from kvatlas.engine.rows import Row
 from kvatlas.models import Model
 from kvatlas.policies import Policy, Selection
 from kvatlas.policies.dynts import HEAD_FILE
@@ -54,76 +50,27 @@ def settings(model: Model) -> dict[str, Policy]:
     return found
 
 
-class Bench:
-    """An engine whose rows are filled by hand: the same cache for every policy."""
-
-    def __init__(self, model: Model, found: dict[str, Policy], tokens: int) -> None:
-        sampling = Sampling(temperature=0.0, max_new_tokens=10**6)
-        self.engine = Engine(model, model.network(), found.values(), sampling, ROWS)
-        # As a run does; the steps here are taken outside of one.
-        self.engine.network.set_attn_implementation("kvatlas")
-        self.tokens = tokens
-        slots = self.engine.slots
-        for row in range(ROWS):
-            slots.reserve(row, tokens + 64)
-        torch.manual_seed(0)
-        for table in (*slots.keys, *slots.values, slots.queries):
-            for part in table:
-                part.normal_()
-        # Keys of a head share a direction, as those of trained models do: where none repeats another `rkv` takes longer
-        # (bench/redundancy.py).
-        for table in slots.keys:
-            direction = torch.randn(slots.shape.kv_heads, 1, slots.shape.head_dim)
-            for part in table:
-                part += direction
-        slots.scalings = dict.fromkeys(range(slots.shape.layers), slots.shape.head_dim**-0.5)
-        self.untouched = slots.key(0, 0)[:, tokens].clone()
-        for column in slots.columns.values():
-            column[..., :tokens].uniform_()
-        self.request = Request(0, tuple(5 + i % 50 for i in range(128)), 7, ())
-        self.written = [5 + i % 50 for i in range(tokens - 128 + 1)]
-        self.decoder = self.engine.network.get_decoder().register_forward_hook(self.engine._keep_hidden)
-
-    def fill(self, policy: Policy) -> None:
-        """Eight rows of `tokens` cached tokens under a policy."""
-        asked = self.engine.observers.asked((policy,))
-        row = Row(self.request, (policy,), asked, self.engine.sampling, self.engine.sampling.max_new_tokens)
-        self.engine._rows = [replace(row, tokens=list(self.written)) for _ in range(ROWS)]
-        self.engine.slots.lengths = [self.tokens] * ROWS
-
-    def step(self, policy: Policy) -> float:
-        """Seconds of one step."""
-        self.fill(policy)
-        began = time.thread_time()
-        self.engine._step()
-        taken = time.thread_time() - began
-        assert not torch.equal(self.engine.slots.key(0, 0)[:, self.tokens], self.untouched), "no key was written"
-        return taken
-
-    def compression(self, policy: Policy) -> float:
-        """Seconds of one compression of one sequence."""
-        self.fill(policy)
-        snapshot = self.engine.slots.snapshot(0)
-        began = time.thread_time()
-        with torch.inference_mode():
-            self.engine._compress(0)
-        seconds = time.thread_time() - began
-        self.engine.slots.restore(snapshot, 0, None)
-        return seconds
-
-
 def measure(model: Model, tokens: int, rounds: int, compressions: int) -> dict[str, dict[str, float]]:
     """Medians for every policy at one cache length."""
     found = settings(model)
-    bench = Bench(model, found, tokens)
+    engine = FilledEngine(model, found.values(), Sampling(temperature=0.0, max_new_tokens=10**6), ROWS, tokens + 64)
+
+    def step(name: str) -> float:
+        engine.put(tokens, found[name])
+        return engine.step()
+
+    def compression(policy: Policy) -> float:
+        engine.put(tokens, policy)
+        return engine.compression(1)
+
     seconds: dict[str, list[float]] = {name: [] for name in found}
     ratios: dict[str, list[float]] = {name: [] for name in found}
     names = list(found)
     for turn in range(-1, rounds):
-        before = bench.step(found["window"])
+        before = step("window")
         for start in range(0, len(names), 3):
-            own = {name: bench.step(found[name]) for name in names[start : start + 3]}
-            after = bench.step(found["window"])
+            own = {name: step(name) for name in names[start : start + 3]}
+            after = step("window")
             for name, taken in own.items() if turn >= 0 else ():
                 seconds[name].append(taken)
                 ratios[name].append(2 * taken / (before + after))
@@ -136,10 +83,8 @@ def measure(model: Model, tokens: int, rounds: int, compressions: int) -> dict[s
         }
         if isinstance(policy, Selection):
             if tokens <= 4096:
-                bench.compression(policy)
-            row["compression_ms"] = round(
-                1000 * statistics.median(bench.compression(policy) for _ in range(compressions)), 3
-            )
+                compression(policy)
+            row["compression_ms"] = round(1000 * statistics.median(compression(policy) for _ in range(compressions)), 3)
         rows[name] = row
     return rows
 

@@ -1,0 +1,128 @@
+"""Models with random weights, and engines whose caches are filled by hand: steps at any length, at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvatlas.core import Sampling
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.compression import compress
+from kvatlas.engine.rows import Row
+from kvatlas.models import Model
+from kvatlas.policies import Policy
+
+PROMPT = tuple(5 + i % 50 for i in range(64))
+
+
+def shape_of(layers: int, hidden: int) -> dict[str, Any]:
+    """A shape of that size with heads of 64, about four to a KV head."""
+    return {
+        "vocab_size": 4096,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 8 // 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": max(1, hidden // 256),
+        "max_position_embeddings": 32_768,
+    }
+
+
+def endless(folder: Path) -> Model:
+    """The model in a folder without a tokenizer: it never ends a trace, nor its thinking."""
+    model = Model(f"hf:{folder}", folder)
+    vars(model).update(stops=frozenset(), think_close=-1, opens_thinking=True)
+    return model
+
+
+def bench_model(folder: Path, shape: dict[str, Any]) -> Model:
+    """A Llama with random weights that never ends a trace."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder)
+    return endless(folder)
+
+
+class FilledEngine(Engine):
+    """An engine with `batch_size` sequences of random keys and values, and room for `room` tokens in each."""
+
+    def __init__(
+        self, model: Model, policies: Iterable[Policy], sampling: Sampling, batch_size: int, room: int
+    ) -> None:
+        super().__init__(model, model.network(), policies, sampling, batch_size)
+        self.room = room
+        self.sequences = [self.cache.begin() for _ in range(batch_size)]
+        for sequence in self.sequences:
+            self.cache.reserve(sequence, room)
+        torch.manual_seed(0)
+        for table in (*self.cache.keys, *self.cache.values, *self.cache.queries):
+            table.normal_()
+        for keys in self.cache.keys:
+            # Keys of a head share a direction, as those of trained models do: where none repeats another `rkv` takes
+            # longer (bench/redundancy.py).
+            keys += torch.randn(model.shape.kv_heads, 1, model.shape.head_dim)
+        self.cache.scalings = dict.fromkeys(range(model.shape.layers), model.shape.head_dim**-0.5)
+        #: Processor seconds inside of the model's forward pass.
+        self.forward_seconds = 0.0
+
+    def put(self, length: int, policy: Policy) -> None:
+        """Every sequence has `length` tokens cached under this policy, and goes on from there."""
+        written = [5 + i % 50 for i in range(length - len(PROMPT) + 1)]
+        for state in self.cache.token_state.values():
+            state.zero_()
+            state[..., :length].uniform_()
+        self.scheduler.rows = []
+        for number, sequence in enumerate(self.sequences):
+            # A compression gave pages back.
+            self.cache.reserve(sequence, self.room)
+            sequence.length = length
+            row = Row(
+                Request(number, PROMPT, number, (policy,)),
+                (policy,),
+                self.collector.signals((policy,)),
+                replace(self.sampling, max_new_tokens=0),
+                self.sampling.max_new_tokens,
+                sequence,
+                tokens=list(written),
+                position=length,
+            )
+            self.scheduler.rows.append(row)
+
+    def step(self, count: int = 1) -> float:
+        """Processor seconds of so many decoding steps."""
+        key = self._next_key()
+        key.zero_()
+        with self._attention():
+            began = time.thread_time()
+            for _ in range(count):
+                self._step()
+            taken = time.thread_time() - began
+        assert key.any(), "the step wrote no key into the cache"
+        return taken
+
+    def _next_key(self) -> Tensor:
+        """Where the first layer's key of the first sequence's next token goes."""
+        sequence, size = self.sequences[0], self.cache.page_size
+        slot = sequence.pages[sequence.length // size] * size + sequence.length % size
+        return self.cache.keys[0][:, slot]
+
+    def compression(self, rows: int) -> float:
+        """Processor seconds of compressing so many of the sequences."""
+        began = time.thread_time()
+        with torch.inference_mode():
+            for row in self.scheduler.rows[:rows]:
+                compress(self.model, self.cache, row)
+        return time.thread_time() - began
+
+    def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
+        began = time.thread_time()
+        found = super()._forward(batch, wanted)
+        self.forward_seconds += time.thread_time() - began
+        return found
