@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.attention import AttentionBackend, backend_for
+from kvatlas.engine.attention import AttentionBackend
+from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.models import Model, Shape

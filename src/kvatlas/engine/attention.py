@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from kvatlas.core import KvatlasError
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import PAGE
-from kvatlas.native import load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,22 +48,6 @@ class AttentionBackend(Protocol):
         KV heads, head size]. A token sees what its sequence has cached and itself, of a `window` of positions if there
         is one. Adds the weights of watched sequences to `batch.attention`."""
         ...
-
-
-def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
-    """The backend called `name` (cpu, flex, reference), or the fastest one for this device and type."""
-    native = load() if device.type == "cpu" and dtype is torch.float32 else None
-    if name is None:
-        name = "flex" if device.type == "cuda" else "reference" if native is None else "cpu"
-    if name == "cpu" and native is not None:
-        return CpuBackend(native)
-    if name == "flex":
-        from kvatlas.engine.flex import FlexBackend
-
-        return FlexBackend(compiled=device.type == "cuda")
-    if name == "reference":
-        return ReferenceBackend()
-    raise KvatlasError(f"The attention backend is {name!r}; valid here are 'reference' and 'flex'.")
 
 
 def attend(

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvatlas.core import Sampling
-from kvatlas.engine.attention import attend, backend_for
+from kvatlas.engine.attention import attend
+from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.graphs import CudaGraphRunner

@@ -19,6 +19,7 @@ from transformers.generation import stopping_criteria as stopping
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models.loaded import loaded
+from kvatlas.models.packing import packed
 from kvatlas.service import chosen, stream_of
 from kvatlas.service.asking import room_for
 
@@ -210,7 +211,8 @@ def _decode(
     training = network.training
     engine = Engine(found, network.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
+        with packed(network):
+            tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         network.train(training)
     return [tokens[request.key] for request in requests]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
+from kvatlas.native import load
 from kvatlas.policies.base import Cached, Selection, Signal, Step, check_made_with
 
 if TYPE_CHECKING:
@@ -88,9 +89,8 @@ class DynTS(Selection):
 
     def observe(self, step: Step) -> None:
         assert step.hidden is not None
-        step.enter(
-            "importance", importance(load_head(str(self.file(step.model)), str(step.hidden.device)), step.hidden)
-        )
+        head, layers = load_layers(str(self.file(step.model)), str(step.hidden.device))
+        step.enter("importance", importance(head, step.hidden, layers))
 
     def score(self, cached: Cached) -> Tensor:
         return cached.columns["importance"]
@@ -163,12 +163,35 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     return head
 
 
-def importance(head: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+Layers = tuple[Callable[["Tensor"], "Tensor"], ...]
+
+
+@lru_cache(maxsize=8)
+def load_layers(file: str, device: str = "cpu") -> tuple[dict[str, Tensor], Layers]:
+    """The head with its linear layers, on native kernels where there are any: while a model decodes, the importance of
+    a token must not depend on how many others are scored beside it."""
+    head = load_head(file, device)
+    native = load() if device == "cpu" else None
+    if native is None:
+        return head, linear_layers(head)
+    return head, tuple(native.linear(head[f"{layer}.weight"], head.get(f"{layer}.bias")) for layer in (0, 2, 4))
+
+
+def linear_layers(head: Mapping[str, Tensor]) -> Layers:
+    """The linear layers of a head."""
+    from torch.nn import functional as F
+
+    return tuple(
+        partial(F.linear, weight=head[f"{layer}.weight"], bias=head.get(f"{layer}.bias")) for layer in (0, 2, 4)
+    )
+
+
+def importance(head: Mapping[str, Tensor], hidden: Tensor, layers: Layers | None = None) -> Tensor:
     """Predicted importance [...] of tokens with last hidden states `hidden` [..., hidden size]."""
     from torch.nn import functional as F
 
     activation = F.gelu if "0.bias" in head else F.softplus
-    inner = hidden.to(head["0.weight"].dtype)
-    for layer in (0, 2):
-        inner = activation(F.linear(inner, head[f"{layer}.weight"], head.get(f"{layer}.bias")))
-    return F.softplus(F.linear(inner, head["4.weight"], head.get("4.bias"))).squeeze(-1)
+    first, second, last = layers or linear_layers(head)
+    inner = activation(second(activation(first(hidden.to(head["0.weight"].dtype)))))
+    # In double precision, because vectors of few numbers are rounded otherwise than those of many.
+    return F.softplus(last(inner).double()).squeeze(-1).to(inner.dtype)
