@@ -190,3 +190,22 @@ def test_without_native_kernels_plain_torch_decodes() -> None:
     name, *tokens = run("off")
     assert name == "reference"
     assert tokens == run("")[1:]
+
+
+def test_a_command_says_once_that_it_computes_with_plain_torch() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvatlas",
+        "run",
+        "embedded:tiny-llama",
+        "CHAIN4",
+        "--problems",
+        "1",
+        "--samples",
+        "1",
+    ]
+    command += ["--policy", "full", "--max-new-tokens", "5"]
+    environment = {**os.environ, "KVATLAS_NATIVE": "off", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr.count("The native CPU kernels are switched off (KVATLAS_NATIVE=off).") == 1

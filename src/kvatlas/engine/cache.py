@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Tokens of a page.
 PAGE = 64
 #: The cache grows by at least one part in so many of what it holds, because growing copies it.
-GROWTH = 4
+GROWTH = 16
 
 
 def pages_for(tokens: int, page_size: int = PAGE) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
@@ -290,22 +289,6 @@ class Selection(Policy):
                 f"{self.local_window} tokens can never be compressed below it; valid are budgets above "
                 f"{prompt_length + self.local_window}."
             )
-
-
-def check_made_with(file: Path, model: Model, parameter: str) -> None:
-    """Raise KvatlasError if a file in the model's folder says that it was made with other weights.
-
-    One that `parameter` names may be tried on any; one that is found by itself must not mean nothing unnoticed.
-    """
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as content:
-        weights = (content.metadata() or {}).get("model_weights")
-    if weights not in (None, model.weights_digest):
-        raise KvatlasError(
-            f"The file {str(file)!r} was made with other weights than those of the model {model.name!r}; make it anew, "
-            f"or name it with the parameter {parameter} to use it all the same."
-        )
 
 
 def whole(default: int, least: int) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
-from kvatlas.policies.base import Cached, Selection, Signal, Step, check_made_with
+from kvatlas.policies.base import Cached, Selection, Signal, Step
+from kvatlas.policies.made_files import check_made_with
 
 if TYPE_CHECKING:
     from torch import Tensor

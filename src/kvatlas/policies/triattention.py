@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import Cached, Scope, Selection, check_made_with, scope, whole
+from kvatlas.policies.base import Cached, Scope, Selection, scope, whole
+from kvatlas.policies.made_files import check_made_with
 
 if TYPE_CHECKING:
     from torch import Tensor

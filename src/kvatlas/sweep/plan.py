@@ -14,6 +14,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import Model
 from kvatlas.models.tokenizer_check import notes_for
+from kvatlas.native import why_not
 from kvatlas.policies import Policy, Selection, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Key, Manifest
@@ -269,7 +270,8 @@ def make_plan(spec: Spec) -> Plan:
         seen.add(policy.setting)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
     prompts = {}
-    notes = []
+    slow = why_not() if any(model.device == "cpu" for model in found_models) else None
+    notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
     for model in found_models:
         model.check()
         notes += [model.note] if model.note else []
