@@ -109,7 +109,13 @@ def pack(network: PreTrainedModel) -> Replaced:
     native = load()
     if native is None or network.device.type != "cpu" or network.dtype is not torch.float32:
         return []
+    # What shares weights shares the packed ones; the names that transformers would tie are gone.
+    network.tie_weights = _tied
     return [*_pack_linear(native, network), *_pack_forms(native, network)]
+
+
+def _tied(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _pack_linear(native: Native, network: nn.Module) -> Replaced:
@@ -173,6 +179,7 @@ def packed(network: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     finally:
+        vars(network).pop("tie_weights", None)
         for parent, name, layer in reversed(replaced):
             if isinstance(layer, nn.Linear) and not layer.weight.numel():
                 layer.weight.data = getattr(parent, name).weight
