@@ -63,6 +63,7 @@ def test_what_the_presets_resolve_to() -> None:
     fixed = {name: (preset.policy, dict(preset.values)) for name, preset in PRESETS.items()}
     of_dynts = {"ratio_over": "older", "keep_prompt": False}
     assert fixed == {
+        "dynts@dynts-paper": ("dynts", {**of_dynts, "keep_prompt": True, "strict_budget": True}),
         "window@dynts-paper": ("window", of_dynts),
         "streaming@dynts-paper": ("streaming", {**of_dynts, "sinks": 10}),
         "sepllm@dynts-paper": ("sepllm", {**of_dynts, "sinks": 0, "separators": "single", "rest": "empty"}),
@@ -102,7 +103,7 @@ def test_what_a_preset_fixes_nobody_changes() -> None:
     assert policies.of(Setting.of("rkv@r-kv-paper", kv_budget=60, ratio=0.4)).setting.values["local_window"] == 8
     with pytest.raises(KvatlasError, match="'h2o@dynts-paper' has no parameter 'sinks'"):
         make("h2o@dynts-paper", sinks=4)
-    with pytest.raises(KvatlasError, match="Unknown preset 'h2o@nobody'; valid are: window@dynts-paper, "):
+    with pytest.raises(KvatlasError, match="Unknown preset 'h2o@nobody'; valid are: dynts@dynts-paper, "):
         make("h2o@nobody")
 
 

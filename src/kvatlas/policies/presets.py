@@ -34,7 +34,7 @@ class Preset:
 
 
 def _dynts(method: str, policy: str, file: str, says: str, **values: Any) -> Preset:
-    """A baseline of the DynTS paper: none protects the prompt, all take the ratio of all older tokens."""
+    """As the DynTS paper ran it: all take the ratio of all older tokens, and no baseline protects the prompt."""
     fixed = {"ratio_over": "older", "keep_prompt": False, **values}
     return Preset(f"{method}@dynts-paper", policy, fixed, "arXiv 2601.18383", f"{file}, {DYNTS}", says)
 
@@ -42,6 +42,14 @@ def _dynts(method: str, policy: str, file: str, says: str, **values: Any) -> Pre
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
+        _dynts(
+            "dynts",
+            "dynts",
+            "inference/dynts.py (pruning2)",
+            "Prompt and answer have infinite scores and take the ratio's places first: what does not fit is dropped.",
+            keep_prompt=True,
+            strict_budget=True,
+        ),
         _dynts(
             "window",
             "window",
