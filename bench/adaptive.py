@@ -56,10 +56,14 @@ def replayed(plan: Plan, traces: Traces, seed: int | None) -> tuple[Manifest, li
     return manifest, gather(manifest, traces, "pass@1")
 
 
-def setting_of(choice: Choice) -> str:
-    """The cheapest setting on a plateau."""
-    assert choice.by_memory is not None
-    return str(choice.by_memory.setting)
+def setting_of(choice: Choice) -> str | None:
+    """The cheapest setting on a plateau; None where the traces can show nothing."""
+    return None if choice.by_memory is None else str(choice.by_memory.setting)
+
+
+def spread(values: list[float]) -> list[float] | None:
+    """Least, median and greatest; None of nothing."""
+    return [pick(values) for pick in (min, statistics.median, max)] if values else None
 
 
 def main() -> None:
@@ -72,6 +76,8 @@ def main() -> None:
         manifest, traces = store.manifest(), list(store.traces(texts=False))
     whole = gather(manifest, traces, "pass@1")
     wanted = {choice.model: choice for choice in choices(whole, map_axes(manifest, None))}
+    if any(choice.by_memory is None for choice in wanted.values()):
+        parser.error(f"the maps of {options.run} can show nothing, so nothing is chosen from them")
     spent = tokens(whole, traces)
     plan = make_plan(parse_spec({**manifest.spec, "allocate": "adaptive"}))
     values = {
@@ -91,17 +97,15 @@ def main() -> None:
         left = {model: one.active for model, one in standings(end, cells).items()}
         asked = tokens(cells, traces)
         for choice in adaptive_choices(standings(end, cells), cells):
-            model, full = choice.model, wanted[choice.model]
+            model, full, own = choice.model, wanted[choice.model], setting_of(choice)
             found[model].append(
                 {
                     "tokens_of_full_grid": round(asked[model] / spent[model], 4),
                     "left": len(left[model]),
-                    "choice": setting_of(choice),
-                    "same_choice": setting_of(choice) == setting_of(full),
+                    "choice": own,
+                    "same_choice": own == setting_of(full),
                     "best_kept": best[model] in left[model],
-                    "points_below": round(
-                        100 * (values[model, setting_of(full)] - values[model, setting_of(choice)]), 1
-                    ),
+                    "points_below": own and round(100 * (values[model, setting_of(full)] - values[model, own]), 1),
                 }
             )
     keep(
@@ -120,9 +124,8 @@ def main() -> None:
                     "left": [pick(row["left"] for row in rows) for pick in (min, statistics.median, max)],
                     "same_choice": round(statistics.mean(row["same_choice"] for row in rows), 3),
                     "best_kept": round(statistics.mean(row["best_kept"] for row in rows), 3),
-                    "points_below": [
-                        pick(row["points_below"] for row in rows) for pick in (min, statistics.median, max)
-                    ],
+                    "nothing_chosen": sum(row["choice"] is None for row in rows),
+                    "points_below": spread([row["points_below"] for row in rows if row["choice"] is not None]),
                 }
                 for model, rows in found.items()
             },

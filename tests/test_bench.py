@@ -122,7 +122,7 @@ def test_the_program_of_kernels_compares_what_computes_the_same() -> None:
 def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path) -> None:
     spec = {
         "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 4, "samples": 1,
-        "sampling": {"max_new_tokens": 120},
+        "sampling": {"max_new_tokens": 250},
         "settings": {"policy": "window", "kv_budget": 90, "ratio_over": "thinking"},
         "axes": {"local_window": [8, 32], "ratio": [0.2, 0.8]},
     }  # fmt: skip

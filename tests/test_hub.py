@@ -86,12 +86,12 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
         tmp_path / "cache", "http://127.0.0.1:9", "sweep", path, "--out", tmp_path / "run", HF_HUB_OFFLINE="1"
     )
     assert again.returncode == 0, again.stderr
-    assert "traces" not in again.stderr
+    assert "traces, " not in again.stderr
     local = tmp_path / "local.yaml"
     local.write_text(path.read_text().replace("hf:owner/r1", r1.name))
     same = kvatlas(tmp_path / "cache", "http://127.0.0.1:9", "sweep", local, "--out", tmp_path / "run")
     assert same.returncode == 0, same.stderr
-    assert "traces" not in same.stderr
+    assert "traces, " not in same.stderr
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict
     expected = outcome(wanted)
     assert len(expected) == len(work) * len(grid())
     assert any(g.usage.compressions > 1 for g in wanted)
-    for batch_size in (7, 64):
+    for batch_size in (3, 7, 64):
         shuffled = random.Random(batch_size).sample(work, len(work))
         assert outcome(run(model, shuffled, batch_size)[1]) == expected
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]

@@ -124,10 +124,11 @@ class Noted:
         self.held = {name: torch.zeros(1, layers, heads, slots) for name in policy.columns}
 
     def show(self, positions: Tensor, attention: Tensor | None = None, hidden: Tensor | None = None) -> None:
-        """One step: `attention` [1, layers, heads, slots], `hidden` [entered, hidden size]."""
+        """One step: `attention` [1, layers, heads, slots], `hidden` [entered, size]; several tokens are a prompt."""
         self.entered = positions
         states = None if hidden is None else hidden[None]
-        self.policy.observe(Step(None, positions[None], states, attention, self))  # type: ignore[arg-type]
+        prompt = len(positions) if len(positions) > 1 else None
+        self.policy.observe(Step(None, positions[None], states, attention, self, prompt))  # type: ignore[arg-type]
 
     def enter(self, name: str, values: Tensor) -> None:
         self.held[name][..., self.entered] = values[:, None, None].to(torch.float32)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
-from kvatlas.engine.scheduler import OPEN_REQUESTS, OPEN_SETTINGS, PROMPT_TOKENS
+from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
 
 if TYPE_CHECKING:
@@ -48,12 +48,13 @@ def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, 
     Prompts have `prompt` tokens, traces `output` new ones.
     """
     budgets = sorted({policy.budget for policy in policies if policy.budget is not None})
-    open_trees = min(trees, max(OPEN_REQUESTS, -(-OPEN_SETTINGS * batch_size // len(policies))))
+    # A request is begun where one setting fewer than the limit is open.
+    most = max(OPEN_SETTINGS * batch_size - 1 + len(policies), batch_size // ROWS_PER_REQUEST * len(policies))
+    open_trees = min(trees, -(-most // len(policies)))
     longest, rows = prompt + output, min(batch_size, trees * len(policies))
     unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
     bounded = rows - unbounded if budgets else 0
     # A snapshot that has outlived the trunk whose pages it shares stays as long as a branch of its tree has no row.
-    most = max(OPEN_SETTINGS * batch_size + len(policies) - 1, OPEN_REQUESTS * len(policies))
     open_settings = min(trees * len(policies), most)
     forked = round((open_settings - rows) / max(1, len(policies) - 1))
     waiting = sum(pages_for(budget) for budget in budgets if budget < longest) if len(policies) > 1 else 0

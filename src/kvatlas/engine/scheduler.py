@@ -19,9 +19,9 @@ from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import Model
 from kvatlas.policies import Policy
 
-#: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than so many: few
-#: snapshots wait, yet new trunks reach their forks before the branches of others have left their rows.
-OPEN_SETTINGS, OPEN_REQUESTS = 2, 4
+#: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than one for so
+#: many rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their rows.
+OPEN_SETTINGS, ROWS_PER_REQUEST = 2, 16
 #: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
 PROMPT_TOKENS = 1024
 
@@ -65,7 +65,8 @@ class Scheduler:
         return bool(self.rows) or self.source is not None
 
     def _next_request(self) -> Request[Any] | None:
-        many = self.open.total() >= OPEN_SETTINGS * self.batch_size and len(self.open) >= OPEN_REQUESTS
+        size = self.batch_size
+        many = self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST
         if self.source is None or many:
             return None
         try:
