@@ -74,7 +74,7 @@ def test_broken_policies_and_benchmarks_are_left_out_with_a_warning_each(broken:
     names = [row["name"] for row in json.loads(done.stdout)]
     assert done.returncode == 0
     assert "window" in names
-    assert names[-1] == "good"
+    assert [name for name in names if "@" not in name][-1] == "good"
     warned = done.stderr.splitlines()
     assert len(warned) == 4
     assert warned[0] == (

@@ -18,8 +18,8 @@ def policies(
     from kvatlas.policies import PRESETS
     from kvatlas.policies import policies as registry
 
-    every = [*(each for _, each in registry.items()), *map(registry.get, PRESETS)]
-    rows = [_about(each) for each in ([registry.get(name)] if name else every)]
+    chosen = [registry.get(name)] if name else [*dict(registry.items()).values(), *map(registry.get, PRESETS)]
+    rows = [_about(each) for each in chosen]
     if as_json:
         print_rows(rows, as_json)
     elif name:
