@@ -84,6 +84,8 @@ class KVCache:
         self.token_state = {
             name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in token_state.items()
         }
+        #: Tokens of a sequence beside which policies can note something.
+        self.capacity = 0
         self.queries = [
             torch.zeros(rows + 1, shape.heads, query_window, shape.head_dim, device=device, dtype=dtype)
             for _ in range(shape.layers if query_window else 0)
@@ -116,13 +118,13 @@ class KVCache:
 
     def reserve(self, sequence: CachedSequence, tokens: int) -> None:
         """Make room for so many tokens in all."""
-        missing = pages_for(tokens, self.page_size) - len(sequence.pages)
-        if missing > 0:
+        if tokens > len(sequence.pages) * self.page_size:
+            missing = pages_for(tokens, self.page_size) - len(sequence.pages)
             self._give(sequence, self._take(missing))
-        capacity = self.capacity
-        if self.token_state and tokens > capacity:
+        if tokens > self.capacity and self.token_state:
             self.moves += 1
-            more = pages_for(tokens + capacity // GROWTH, self.page_size) * self.page_size - capacity
+            more = pages_for(tokens + self.capacity // GROWTH, self.page_size) * self.page_size - self.capacity
+            self.capacity += more
             self.token_state = {name: torch.nn.functional.pad(old, (0, more)) for name, old in self.token_state.items()}
 
     def end(self, sequence: CachedSequence) -> None:
@@ -189,11 +191,6 @@ class KVCache:
             self.windows[layer] = window
             self.positions[layer] = self.keys[layer].new_zeros(self.keys[layer].shape[:2], dtype=torch.int32)
         return self.positions[layer]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of a sequence beside which policies can note something."""
-        return next((state.shape[-1] for state in self.token_state.values()), 0)
 
     @property
     def bytes(self) -> int:

@@ -48,8 +48,8 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
             logits[index] = row.request.adjust([*row.request.prompt, *row.tokens], logits[index])
     keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
     sampled = [0] * len(rows)
-    for sampling in dict.fromkeys(row.sampling for row in rows):
-        own = [index for index, row in enumerate(rows) if row.sampling == sampling]
+    for sampling in {id(row.sampling): row.sampling for row in rows}.values():
+        own = [index for index, row in enumerate(rows) if row.sampling is sampling]
         whole = len(own) == len(rows)
         streams, places = keys if whole else keys[:, own]
         for index, token in zip(

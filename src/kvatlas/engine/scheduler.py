@@ -35,6 +35,7 @@ class Scheduler:
         self.model, self.cache, self.collector = model, cache, collector
         self.sampling, self.batch_size = sampling, batch_size
         self.evicted_tokens = 0
+        self.samplings: dict[Sampling, Sampling] = {}
         self.begin(())
 
     def begin(self, requests: Iterable[Request[Any] | None]) -> None:
@@ -78,7 +79,10 @@ class Scheduler:
     def _begin_row(self, request: Request[Any]) -> Row[Any]:
         sampling = request.sampling or self.sampling
         self.open[id(request)] = len(request.policies)
-        how, limit, left = replace(sampling, max_new_tokens=0), sampling.max_new_tokens, len(request.prompt)
+        # One object for all that sample alike, whose rows are then told apart at once.
+        how = replace(sampling, max_new_tokens=0)
+        how = self.samplings.setdefault(how, how)
+        limit, left = sampling.max_new_tokens, len(request.prompt)
         row = Row(request, (), frozenset(), how, limit, self.cache.begin(), prompt_left=left)
         return self._restrict(row, request.policies)
 
