@@ -60,7 +60,7 @@ site: $(VENV)/dev.stamp
 
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/startup.py
-	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/cpu_kernels.py
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/sweep_cost.py
 	$(BIN)/python bench/memory.py

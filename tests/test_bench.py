@@ -112,7 +112,7 @@ def test_the_kept_memory_is_within_a_tenth_of_what_was_foretold() -> None:
 def test_the_program_of_kernels_compares_what_computes_the_same() -> None:
     if native.load() is None:
         pytest.skip(str(native.why_not()))
-    found = run("kernels.py", "--quick")
+    found = run("cpu_kernels.py", "--quick")
     (attention,), (linear,) = found["attention"], found["linear"]
     assert set(attention["share"]) == {"native", "sdpa"}
     assert set(linear["share"]) == {"native", "torch", "onednn"}

@@ -6,6 +6,9 @@ that fork share their pages until one of them compresses; compaction writes into
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -98,7 +101,18 @@ class KVCache:
 
     def _pool(self, pages: int) -> Tensor:
         shape = (self.shape.kv_heads, pages * self.page_size, self.shape.head_dim)
-        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+        size = math.prod(shape) * self.dtype.itemsize
+        if self.device.type != "cpu" or not size:
+            return torch.zeros(shape, device=self.device, dtype=self.dtype)
+        # Of its own, so that what a grown cache leaves goes back to the system at once; in large pages, read faster.
+        try:
+            memory = mmap.mmap(-1, size)
+        except OSError as error:
+            raise MemoryError(f"{size} bytes of the cache: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def reset(self) -> None:
         """Forget every sequence; what is allocated stays."""

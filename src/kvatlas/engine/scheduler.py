@@ -21,7 +21,7 @@ from kvatlas.policies import Policy
 
 #: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than one for so
 #: many rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their rows.
-OPEN_SETTINGS, ROWS_PER_REQUEST = 2, 16
+OPEN_SETTINGS, ROWS_PER_REQUEST = 2, 8
 #: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
 PROMPT_TOKENS = 1024
 

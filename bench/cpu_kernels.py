@@ -1,6 +1,6 @@
 """The CPU kernels against what the processor can do, and against torch's.
 
-    python bench/kernels.py --out bench/results/kernels.json
+    python bench/cpu_kernels.py --out bench/results/cpu_kernels.json
 
 One thread, fp32. `attention`: new tokens over pages in random order; sdpa reads contiguous keys and values of one
 length. `linear`: packed weights, torch's F.linear and oneDNN over weights in its own order. What is timed for one case
