@@ -67,7 +67,7 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:  # noqa: F811
     ("words", "sentence"),
     [
         (("--policy", "h3o"), "Unknown policy 'h3o'; valid are: full, window, random"),
-        (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; valid are: window@dynts-paper"),
+        (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; valid are: dynts@dynts-paper"),
         (("--policy", "h2o@dynts-paper", *GOOD, "--set", "keep_prompt=true"), "fixes keep_prompt = False"),
         (("--policy", "snapkv", *GOOD, "--set", "depth=3"), "has no parameter 'depth'; valid are: kv_budget"),
         (("--policy", "h2o", *GOOD[:4], "--ratio", "1.2"), "ratio is 1.2; valid are shares from 0 to 1"),
