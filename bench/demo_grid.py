@@ -1,10 +1,13 @@
 """The demo's grid on chains, decoded in this process: tokens and CPU seconds. `bench/decode.py` calls it.
 
-    PYTHONPATH=TREE/src python bench/demo_grid.py PROBLEMS
+    PYTHONPATH=TREE/src python bench/demo_grid.py PROBLEMS [--shares]
 
 `embedded:tiny-llama` on CHAIN7-16 under all settings of the demo that compress, 64 sequences at a time, one thread, one
 problem beforehand that does not count. It uses only what any source tree of kvatlas has, so that trees can be compared:
 a plan, an engine and its `run`. Prints one JSON document.
+
+With --shares the same is decoded once more while native kernels and torch's operators are timed, and the document says
+what share of the time each takes; what is left is the interpreter's (Python, ctypes, and calls into torch and back).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from importlib.resources import files
 
 import torch
@@ -25,7 +29,7 @@ MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
 
 
 def main() -> None:
-    problems = int(sys.argv[1])
+    problems, shares = int(sys.argv[1]), sys.argv[2:] == ["--shares"]
     torch.set_num_threads(1)
     data = yaml.safe_load((files("kvatlas.sweep") / "demo.yaml").read_text())
     plan = make_plan(parse_spec({**data, "models": [MODEL], "benchmarks": [BENCHMARK], "problems": problems + 1}))
@@ -35,22 +39,59 @@ def main() -> None:
     for problem in plan.problems[benchmark.name]:
         stream = stream_key(0, model.weights_digest, benchmark.name, problem.id, 0)
         work.append(Request(problem.id, model.encode(benchmark.prompt(problem)), stream, settings))
+    kernels = TimedKernels() if shares else None
     engine = Engine(model, model.network(), settings, plan.spec.sampling.sampling(), BATCH)
     for _ in engine.run(work[:1]):
         pass
+    if kernels is not None:
+        kernels.seconds = 0.0
     before, began = engine.decoded_tokens, time.process_time()
     written = sum(len(generation.tokens) for generation in engine.run(work[1:]))
     seconds = time.process_time() - began
-    print(
-        json.dumps(
-            {
-                "settings": len(settings),
-                "decoded_tokens": engine.decoded_tokens - before,
-                "trace_tokens": written,
-                "seconds": round(seconds, 3),
-            }
-        )
-    )
+    result = {
+        "settings": len(settings),
+        "decoded_tokens": engine.decoded_tokens - before,
+        "trace_tokens": written,
+        "seconds": round(seconds, 3),
+    }
+    if kernels is not None:
+        parts = {"native_kernels": kernels.seconds / seconds, "torch_operators": operators(engine, work[1:]) / seconds}
+        result["shares"] = {
+            name: round(share, 3) for name, share in [*parts.items(), ("interpreter", 1 - sum(parts.values()))]
+        }
+    print(json.dumps(result))
+
+
+class TimedKernels:
+    """Times native kernels, from before the first layer is packed."""
+
+    def __init__(self) -> None:
+        from kvatlas.native import load
+
+        self.seconds = 0.0
+        native = load()
+        if native is None:
+            raise SystemExit("There are no native kernels here to be timed.")
+        for name in ("linear", "attention", "rms_norm", "silu_mul", "rotate", "uniform"):
+            timed = self._timed(getattr(native.library, f"kvatlas_{name}"))
+            setattr(native.library, f"kvatlas_{name}", timed)
+            setattr(native, f"_{name}", timed)
+
+    def _timed(self, kernel: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: object) -> None:
+            began = time.thread_time()
+            kernel(*arguments)
+            self.seconds += time.thread_time() - began
+
+        return timed
+
+
+def operators(engine: Engine, work: list[Request[str]]) -> float:
+    """Seconds that torch's operators take for the same work, by its own profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in engine.run(work):
+            pass
+    return sum(event.self_cpu_time_total for event in profile.key_averages()) / 1e6
 
 
 if __name__ == "__main__":

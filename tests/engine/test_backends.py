@@ -17,7 +17,8 @@ from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.models import Model, Shape
-from kvatlas.models.packing import PackedLinear, packed
+from kvatlas.models.packed_layers import PackedLinear
+from kvatlas.models.packing import packed
 from kvatlas.native import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -153,6 +153,24 @@ def test_norm_and_gate(seed: int, rows: int, width: int) -> None:
         assert torch.equal(kernels.silu_mul(a[-1:], b[-1:]), gate[-1:])
 
 
+@QUICK
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 4), st.sampled_from((2, 6, 16, 32, 36, 64, 80, 128)))
+def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads: int, size: int) -> None:
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    source = torch.Generator().manual_seed(seed)
+    table = torch.randn(rows, (heads + 1) * size + 3, generator=source)
+    angles = torch.randn(rows, size, generator=source) * 9
+    cos, sin = angles.cos(), angles.sin()
+    own = table[:, : heads * size].view(rows, heads, size)
+    expected = own * cos[:, None] + rotate_half(own) * sin[:, None]
+    for kernels in ALL:
+        turned = table.clone()
+        kernels.rotate(turned, cos, sin, heads, size)
+        assert torch.equal(turned[:, : heads * size].view(rows, heads, size), expected)
+        assert torch.equal(turned[:, heads * size :], table[:, heads * size :])
+
+
 def test_gate_at_the_ends() -> None:
     a = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.9, 1e30, float("inf"), float("nan")]])
     found, expected = BEST.silu_mul(a, torch.ones_like(a)), F.silu(a)
@@ -232,6 +250,7 @@ for rows in (1, 2, 7, 9):
         torch.testing.assert_close(kernels.linear(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
         kernels.rms_norm(x, torch.ones(inputs), 1e-6)
         kernels.silu_mul(x, x)
+        kernels.rotate(x.repeat(1, 4), torch.rand(rows, 2 * inputs), torch.rand(rows, 2 * inputs), 2, 2 * inputs)
         kernels.uniform(torch.arange(rows), torch.arange(rows), inputs)
 print("clean")
 """

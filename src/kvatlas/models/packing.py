@@ -1,157 +1,128 @@
 """Layers of a model on native CPU kernels: numbers of a token never depend on how many there are beside it.
 
 torch's own linear layers sum in another order for one row than for eight. Here weights are packed once, the originals
-dropped, and every row is summed in an order of its own. Normalisations and gated feed-forward layers of the usual form
-are one call each instead of five.
+dropped, and every row is summed in an order of its own. Layers that read the same input (queries, keys and values; gate
+and up) lie side by side in one table, and what is computed in one of the usual forms takes fewer calls: normalisations,
+gated feed-forward layers, and whole decoder layers of Llama's form (`packed_layers.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from kvatlas.native import Native, load
+from kvatlas.models.packed_layers import FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
+from kvatlas.native import LANES, Linear, Native, load
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 #: Activations x * sigmoid(x), as torch and transformers call them.
 _SILU = ("SiLU", "SiLUActivation")
+#: Linear layers that read the same input.
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class PackedLinear(nn.Module):
-    """A linear layer whose weights are packed; in other types than fp32 it computes as torch does."""
-
-    def __init__(self, native: Native, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = native.linear(linear.weight, linear.bias)
-
-    @property
-    def weight(self) -> Tensor:
-        """The weights as they were [outputs, inputs]: a copy."""
-        return self.packed.weight.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype is not torch.float32:
-            bias = self.packed.bias
-            return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-        return self.packed(x)
+#: Puts back what was replaced.
+Undo = Callable[[], None]
 
 
-class PackedEmbedding(nn.Module):
-    """The embedding that shares its weights with a packed layer."""
-
-    def __init__(self, linear: PackedLinear) -> None:
-        super().__init__()
-        # Not a child of this module: the layer belongs to another.
-        self.linear = (linear,)
-
-    @property
-    def weight(self) -> Tensor:
-        """The weights as they were [tokens, hidden size]: a copy."""
-        return self.linear[0].weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        weight = self.linear[0].packed.weight
-        lanes = weight.shape[2]
-        return weight[tokens // lanes, :, tokens % lanes]
-
-
-class PackedNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-
-    def __init__(self, native: Native, norm: nn.Module, eps: float) -> None:
-        super().__init__()
-        self.native, self.norm, self.eps = native, norm, eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight: Any = self.norm.weight
-        if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
-            return self.norm(x)  # type: ignore[no-any-return]
-        return self.native.rms_norm(x.contiguous(), weight, self.eps)
-
-
-class PackedGate(nn.Module):
-    """down(silu(gate(x)) * up(x)), the gated feed-forward layer of Llama and its kin, over packed layers."""
-
-    def __init__(self, native: Native, layer: Any) -> None:
-        super().__init__()
-        self.native, self.layer = native, layer
-        # Looking children up costs as much as a small layer.
-        self.parts = (layer.gate_proj, layer.up_proj, layer.down_proj)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype is not torch.float32:
-            return self.layer(x)  # type: ignore[no-any-return]
-        gate, up, down = self.parts
-        inner = self.native.silu_mul(gate(x).flatten(0, -2), up(x).flatten(0, -2))
-        found: Tensor = down(inner.view(*x.shape[:-1], -1))
-        return found
-
-
-#: (parent, name, layer) of layers that were replaced.
-Replaced = list[tuple[nn.Module, str, nn.Module]]
-
-
-def pack(network: PreTrainedModel) -> Replaced:
+def pack(network: PreTrainedModel) -> list[Undo]:
     """Replace a model's layers by packed ones where native kernels serve it: fp32 on the CPU.
 
-    The weights of replaced linear layers are gone.
+    The weights of replaced linear layers are gone; what is returned puts them back, the last one first.
     """
     native = load()
     if native is None or network.device.type != "cpu" or network.dtype is not torch.float32:
         return []
     # What shares weights shares the packed ones; the names that transformers would tie are gone.
     network.tie_weights = _tied
-    return [*_pack_linear(native, network), *_pack_forms(native, network)]
+    undo: list[Undo] = [lambda: vars(network).pop("tie_weights", None)]
+    return [*undo, *_pack_linear(native, network), *_pack_forms(native, network), *_fuse(native, network)]
 
 
 def _tied(*_: Any, **__: Any) -> None:
     pass
 
 
-def _pack_linear(native: Native, network: nn.Module) -> Replaced:
-    found = [
-        (parent, name, child)
+def _pack_linear(native: Native, network: nn.Module) -> list[Undo]:
+    places: dict[nn.Module, list[tuple[str, Any]]] = {
+        parent: [
+            (name, child) for name, child in parent.named_children() if isinstance(child, nn.Linear | nn.Embedding)
+        ]
         for parent in network.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Linear | nn.Embedding)
-    ]
-    users = Counter(id(child.weight) for _, _, child in found)
-    tied = {id(child.weight): (parent, name, child) for parent, name, child in found if type(child) is nn.Embedding}
-    replaced: Replaced = []
-    for parent, name, child in found:
-        if type(child) is not nn.Linear:
+    }
+    users = Counter(id(child.weight) for children in places.values() for _, child in children)
+    tied = {
+        id(child.weight): (parent, name)
+        for parent, children in places.items()
+        for name, child in children
+        if type(child) is nn.Embedding
+    }
+    undo: list[Undo] = []
+    for parent, children in places.items():
+        joined = _join(native, parent)
+        for name, child in children:
+            if not _plain(child):
+                continue
+            packed = PackedLinear(joined.get(id(child)) or native.linear(child.weight, child.bias))
+            undo.append(_replace(parent, name, packed))
+            embedding = tied.get(id(child.weight))
+            if embedding is not None:
+                undo.append(_replace(*embedding, PackedEmbedding(packed)))
+            if users[id(child.weight)] == 1 + (embedding is not None):
+                undo.append(partial(_unpack, child, packed))
+                child.weight.data = child.weight.data.new_empty(0)
+    return undo
+
+
+def _plain(layer: nn.Module | None) -> bool:
+    """Whether this is torch's linear layer, into which nobody looks."""
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
+    """Layers of one parent that read the same input, packed side by side: by the layer's id, its part of the table."""
+    parts: dict[int, Linear] = {}
+    for names in JOINED:
+        layers: list[Any] = [getattr(parent, name, None) for name in names]
+        if not all(_plain(layer) and layer.out_features % LANES == 0 for layer in layers):
             continue
-        packed = PackedLinear(native, child)
-        setattr(parent, name, packed)
-        replaced.append((parent, name, child))
-        embedding = tied.get(id(child.weight))
-        if embedding is not None:
-            setattr(embedding[0], embedding[1], PackedEmbedding(packed))
-            replaced.append(embedding)
-        if users[id(child.weight)] == 1 + (embedding is not None):
-            child.weight.data = child.weight.data.new_empty(0)
-    return replaced
+        biases = [layer.bias for layer in layers]
+        if any(bias is None for bias in biases) and any(bias is not None for bias in biases):
+            continue
+        bias = None if biases[0] is None else torch.cat(biases)
+        table = native.linear(torch.cat([layer.weight for layer in layers]), bias)
+        first = 0
+        for layer in layers:
+            parts[id(layer)] = table.part(first, layer.out_features)
+            first += layer.out_features
+    return parts
 
 
-def _pack_forms(native: Native, network: nn.Module) -> Replaced:
-    replaced: Replaced = []
-    for parent in list(network.modules()):
-        for name, child in parent.named_children():
-            form = _form(native, child)
-            if form is not None:
-                setattr(parent, name, form)
-                replaced.append((parent, name, child))
-    return replaced
+def _replace(parent: nn.Module, name: str, by: nn.Module) -> Undo:
+    undo = partial(setattr, parent, name, getattr(parent, name))
+    setattr(parent, name, by)
+    return undo
+
+
+def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
+    layer.weight.data = packed.weight
+
+
+def _pack_forms(native: Native, network: nn.Module) -> list[Undo]:
+    forms = (
+        (parent, name, _form(native, child))
+        for parent in list(network.modules())
+        for name, child in parent.named_children()
+    )
+    return [_replace(parent, name, form) for parent, name, form in forms if form is not None]
 
 
 def _form(native: Native, layer: nn.Module) -> nn.Module | None:
@@ -172,15 +143,76 @@ def _form(native: Native, layer: nn.Module) -> nn.Module | None:
         return form if torch.allclose(form(sample), layer(sample), rtol=1e-4, atol=1e-5) else None
 
 
+#: Children of a decoder layer of Llama's form, and of its attention.
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_PROBE = "kvatlas-probe"
+
+
+def _fuse(native: Native, network: PreTrainedModel) -> list[Undo]:
+    """Decoder layers of Llama's form get a shorter `forward`."""
+    layers = [module for module in network.modules() if set(dict(module.named_children())) == _LAYER]
+    undo: list[Undo] = []
+    with _probing(network) as passed:
+        for layer in layers:
+            fused = _fused(native, layer, passed)
+            if fused is not None:
+                layer.forward = fused
+                undo.append(partial(delattr, layer, "forward"))
+    return undo
+
+
+@contextmanager
+def _probing(network: PreTrainedModel) -> Iterator[dict[str, Any]]:
+    """Attention that notes what layers pass to it, and gives something that depends on query, key and value."""
+    from transformers import AttentionInterface
+
+    passed: dict[str, Any] = {}
+
+    def probe(_layer: object, query: Any, key: Any, value: Any, _mask: object, **others: Any) -> tuple[Any, None]:
+        passed.update(others)
+        group = query.shape[1] // key.shape[1]
+        return (query * key.repeat_interleave(group, 1) + value.repeat_interleave(group, 1)).transpose(1, 2), None
+
+    AttentionInterface.register(_PROBE, probe)
+    before = network.config._attn_implementation
+    network.set_attn_implementation(_PROBE)
+    try:
+        yield passed
+    finally:
+        network.set_attn_implementation(before)
+
+
+def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | None:
+    """The short form of a layer if it computes the same; what a class is called says little, so it is tried."""
+    parts = dict(layer.self_attn.named_children())
+    packed = set(parts) == _ATTENTION and all(type(part) is PackedLinear for part in parts.values())
+    norms = all(type(norm) is PackedNorm for norm in (layer.input_layernorm, layer.post_attention_layernorm))
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
+    if not (packed and norms and type(layer.mlp) is PackedGate) or hooked:
+        return None
+    tables = {id(part.packed.whole) for name, part in parts.items() if name != "o_proj"}
+    size = getattr(layer.self_attn, "head_dim", None)
+    if len(tables) != 1 or id(None) in tables or not isinstance(size, int):
+        return None
+    hidden = parts["q_proj"].in_features
+    sample, angles = torch.linspace(-2, 2, 3 * hidden).view(1, 3, hidden), torch.linspace(0, 3, 3 * size)
+    positions = angles.cos().view(1, 3, size), angles.sin().view(1, 3, size)
+    passed.clear()
+    with torch.inference_mode():
+        expected = layer(sample, position_embeddings=positions, attention_mask=None)
+        fused = FusedLayer(native, layer, dict(passed), size)
+        computed = fused.compute(sample, positions, _PROBE)
+    same = isinstance(expected, torch.Tensor) and torch.allclose(computed, expected, rtol=1e-4, atol=1e-5)
+    return fused if same else None
+
+
 @contextmanager
 def packed(network: PreTrainedModel) -> Iterator[None]:
     """The same for a while, for a model that belongs to somebody else: every weight is back afterwards, bit for bit."""
-    replaced = pack(network)
+    undo = pack(network)
     try:
         yield
     finally:
-        vars(network).pop("tie_weights", None)
-        for parent, name, layer in reversed(replaced):
-            if isinstance(layer, nn.Linear) and not layer.weight.numel():
-                layer.weight.data = getattr(parent, name).weight
-            setattr(parent, name, layer)
+        for step in reversed(undo):
+            step()

@@ -688,6 +688,27 @@ API void kvatlas_silu_mul(const float *a, int64_t a_stride, const float *b, int6
     }
 }
 
+/* x = x cos + rotate_half(x) sin for the first `heads` of each row, rounded as torch rounds: nothing is fused. */
+API void kvatlas_rotate(float *x, int64_t stride, const float *cos, const float *sin, int64_t rows, int64_t heads,
+                        int64_t size) {
+    int64_t half = size / 2;
+    for (int64_t r = 0; r < rows; r++, x += stride, cos += size, sin += size)
+        for (int64_t h = 0; h < heads; h++) {
+            float *low = x + h * size, *high = low + half;
+            int64_t k = 0;
+            for (; k + LANES <= half; k += LANES) {
+                vec a = load(low + k), b = load(high + k);
+                store(low + k, a * load(cos + k) - b * load(sin + k));
+                store(high + k, b * load(cos + half + k) + a * load(sin + half + k));
+            }
+            for (; k < half; k++) {
+                float a = low[k], b = high[k];
+                low[k] = a * cos[k] - b * sin[k];
+                high[k] = b * cos[half + k] + a * sin[half + k];
+            }
+        }
+}
+
 #define WORDS 8 /* lanes of 64 bits that hold words of 32 */
 INLINE lvec lsplat(uint64_t x) { return (lvec){x, x, x, x, x, x, x, x}; }
 

@@ -136,18 +136,27 @@ class PagedBatch:
 
 
 class Linear:
-    """A linear layer over packed weights; the originals are not needed any more."""
+    """A linear layer over weights as `pack` makes them; the originals are not needed any more."""
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
+    ) -> None:
         import torch
 
-        self.outputs, self.inputs = weight.shape
-        self.weight = pack(weight)
-        self.bias = bias.detach().float().contiguous() if bias is not None else None
-        self._weight = self.weight.data_ptr()
-        self._bias = self.bias.data_ptr() if self.bias is not None else None
+        self.library, self.weight, self.bias = library, weight, bias
+        #: The layer that this one is a part of.
+        self.whole = whole
+        self.inputs, self.outputs = weight.shape[1], outputs
+        self._weight = weight.data_ptr()
+        self._bias = bias.data_ptr() if bias is not None else None
         # Looked up once: a small layer takes less time than the interpreter around it.
         self._call, self._empty = library.kvatlas_linear, torch.empty
+
+    def part(self, first: int, outputs: int) -> Linear:
+        """So many outputs from `first` on as a layer of its own, on the same memory; `first` is a multiple of 16."""
+        weight = self.weight[first // LANES : -(-(first + outputs) // LANES)]
+        bias = None if self.bias is None else self.bias[first : first + outputs]
+        return Linear(self.library, weight, bias, outputs, self)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [..., inputs] W^T + bias, [..., outputs]; x and `out` may be columns of wider tables [rows, columns]."""
@@ -183,6 +192,7 @@ class Native:
             "attention_scratch": [number] * 3,
             "rms_norm": [pointer, pointer, pointer, number, number, c_double],
             "silu_mul": [pointer, number, pointer, number, pointer, number, number],
+            "rotate": [pointer, number, pointer, pointer, number, number, number],
             "uniform": [pointer, pointer, pointer, number, pointer, number, number],
         }.items():
             function = getattr(library, f"kvatlas_{name}")
@@ -190,11 +200,12 @@ class Native:
         library.kvatlas_attention_scratch.restype = c_int64
         self._attention, self._scratch = library.kvatlas_attention, library.kvatlas_attention_scratch
         self._rms_norm, self._silu_mul = library.kvatlas_rms_norm, library.kvatlas_silu_mul
-        self._uniform = library.kvatlas_uniform
+        self._rotate, self._uniform = library.kvatlas_rotate, library.kvatlas_uniform
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A layer of its own packed copy of `weight` [outputs, inputs]."""
-        return Linear(self.library, weight, bias)
+        bias = bias.detach().float().contiguous() if bias is not None else None
+        return Linear(self.library, pack(weight), bias, weight.shape[0])
 
     def attention(
         self,
@@ -268,6 +279,12 @@ class Native:
         y = self._empty(rows, width) if out is None else out
         self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
         return y
+
+    def rotate(self, table: Tensor, cos: Tensor, sin: Tensor, heads: int, size: int) -> None:
+        """Rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
+        x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
+        rows, stride = table.shape[0], table.stride(0)
+        self._rotate(table.data_ptr(), stride, cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor | int) -> Tensor:
         """Numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).

@@ -1,0 +1,126 @@
+"""What packed layers are replaced by: modules and forms that compute the same with native CPU kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kvatlas.native import Linear, Native
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are packed; in other types than fp32 it computes as torch does."""
+
+    def __init__(self, packed: Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = packed.inputs, packed.outputs
+        self.packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they were [outputs, inputs]: a copy."""
+        return self.packed.weight.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            bias = self.packed.bias
+            return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return self.packed(x)
+
+
+class PackedEmbedding(nn.Module):
+    """The embedding that shares its weights with a packed layer."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        # Not a child of this module: the layer belongs to another.
+        self.linear = (linear,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they were [tokens, hidden size]: a copy."""
+        return self.linear[0].weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        weight = self.linear[0].packed.weight
+        lanes = weight.shape[2]
+        return weight[tokens // lanes, :, tokens % lanes]
+
+
+class PackedNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+
+    def __init__(self, native: Native, norm: nn.Module, eps: float) -> None:
+        super().__init__()
+        self.native, self.norm, self.eps = native, norm, eps
+
+    @property
+    def weight(self) -> Any:
+        """The weight [hidden size] of the layer that it stands for."""
+        return self.norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
+            return self.norm(x)  # type: ignore[no-any-return]
+        return self.native.rms_norm(x.contiguous(), weight, self.eps)
+
+
+class PackedGate(nn.Module):
+    """down(silu(gate(x)) * up(x)), the gated feed-forward layer of Llama and its kin, over packed layers."""
+
+    def __init__(self, native: Native, layer: Any) -> None:
+        super().__init__()
+        self.native, self.layer = native, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            return self.layer(x)  # type: ignore[no-any-return]
+        layer = self.layer
+        inner = self.native.silu_mul(layer.gate_proj(x).flatten(0, -2), layer.up_proj(x).flatten(0, -2))
+        return layer.down_proj(inner.view(*x.shape[:-1], -1))  # type: ignore[no-any-return]
+
+
+class FusedLayer:
+    """A decoder layer of Llama's form in twelve calls instead of sixty: the `forward` of a layer under the engine.
+
+    Its linear layers are packed, queries, keys and values side by side, gate and up, too. `passed` is what the layer
+    passes to attention functions besides. Calls that are not the engine's are served by the layer itself.
+    """
+
+    def __init__(self, native: Native, layer: Any, passed: dict[str, Any], head_size: int) -> None:
+        from transformers import AttentionInterface
+
+        self.native, self.unfused, self.passed, self.size = native, layer.forward, passed, head_size
+        self.attention, gate = layer.self_attn, layer.mlp.layer
+        self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
+        self.inputs, self.output = self.attention.q_proj.packed.whole, self.attention.o_proj.packed
+        self.inner, self.down = gate.gate_proj.packed.whole, gate.down_proj.packed
+        projections = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
+        self.heads = [projection.out_features // head_size for projection in projections]
+        self.functions = AttentionInterface()
+
+    def __call__(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        engine = given.get("kvatlas")
+        if engine is None:
+            return self.unfused(hidden_states, **given)  # type: ignore[no-any-return]
+        return self.compute(hidden_states, given["position_embeddings"], "kvatlas", kvatlas=engine)
+
+    def compute(self, hidden_states: Tensor, position_embeddings: Any, function: str, **others: Any) -> Tensor:
+        """The layer under the attention function of that name, which gets `others`."""
+        native, (cos, sin) = self.native, position_embeddings
+        x: Tensor = hidden_states[0]
+        table = self.inputs(native.rms_norm(x, self.before.weight, self.before.eps))
+        native.rotate(table, cos, sin, sum(self.heads[:2]), self.size)
+        heads = table.view(1, len(x), -1, self.size).transpose(1, 2).split(self.heads, 1)
+        seen, _ = self.functions[function](self.attention, *heads, None, **others, **self.passed)
+        x = x + self.output(seen.reshape(len(x), -1))
+        gate, up = self.inner(native.rms_norm(x, self.between.weight, self.between.eps)).chunk(2, 1)
+        x = x + self.down(native.silu_mul(gate, up))
+        return x[None]

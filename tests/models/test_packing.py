@@ -1,0 +1,99 @@
+"""Packed layers against the model's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from kvatlas import native
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import Model
+from kvatlas.models.packed_layers import FusedLayer
+from kvatlas.models.packing import pack, packed
+from kvatlas.policies import of
+
+if native.load() is None:
+    pytest.skip(str(native.why_not()), allow_module_level=True)
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def fused(network: Any) -> list[bool]:
+    return [isinstance(layer.forward, FusedLayer) for layer in network.get_decoder().layers]
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole"), [("llama", True), ("qwen2", True), ("mistral", True), ("qwen3", False), ("gemma3", False)]
+)
+def test_layers_of_llamas_form_are_fused(random_models: dict[str, Model], kind: str, whole: bool) -> None:
+    assert set(fused(random_models[kind].network())) == {whole}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral"])
+def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, Model], kind: str) -> None:
+    model = random_models[kind]
+
+    def decode(network: Any) -> tuple[tuple[int, ...], torch.Tensor]:
+        seen: list[torch.Tensor] = []
+        network.get_output_embeddings().register_forward_hook(lambda *call: seen.append(call[2][0, -1].clone()))
+        policy = of(Setting.of("full"))
+        (generation,) = Engine(model, network, [policy], Sampling(1.0, 0, 1.0, 40), 4).run(
+            [Request(0, tuple(range(3, 30)), 5, (policy,))]
+        )
+        return generation.tokens, torch.stack(seen)
+
+    tokens, logits = decode(model.network())
+    plain = model.network()
+    for layer in plain.get_decoder().layers:
+        del layer.forward
+    expected, own = decode(plain)
+    assert tokens == expected
+    assert torch.equal(logits, own)
+
+
+def test_a_layer_that_computes_something_else_keeps_its_forward() -> None:
+    """Granite's layers have the children of Llama's, and scale what is added."""
+    network = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.3)).eval()
+    pack(network)
+    assert not any(fused(network))
+    alike = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=1.0)).eval()
+    pack(alike)
+    assert all(fused(alike))
+
+
+def test_a_layer_that_is_looked_into_keeps_its_forward() -> None:
+    network = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    seen: list[torch.Tensor] = []
+    network.model.layers[1].self_attn.q_proj.register_forward_hook(lambda *call: seen.append(call[2]))
+    pack(network)
+    assert fused(network) == [True, False]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: bool) -> None:
+    LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=bias)).save_pretrained(tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    inputs = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        wanted = network(inputs).logits
+        with packed(network):
+            assert all(fused(network))
+            torch.testing.assert_close(network(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
+        assert torch.equal(network(inputs).logits, wanted)
+    assert not any(fused(network))
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert network.config._attn_implementation == "sdpa"
