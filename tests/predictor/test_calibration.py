@@ -72,6 +72,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
     from transformers import AttentionInterface
 
     model = random_models["llama"]
+    network = model.network()
     register = AttentionInterface.register
 
     def with_more(name: str, function: Any) -> None:
@@ -79,7 +80,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
 
     monkeypatch.setattr(AttentionInterface, "register", with_more)
     with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
-        query_statistics(model, model.network(), [(5, 6, 7)])
+        query_statistics(model, network, [(5, 6, 7)])
     with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
         answer_attention(model.network(), [5, 6, 7], 2)
 
