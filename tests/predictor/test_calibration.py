@@ -72,7 +72,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
     from transformers import AttentionInterface
 
     model = random_models["llama"]
-    network = model.network()
+    network, other = model.network(), model.network()
     register = AttentionInterface.register
 
     def with_more(name: str, function: Any) -> None:
@@ -82,7 +82,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
     with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
         query_statistics(model, network, [(5, 6, 7)])
     with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
-        answer_attention(model.network(), [5, 6, 7], 2)
+        answer_attention(other, [5, 6, 7], 2)
 
 
 def test_what_cannot_be_calibrated_is_said(random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
