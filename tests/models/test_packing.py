@@ -13,7 +13,7 @@ from kvatlas import native
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Model
-from kvatlas.models.packed_layers import FusedLayer
+from kvatlas.models.packed_layers import FusedDecoder, FusedLayer
 from kvatlas.models.packing import pack, packed
 from kvatlas.policies import of
 
@@ -39,7 +39,9 @@ def fused(network: Any) -> list[bool]:
     ("kind", "whole"), [("llama", True), ("qwen2", True), ("mistral", True), ("qwen3", False), ("gemma3", False)]
 )
 def test_layers_of_llamas_form_are_fused(random_models: dict[str, Model], kind: str, whole: bool) -> None:
-    assert set(fused(random_models[kind].network())) == {whole}
+    network = random_models[kind].network()
+    assert set(fused(network)) == {whole}
+    assert isinstance(network.get_decoder().forward, FusedDecoder) == whole
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral"])
@@ -57,8 +59,8 @@ def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, Mod
 
     tokens, logits = decode(model.network())
     plain = model.network()
-    for layer in plain.get_decoder().layers:
-        del layer.forward
+    for module in (plain.get_decoder(), *plain.get_decoder().layers):
+        del module.forward
     expected, own = decode(plain)
     assert tokens == expected
     assert torch.equal(logits, own)
@@ -80,6 +82,7 @@ def test_a_layer_that_is_looked_into_keeps_its_forward() -> None:
     network.model.layers[1].self_attn.q_proj.register_forward_hook(lambda *call: seen.append(call[2]))
     pack(network)
     assert fused(network) == [True, False]
+    assert not isinstance(network.model.forward, FusedDecoder)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -97,3 +100,4 @@ def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: 
     assert not any(fused(network))
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     assert network.config._attn_implementation == "sdpa"
+    assert "forward" not in vars(network.get_decoder())

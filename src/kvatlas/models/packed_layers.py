@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,7 +100,8 @@ class FusedLayer:
 
         self.native, self.unfused, self.passed, self.size = native, layer.forward, passed, head_size
         self.attention, gate = layer.self_attn, layer.mlp.layer
-        self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
+        # Looked up once: the children of a module take as long to find as a small layer to compute.
+        self.norms = [(norm.weight, norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         self.inputs, self.output = self.attention.q_proj.packed.whole, self.attention.o_proj.packed
         self.inner, self.down = gate.gate_proj.packed.whole, gate.down_proj.packed
         projections = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
@@ -116,11 +118,36 @@ class FusedLayer:
         """The layer under the attention function of that name, which gets `others`."""
         native, (cos, sin) = self.native, position_embeddings
         x: Tensor = hidden_states[0]
-        table = self.inputs(native.rms_norm(x, self.before.weight, self.before.eps))
+        table = self.inputs(native.rms_norm(x, *self.norms[0]))
         native.rotate(table, cos, sin, sum(self.heads[:2]), self.size)
         heads = table.view(1, len(x), -1, self.size).transpose(1, 2).split(self.heads, 1)
         seen, _ = self.functions[function](self.attention, *heads, None, **others, **self.passed)
         x = x + self.output(seen.reshape(len(x), -1))
-        gate, up = self.inner(native.rms_norm(x, self.between.weight, self.between.eps)).chunk(2, 1)
+        gate, up = self.inner(native.rms_norm(x, *self.norms[1])).chunk(2, 1)
         x = x + self.down(native.silu_mul(gate, up))
         return x[None]
+
+
+class FusedDecoder:
+    """The `forward` of a decoder under the engine whose layers are all fused: they follow one another, nothing else."""
+
+    def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        self.unfused, self.layers, self.output = decoder.forward, layers, BaseModelOutputWithPast
+        self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
+
+    def __call__(self, input_ids: Tensor | None = None, **given: Any) -> Any:
+        engine = given.get("kvatlas")
+        if engine is None or input_ids is None:
+            return self.unfused(input_ids, **given)
+        return self.output(self.compute(input_ids, given["position_ids"], "kvatlas", kvatlas=engine))
+
+    def compute(self, input_ids: Tensor, position_ids: Tensor, function: str, **others: Any) -> Tensor:
+        """Last hidden states under the attention function of that name, which gets `others`."""
+        x = self.embedding(input_ids)
+        positions = self.rotary(x, position_ids=position_ids)
+        for layer in self.layers:
+            x = layer.compute(x, positions, function, **others)
+        hidden: Tensor = self.norm(x)
+        return hidden

@@ -9,7 +9,7 @@ gated feed-forward layers, and whole decoder layers of Llama's form (`packed_lay
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from kvatlas.models.packed_layers import FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
+from kvatlas.models.packed_layers import FusedDecoder, FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
 from kvatlas.native import LANES, Linear, Native, load
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ Undo = Callable[[], None]
 def pack(network: PreTrainedModel) -> list[Undo]:
     """Replace a model's layers by packed ones where native kernels serve it: fp32 on the CPU.
 
-    The weights of replaced linear layers are gone; what is returned puts them back, the last one first.
+    The weights of replaced linear layers are gone; what is returned puts them back, the last one first. Modules that
+    have hooks are left alone; hooks that are registered afterwards inside a fused layer see no call of the engine's.
     """
     native = load()
     if native is None or network.device.type != "cpu" or network.dtype is not torch.float32:
@@ -143,22 +144,24 @@ def _form(native: Native, layer: nn.Module) -> nn.Module | None:
         return form if torch.allclose(form(sample), layer(sample), rtol=1e-4, atol=1e-5) else None
 
 
-#: Children of a decoder layer of Llama's form, and of its attention.
+#: Children of a decoder of Llama's form, of its layers, and of their attention.
+_DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _PROBE = "kvatlas-probe"
 
 
 def _fuse(native: Native, network: PreTrainedModel) -> list[Undo]:
-    """Decoder layers of Llama's form get a shorter `forward`."""
-    layers = [module for module in network.modules() if set(dict(module.named_children())) == _LAYER]
+    """Decoder layers of Llama's form get a shorter `forward`, and a decoder of nothing but these."""
     undo: list[Undo] = []
     with _probing(network) as passed:
-        for layer in layers:
-            fused = _fused(native, layer, passed)
-            if fused is not None:
-                layer.forward = fused
-                undo.append(partial(delattr, layer, "forward"))
+        for decoder in [module for module in network.modules() if set(dict(module.named_children())) == _DECODER]:
+            fused = [(layer, _fused(native, layer, passed)) for layer in decoder.layers]
+            whole = _fused_decoder(decoder, [form for _, form in fused if form is not None])
+            for module, form in [*fused, (decoder, whole)]:
+                if form is not None:
+                    module.forward = form
+                    undo.append(partial(delattr, module, "forward"))
     return undo
 
 
@@ -185,6 +188,8 @@ def _probing(network: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | None:
     """The short form of a layer if it computes the same; what a class is called says little, so it is tried."""
+    if set(dict(layer.named_children())) != _LAYER:
+        return None
     parts = dict(layer.self_attn.named_children())
     packed = set(parts) == _ATTENTION and all(type(part) is PackedLinear for part in parts.values())
     norms = all(type(norm) is PackedNorm for norm in (layer.input_layernorm, layer.post_attention_layernorm))
@@ -205,6 +210,18 @@ def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | N
         computed = fused.compute(sample, positions, _PROBE)
     same = isinstance(expected, torch.Tensor) and torch.allclose(computed, expected, rtol=1e-4, atol=1e-5)
     return fused if same else None
+
+
+def _fused_decoder(decoder: Any, layers: Sequence[FusedLayer]) -> FusedDecoder | None:
+    """The same for a decoder."""
+    if len(layers) < len(decoder.layers):
+        return None
+    tokens, positions = torch.arange(3)[None], torch.tensor([[0, 2, 5]])
+    with torch.inference_mode():
+        expected = decoder(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+        fused = FusedDecoder(decoder, layers)
+        computed = fused.compute(tokens, positions, _PROBE)
+    return fused if torch.allclose(computed, expected, rtol=1e-4, atol=1e-5) else None
 
 
 @contextmanager
