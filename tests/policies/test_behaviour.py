@@ -119,7 +119,9 @@ def test_only_observing_policies_pay(random_models: dict[str, Model], name: str,
         assert policy.observes <= {Signal.HIDDEN}
 
 
-def test_recent_queries_are_those_of_the_newest_tokens(random_models: dict[str, Model]) -> None:
+def test_recent_queries_are_those_of_the_newest_tokens(
+    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
     model = endless(random_models["qwen3"])
     seen: list[tuple[int, torch.Tensor]] = []
@@ -141,10 +143,8 @@ def test_recent_queries_are_those_of_the_newest_tokens(random_models: dict[str, 
             recorded[module.layer_idx][position] = query[0, :, at].clone()
         return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
 
+    monkeypatch.setattr("kvatlas.engine.engine.attend", attend)
     engine = Engine(model, network, [policy], Sampling(temperature=0.8, max_new_tokens=230), 8)
-    from transformers import AttentionInterface
-
-    AttentionInterface.register("kvatlas", attend)
     list(engine.run([Request(0, prompt, 5, (policy,))]))
     assert len(seen) > 2
     for length, queries in seen:

@@ -26,6 +26,7 @@ from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.models.attention import attention_function
 from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ class Engine:
         batch_size: int = 64,
         backend: str | None = None,
     ) -> None:
-        from transformers import AttentionInterface
-
-        AttentionInterface.register("kvatlas", attend)
         self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
         weight = next(network.parameters())
         self.backend = backend_for(weight.device, weight.dtype, backend)
@@ -94,16 +92,14 @@ class Engine:
     @contextmanager
     def _attention(self) -> Iterator[None]:
         """The model under our attention function, its last hidden states kept where a policy asks for them."""
-        before = self.network.config._attn_implementation
-        self.network.set_attn_implementation("kvatlas")
         decoder = self.network.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
         try:
-            yield
+            with attention_function(self.network, "kvatlas", attend):
+                yield
         finally:
             if hook is not None:
                 hook.remove()
-            self.network.set_attn_implementation(before)
 
     def _keep_hidden(self, _module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
         self._hidden = output[0][0]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kvatlas.models.attention import attention_function
 from kvatlas.models.packed_layers import FusedDecoder, FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
 from kvatlas.native import LANES, Linear, Native, load
 
@@ -168,8 +169,6 @@ def _fuse(native: Native, network: PreTrainedModel) -> list[Undo]:
 @contextmanager
 def _probing(network: PreTrainedModel) -> Iterator[dict[str, Any]]:
     """Attention that notes what layers pass to it, and gives something that depends on query, key and value."""
-    from transformers import AttentionInterface
-
     passed: dict[str, Any] = {}
 
     def probe(_layer: object, query: Any, key: Any, value: Any, _mask: object, **others: Any) -> tuple[Any, None]:
@@ -177,13 +176,8 @@ def _probing(network: PreTrainedModel) -> Iterator[dict[str, Any]]:
         group = query.shape[1] // key.shape[1]
         return (query * key.repeat_interleave(group, 1) + value.repeat_interleave(group, 1)).transpose(1, 2), None
 
-    AttentionInterface.register(_PROBE, probe)
-    before = network.config._attn_implementation
-    network.set_attn_implementation(_PROBE)
-    try:
+    with attention_function(network, _PROBE, probe):
         yield passed
-    finally:
-        network.set_attn_implementation(before)
 
 
 def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | None:

@@ -10,6 +10,7 @@ import torch
 from kvatlas.core import KvatlasError
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import Model
+from kvatlas.models.attention import attention_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +28,6 @@ def query_statistics(model: Model, network: PreTrainedModel, texts: Iterable[tup
     Source: TriAttention, arXiv 2604.04921, section 4 and the authors' calibration. KvatlasError for models whose
     rotation depends on the length or turns only a part of each head.
     """
-    from transformers import AttentionInterface
-
     rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
     if rotary is None or getattr(rotary, "rope_type", None) not in STEADY:
         raise KvatlasError(f"The model {model.name!r} cannot be calibrated: its rotation of positions is not steady.")
@@ -71,12 +70,11 @@ def query_statistics(model: Model, network: PreTrainedModel, texts: Iterable[tup
         )
         return found.transpose(1, 2), None
 
-    AttentionInterface.register("kvatlas_calibration", attend)
-    network.set_attn_implementation("kvatlas_calibration")
     seen = 0
-    for text in texts:
-        network.get_decoder()(input_ids=torch.tensor([text], device=network.device), use_cache=False)
-        seen += len(text)
+    with attention_function(network, "kvatlas_calibration", attend):
+        for text in texts:
+            network.get_decoder()(input_ids=torch.tensor([text], device=network.device), use_cache=False)
+            seen += len(text)
     if seen == 0:
         raise KvatlasError("There is no text to calibrate on.")
     center, norm = center / seen, norm / seen

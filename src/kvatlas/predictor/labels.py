@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from kvatlas.core import Status, Trace
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import Model
+from kvatlas.models.attention import attention_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,18 +64,15 @@ def answer_attention(network: PreTrainedModel, tokens: list[int], answer_start: 
 
     Mean over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
     """
-    from transformers import AttentionInterface
-
-    AttentionInterface.register("kvatlas_labels", _attend)
-    network.set_attn_implementation("kvatlas_labels")
     device = network.device
     watch = _Watch(answer_start, torch.zeros(answer_start, device=device))
-    output = network.get_decoder()(
-        input_ids=torch.tensor([tokens], device=device),
-        position_ids=torch.arange(len(tokens), device=device)[None],
-        use_cache=False,
-        kvatlas_watch=watch,
-    )
+    with attention_function(network, "kvatlas_labels", _attend):
+        output = network.get_decoder()(
+            input_ids=torch.tensor([tokens], device=device),
+            position_ids=torch.arange(len(tokens), device=device)[None],
+            use_cache=False,
+            kvatlas_watch=watch,
+        )
     return watch.total / watch.layers, output.last_hidden_state[0, :answer_start]
 
 

@@ -1,0 +1,27 @@
+"""Running a model under another attention function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def attention_function(network: PreTrainedModel, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """The model attends by `function`, registered as `name` with transformers' attention interface.
+
+    What it attended by before is back afterwards.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(name, function)
+    before = network.config._attn_implementation
+    network.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        network.set_attn_implementation(before)
