@@ -64,10 +64,6 @@ class FilledEngine(Engine):
         torch.manual_seed(0)
         for table in (*self.cache.keys, *self.cache.values, *self.cache.queries):
             table.normal_()
-        for keys in self.cache.keys:
-            # Keys of a head share a direction, as those of trained models do: where none repeats another `rkv` takes
-            # longer (bench/redundancy.py).
-            keys += torch.randn(model.shape.kv_heads, 1, model.shape.head_dim)
         self.cache.scalings = dict.fromkeys(range(model.shape.layers), model.shape.head_dim**-0.5)
         #: Processor seconds inside of the model's forward pass.
         self.forward_seconds = 0.0

@@ -5,7 +5,8 @@
 One model with random weights, one thread, fp32, eight sequences of equal length. A round decodes one step under every
 policy in turn, from the same cache, with `window` before and after every three; a policy's ratio is the median over the
 rounds of its time to the mean of those two. Times are processor time of the one thread, so that other programs on the
-machine do not count. Policies that want no attention weights (`fast`) are to stay within 3 %. Prints one JSON document.
+machine do not count. Policies that want no attention weights (`fast`) are to stay within 3 %. Keys are random, of which
+hardly one repeats another: for `rkv` the worst case (bench/redundancy.py has a real model's). Prints one JSON document.
 """
 
 from __future__ import annotations

