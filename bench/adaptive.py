@@ -21,18 +21,18 @@ from typing import Any
 from keeping import keep
 from kvatlas.core import Trace
 from kvatlas.results import Manifest, Store
-from kvatlas.stats.adaptive import adaptive_choices, standings
-from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.choice import Choice, choices
-from kvatlas.stats.grid import map_axes
-from kvatlas.sweep import make_plan, parse_spec
-from kvatlas.sweep.allocation import Adaptive
-from kvatlas.sweep.plan import Plan
+from kvatlas.stats.estimates.cells import CellTraces, gather
+from kvatlas.stats.estimates.grid import map_axes
+from kvatlas.stats.inference.adaptive import adaptive_choices, standings
+from kvatlas.stats.inference.choice import Choice, choices
+from kvatlas.sweeps import make_plan, parse_spec
+from kvatlas.sweeps.allocation import Adaptive
+from kvatlas.sweeps.plan import Plan
 
 Traces = list[tuple[str, Trace]]
 
 
-def tokens(cells: list[Gathered], traces: Traces) -> dict[str, int]:
+def tokens(cells: list[CellTraces], traces: Traces) -> dict[str, int]:
     """New tokens of the traces that grid cells ask for, by model."""
     asked = {(c.expected.run_key, c.expected.setting.id, c.expected.benchmark): c.expected for c in cells}
     found: dict[str, int] = {}
@@ -43,7 +43,7 @@ def tokens(cells: list[Gathered], traces: Traces) -> dict[str, int]:
     return found
 
 
-def replayed(plan: Plan, traces: Traces, seed: int | None) -> tuple[Manifest, list[Gathered]]:
+def replayed(plan: Plan, traces: Traces, seed: int | None) -> tuple[Manifest, list[CellTraces]]:
     """The end of an adaptive sweep over stored traces; with a `seed` in another order of the problems."""
     sweep = Adaptive.begin(plan, traces)
     if seed is not None:

@@ -21,10 +21,10 @@ import numpy as np
 from scipy import stats
 
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats import inference, sequential
-from kvatlas.stats.at_k import bayes_at_n
-from kvatlas.stats.estimates import Z, cautious_interval, clustered_interval, conditional_interval
-from kvatlas.stats.paired import difference_interval, sign_flip_p
+from kvatlas.stats.estimates.at_k import bayes_at_n
+from kvatlas.stats.estimates.pass_at_1 import Z, cautious_interval, clustered_interval, conditional_interval
+from kvatlas.stats.inference import resampling, sequential
+from kvatlas.stats.pairs.paired import difference_interval, sign_flip_p
 
 PROBLEMS = (30, 40, 198)
 SAMPLES = (1, 2, 4, 5, 16, 64)
@@ -163,7 +163,7 @@ def omnibus(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
             for number in range(rounds):
                 means = grades(np.full(20, 0.45), problems, samples, root, rng)
                 strata = np.zeros(problems, int)
-                flipped.append(inference.omnibus(means, strata, flips=499, seed=number % 16).p <= 0.05)
+                flipped.append(resampling.omnibus(means, strata, flips=499, seed=number % 16).p <= 0.05)
                 if number < rounds // 8:
                     shuffled.append(shuffled_p(means, rng, 99) <= 0.05)
             row = {"problems": problems, "samples": samples, "likeness": likeness, "rounds": rounds}
@@ -182,7 +182,7 @@ def plateau(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
                 held, ungated, size, worst = [], [], [], []
                 for number in range(rounds):
                     means, strata = grades(truth, problems, samples, root, rng), np.zeros(problems, int)
-                    found = inference.plateau(means, strata, flips=499, seed=number % 16)
+                    found = resampling.plateau(means, strata, flips=499, seed=number % 16)
                     held.append(found.member[best])
                     ungated.append(found.p[best] >= 0.05)
                     size.append(found.member.sum())
@@ -233,7 +233,7 @@ def adaptive_once(maps: Sequence[Floats], cost: Floats) -> dict[str, Any]:
         if state.hopeless:
             break
     strata = np.repeat(np.arange(len(maps)), [len(one) for one in maps])
-    whole = inference.plateau(np.concatenate(maps), strata, flips=999)
+    whole = resampling.plateau(np.concatenate(maps), strata, flips=999)
     chosen, wanted = (int(np.flatnonzero(member)[cost[member].argmin()]) for member in (active, whole.member))
     took = blocks[: state.blocks[0]]
     low, high = sequential.mean_interval(

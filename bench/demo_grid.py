@@ -23,7 +23,7 @@ import yaml
 
 from kvatlas.engine import Engine, Request
 from kvatlas.noise import stream_key
-from kvatlas.sweep import make_plan, parse_spec
+from kvatlas.sweeps import make_plan, parse_spec
 
 MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
 
@@ -31,7 +31,7 @@ MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
 def main() -> None:
     problems, shares = int(sys.argv[1]), sys.argv[2:] == ["--shares"]
     torch.set_num_threads(1)
-    data = yaml.safe_load((files("kvatlas.sweep") / "demo.yaml").read_text())
+    data = yaml.safe_load((files("kvatlas.sweeps") / "demo.yaml").read_text())
     plan = make_plan(parse_spec({**data, "models": [MODEL], "benchmarks": [BENCHMARK], "problems": problems + 1}))
     (model,), (benchmark,) = plan.models, plan.benchmarks
     settings = tuple(policy for policy, _ in plan.policies if policy.budget is not None)

@@ -33,7 +33,7 @@ from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.results import Store
-from kvatlas.sweep import Plan, Progress, make_plan, parse_spec, sweep
+from kvatlas.sweeps import Plan, Progress, make_plan, parse_spec, sweep
 
 
 def spec() -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.results import Store
-from kvatlas.stats.estimates import pass_at_1
-from kvatlas.stats.paired import paired_difference
-from kvatlas.sweep import make_plan, parse_spec, sweep
+from kvatlas.stats.estimates.pass_at_1 import pass_at_1
+from kvatlas.stats.pairs.paired import paired_difference
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 MODELS = ["embedded:tiny-llama", "embedded:tiny-qwen"]
 BENCHMARKS = ["SEQBENCH-6x6", "CHAIN6-14", "CHAIN7-16", "CHAIN10-17"]

@@ -29,9 +29,9 @@ from kvatlas.core import Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.forced import ForcedReader
 from kvatlas.noise import stream_key
-from kvatlas.sweep import make_plan, parse_spec
-from kvatlas.sweep.screen import measures
-from kvatlas.sweep.work import grade
+from kvatlas.sweeps import make_plan, parse_spec
+from kvatlas.sweeps.screen import measures
+from kvatlas.sweeps.work import grade
 
 FULL = policies.of(Setting.of("full"))
 #: Problems of smaller screens.
@@ -41,7 +41,7 @@ MEASURES = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 def grid(problems: int, spec: str) -> dict[str, Any]:
     """The demo's grid on its first model: decoded, and screened."""
-    data = yaml.safe_load((files("kvatlas.sweep") / f"{spec}.yaml").read_text())
+    data = yaml.safe_load((files("kvatlas.sweeps") / f"{spec}.yaml").read_text())
     plan = make_plan(parse_spec({**data, "models": data["models"][:1], "problems": problems}))
     (model,) = plan.models
     chosen = tuple(policy for policy, _ in plan.policies)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvatlas import native
-from kvatlas.sweep import make_plan, parse_spec, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 BENCH = Path(__file__).parents[1] / "bench"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvatlas.sweep import make_plan, parse_spec, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     for name in ("recipes", "docs", "README.md", "src"):
         (folder / name).symlink_to(ROOT / name)
-    quick = yaml.safe_load((ROOT / "src/kvatlas/sweep/demo-quick.yaml").read_text())
+    quick = yaml.safe_load((ROOT / "src/kvatlas/sweeps/demo-quick.yaml").read_text())
     sweep(make_plan(parse_spec({**quick, "problems": 3})), folder / "runs" / "demo", workers=1)
     return folder
 

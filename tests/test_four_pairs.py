@@ -13,7 +13,7 @@ import pytest
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.results import Store
-from kvatlas.sweep import make_plan, parse_spec, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 PROBLEMS = 150
 

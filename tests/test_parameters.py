@@ -15,7 +15,7 @@ from kvatlas.parameters import read_value, text_fields
 from kvatlas.policies import Scope
 from kvatlas.results import Store
 from kvatlas.service import chosen
-from kvatlas.sweep import read_spec
+from kvatlas.sweeps import read_spec
 from tests.stats.synthetic import manifest
 
 #: Texts that YAML takes for something else.

@@ -73,7 +73,7 @@ def test_a_recipe_runs_through_to_its_figure(
 @pytest.mark.parametrize("name", ["dynts_r1_llama", "dynts_r1_qwen"])
 def test_recipes_are_the_published_grid(name: str) -> None:
     from kvatlas.core import Sampling
-    from kvatlas.sweep import read_spec
+    from kvatlas.sweeps import read_spec
 
     spec = read_spec(RECIPES / f"{name}.yaml")
     cells = [setting for setting, baseline in spec.cells() if not baseline]

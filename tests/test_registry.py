@@ -105,7 +105,10 @@ def test_a_broken_plugin_that_is_asked_for_is_refused_with_its_reason(broken: Pa
         (("policies", "gone"), "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound"),
         (("benchmarks", "show", "GONE3"), "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used"),
         (("sweep", "spec.yaml", "--out", "run", "--executor", "gone"), "The executor 'gone' of the plug-in third_pa"),
-        (("sweep", "spec.yaml", "--out", "run", "--executor", "lonely"), "valid is a function of a kvatlas.sweep.work"),
+        (
+            ("sweep", "spec.yaml", "--out", "run", "--executor", "lonely"),
+            "valid is a function of a kvatlas.sweeps",
+        ),
     ):
         done = kvatlas(broken, *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr

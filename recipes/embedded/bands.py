@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from kvatlas.results import Store
-from kvatlas.stats.cells import gather
-from kvatlas.sweep import make_plan, parse_spec, sweep
+from kvatlas.stats.estimates.cells import gather
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 PROBLEMS = 300
 #: Panels and the bands of their Pass@1 in points. Chains are of mixed sizes, because the size at which a model begins

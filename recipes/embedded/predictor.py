@@ -15,8 +15,8 @@ from pathlib import Path
 from kvatlas import models
 from kvatlas.benchmarks.chain import STANDARD_PROBLEMS
 from kvatlas.policies.dynts import HEAD_FILE
-from kvatlas.sweep import parse_spec
-from kvatlas.sweep.learning import Material, learn
+from kvatlas.sweeps import parse_spec
+from kvatlas.sweeps.learning import Material, learn
 
 BENCHMARKS = ["CHAIN8", "CHAIN10", "CHAIN12", "SEQBENCH-4x4", "SEQBENCH-5x5", "SEQBENCH-4x4-B1"]
 

@@ -237,7 +237,7 @@ class Cell:
 
     setting: Setting
     estimate: Estimate
-    kept_tokens_mean: float | None = None
+    mean_kv_tokens: float | None = None
     peak_kv_tokens: int | None = None
     output_tokens_mean: float | None = None
     truncated: int | None = None

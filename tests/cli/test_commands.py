@@ -35,7 +35,7 @@ Call = Callable[..., tuple[int, str, str]]
 @pytest.fixture(scope="module")
 def run(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished small run."""
-    from kvatlas.sweep import make_plan, parse_spec, sweep
+    from kvatlas.sweeps import make_plan, parse_spec, sweep
 
     folder = tmp_path_factory.mktemp("cli") / "run"
     sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
@@ -206,7 +206,7 @@ def test_map_describe_report_and_export(kvatlas: Call, run: Path, tmp_path: Path
 def test_a_run_with_holes_is_refused_unless_asked_for(
     kvatlas: Call, write_spec: Callable[..., Path], spec_data: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    from kvatlas.sweep import make_plan, parse_spec, sweep
+    from kvatlas.sweeps import make_plan, parse_spec, sweep
 
     folder = tmp_path / "run"
     sweep(make_plan(parse_spec(spec_data(problems=2))), folder, workers=1)

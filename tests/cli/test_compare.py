@@ -60,7 +60,7 @@ def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, 
     assert said.splitlines()[1].startswith("A full: L0 ")
     code, said, _ = kvatlas("curves", run, "--out", out, "--only", "B", "--no-published", "--json")
     (curve,) = json.loads(said)["curves"]
-    assert curve["entrant"] == "B"
+    assert curve["system"] == "B"
     assert [decay["amplitude"] == 1 for decay in curve["decays"]] == [True, False]
     assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
     code, said, _ = kvatlas("curves", run, "--out", out, "--by", "B")
@@ -78,14 +78,14 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("compare", "RUN", "--only", "A full"), "needs two or more entrants; there is 1"),
-        (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 entrants"),
+        (("compare", "RUN", "--only", "A full"), "needs two or more systems; there is 1"),
+        (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 systems"),
         (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; valid are: pass@1, progress, pass@K"),
         (("compare", "nowhere"), "is no run"),
         (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S"),
         (("maze", "CHAIN4"), "'CHAIN4' has no mazes"),
         (("maze", "SEQBENCH-5x5", "--problem", "x"), "has no maze 'x'; its first is SEQBENCH-5x5-0000"),
-        (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one entrant with sample 0 of SEQBENCH-6x6-B1-0000"),
+        (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN", "--sample", "7"), "there are: none"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.stats.metrics import COSTS, METRICS
+from kvatlas.stats.estimates.metrics import COSTS, METRICS
 from tests.cli.test_maps import Call, kvatlas, store
 from tests.stats.synthetic import manifest
 from tests.wanderers import maze_run
@@ -18,7 +18,7 @@ GRADED = (*METRICS, "pass@2", "avg@1", "maj@2", "bayes")
 NAMES = "pass@1, progress, pass@K, avg@K, maj@K, bayes"
 COMMANDS = ("map", "report", "describe", "export", "compare")
 #: What these commands say of one cell, whatever its metric.
-TOO_FEW = {"describe": "A map needs two axes", "export": "A map needs two axes", "compare": "two or more entrants"}
+TOO_FEW = {"describe": "A map needs two axes", "export": "A map needs two axes", "compare": "two or more systems"}
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +66,11 @@ def test_a_cost_of_one_cell_is_drawn_or_told_where(
 def test_a_cost_along_an_axis_shows_the_numbers_of_the_cells(kvatlas: Call, tmp_path: Path) -> None:
     settings = [Setting.of("window", kv_budget=96, local_window=8, ratio=ratio) for ratio in (0.1, 0.3)]
     run = store(tmp_path / "run", manifest(settings, axes=(("ratio", (0.1, 0.3)),), benchmarks=["CHAIN6"], problems=3))
-    assert kvatlas("map", run, "--metric", "kv_tokens", "--out", tmp_path / "a.svg")[0] == 0
+    assert kvatlas("map", run, "--metric", "mean_kv_tokens", "--out", tmp_path / "a.svg")[0] == 0
     assert "Mean cached tokens per sequence." in (tmp_path / "a.svg").read_text()
     lines = (tmp_path / "a.data.csv").read_text().splitlines()
     assert [line.split(",")[3:6] for line in lines[1:]] == [
-        ["0.1", "kv_tokens", "60.5"], ["0.3", "kv_tokens", "60.5"], ["", "kv_tokens", "60.5"],
+        ["0.1", "mean_kv_tokens", "60.5"], ["0.3", "mean_kv_tokens", "60.5"], ["", "mean_kv_tokens", "60.5"],
     ]  # fmt: skip
 
 

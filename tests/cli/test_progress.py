@@ -11,7 +11,7 @@ from rich.console import Console
 from kvatlas.cli import progress
 from kvatlas.core import Trace
 from kvatlas.results import Manifest, Store
-from kvatlas.sweep import Progress
+from kvatlas.sweeps import Progress
 from tests.stats.synthetic import grid, manifest, setting, traces
 
 

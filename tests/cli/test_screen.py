@@ -88,7 +88,7 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
 
     assert kvatlas(*drawing, "likeness")[0] == 0
     assert note.partition(" have")[0] not in (tmp_path / "a.svg").read_text()
-    assert kvatlas(*drawing, "kv_tokens")[0] == 0
+    assert kvatlas(*drawing, "mean_kv_tokens")[0] == 0
     code, _, said = kvatlas(*pairs, "pass@1")
     assert code == 2
     assert "This run is a screen" in said

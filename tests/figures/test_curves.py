@@ -9,7 +9,7 @@ import pytest
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.curves import curve_figure, data_csv
 from kvatlas.figures.look import Look, save
-from kvatlas.stats.curves import POLICY, curves_of_run, one_axis
+from kvatlas.stats.estimates.curves import POLICY, curves_of_run, one_axis
 from tests.stats.synthetic import grid, manifest, traces
 
 BUDGETS = (64, 96, 128)

@@ -10,8 +10,8 @@ from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import means_figure, save, series_figure
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates import with_binomial_bounds
-from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.estimates.maps import mean_maps
+from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from kvatlas.figures.look import save
 from kvatlas.figures.maze import ERROR_WORDS, maze_figure
 from kvatlas.figures.pairwise import density, names_of, numbers, pairwise_figure, save_pairwise
 from kvatlas.results import Store
-from kvatlas.stats.decay import PUBLISHED_L0
-from kvatlas.stats.entrants import Entrant, entrants_of
-from kvatlas.stats.pairwise import pairs_of
+from kvatlas.stats.estimates.decay import PUBLISHED_L0
+from kvatlas.stats.pairs.pairwise import pairs_of
+from kvatlas.stats.pairs.systems import System, systems_of
 from tests.wanderers import maze_run
 
 FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
@@ -33,9 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return maze_run(tmp_path_factory.mktemp("pairs"), solvers)
 
 
-def entrants(run: Path, metric: str = "progress") -> list[Entrant]:
+def systems(run: Path, metric: str = "progress") -> list[System]:
     with Store.open(run) as store:
-        return entrants_of([(store.manifest(), store.traces(texts=False))], metric)
+        return systems_of([(store.manifest(), store.traces(texts=False))], metric)
 
 
 def texts(figure, folder: Path) -> list[str]:
@@ -44,8 +44,8 @@ def texts(figure, folder: Path) -> list[str]:
     return ["".join(one.itertext()).strip() for one in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_four_entrants_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:
-    four = entrants(run)
+def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:
+    four = systems(run)
     pairs = pairs_of(four)
     figure = pairwise_figure(four, pairs, "progress", ["PARTIAL: one is missing"])
     panels = [axes for axes in figure.axes if axes.get_xlabel()]
@@ -70,7 +70,7 @@ def test_four_entrants_make_six_panels_in_two_rows(run: Path, tmp_path: Path) ->
 
 
 def test_dots_are_in_the_data_beside_the_figure(run: Path, tmp_path: Path) -> None:
-    two = entrants(run)[:2]
+    two = systems(run)[:2]
     figure = pairwise_figure(two, pairs_of(two), "progress")
     assert len([axes for axes in figure.axes if axes.get_xlabel()]) == 1
     paths = save_pairwise(figure, tmp_path / "two.png", two, "progress")
@@ -93,8 +93,8 @@ def test_colour_is_where_the_data_are_and_white_where_they_are_not(tmp_path: Pat
     # All problems at one point, at an edge: no bandwidth to estimate, nothing lost over the edge.
     corner = density(np.ones(50), np.ones(50))
     assert corner[-1, -1] == 1
-    one = Entrant("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)}, {}, 200)
-    other = Entrant("b", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(y)}, {}, 200)
+    one = System("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)}, {}, 200)
+    other = System("b", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(y)}, {}, 200)
     figure = pairwise_figure([one, other], pairs_of([one, other]), "progress")
     path, *_ = save(figure, tmp_path / "f.png")
     pixels = mpl.image.imread(path)[..., :3]
@@ -110,7 +110,7 @@ def test_colour_is_where_the_data_are_and_white_where_they_are_not(tmp_path: Pat
 
 def test_names_are_as_short_as_they_can_be() -> None:
     def names(*pairs: tuple[str, Setting]) -> list[str]:
-        return names_of([Entrant(model, setting) for model, setting in pairs])
+        return names_of([System(model, setting) for model, setting in pairs])
 
     assert names(("hf:lab/A", FULL), ("embedded:b", FULL)) == ["A", "b"]
     assert names(("hf:lab/A", FULL), ("hf:lab/A", WINDOW)) == ["full", "window"]
@@ -123,14 +123,14 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 
 def test_too_many_panels_are_refused() -> None:
-    many = [Entrant(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}, {}, 2) for i in range(9)]
-    with pytest.raises(KvatlasError, match=r"36 panels; at most 28 \(8 entrants\)"):
+    many = [System(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}, {}, 2) for i in range(9)]
+    with pytest.raises(KvatlasError, match=r"36 panels; at most 28 \(8 systems\)"):
         pairwise_figure(many, pairs_of(many), "progress")
 
 
 def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
-    flat = Entrant("a", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 1.0}}, {}, 2)
-    other = Entrant("b", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 0.5}}, {}, 2)
+    flat = System("a", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 1.0}}, {}, 2)
+    other = System("b", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 0.5}}, {}, 2)
     lines = numbers(pairs_of([flat, other])[0][2])
     assert lines[lines.index("Spearman") + 1] == "undefined: a side"
     assert lines[-1] == "given L: unknown"
@@ -138,7 +138,7 @@ def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
 
 
 def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Path) -> None:
-    success, progress = entrants(run, "pass@1"), entrants(run)
+    success, progress = systems(run, "pass@1"), systems(run)
     figure, curves = curves_figure(success, progress, names_of(success))
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "log"]
     shown = texts(figure, tmp_path)
@@ -161,7 +161,7 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     ]
     stores = [Store.open(run) for run in runs]
     merged = {
-        metric: entrants_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
+        metric: systems_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
         for metric in ("pass@1", "progress")
     }
     figure, curves = curves_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
@@ -171,8 +171,8 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; valid are L, B, N, S"):
         curves_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
     with pytest.raises(KvatlasError, match="does not say the L of its problems"):
-        curve(Entrant("a", FULL, {("CHAIN4", "1"): {0: 1.0}}, {}, 1), "L")
-    with pytest.raises(KvatlasError, match="9 entrants are too many"):
+        curve(System("a", FULL, {("CHAIN4", "1"): {0: 1.0}}, {}, 1), "L")
+    with pytest.raises(KvatlasError, match="9 systems are too many"):
         curves_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
 
 

@@ -21,10 +21,10 @@ from kvatlas.figures.panels import (
 )
 from kvatlas.figures.plateau import border
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.bounds import verdicts_of_maps
-from kvatlas.stats.differences import differences_of_run
-from kvatlas.stats.estimates import with_binomial_bounds
-from kvatlas.stats.maps import maps_of_run, mean_maps
+from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
+from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
+from kvatlas.stats.pairs.differences import differences_of_run
 from tests.stats.synthetic import grid, manifest, traces
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -99,7 +99,7 @@ def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
     plan, held, _ = run
     flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in held]
     words = "VACUOUS: none of the 216 traces under a KV budget was compressed"
-    for panels in (metric_panels(maps_of_run(plan, flat)), cost_panels(maps_of_run(plan, flat), "kv_tokens")):
+    for panels in (metric_panels(maps_of_run(plan, flat)), cost_panels(maps_of_run(plan, flat), "mean_kv_tokens")):
         assert all(panel.notes[0] == words for panel in panels)
     assert words in " ".join(texts(draw(panels), tmp_path))
 
@@ -111,7 +111,12 @@ def test_the_highest_cells_are_bold(llama):
 
 def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
     _, _, maps = run
-    for name, shown in (("kv_tokens", "60"), ("peak_kv_tokens", "96"), ("output_tokens", "100"), ("seconds", "0.1")):
+    for name, shown in (
+        ("mean_kv_tokens", "60"),
+        ("peak_kv_tokens", "96"),
+        ("output_tokens", "100"),
+        ("seconds", "0.1"),
+    ):
         found = texts(draw(cost_panels(maps, name)), tmp_path)
         assert found.count(shown) + found.count("61") >= 18, name
         assert cost_of(name, "").label in found
@@ -122,7 +127,7 @@ def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
 
 
 def test_kv_memory_reckons_with_the_model():
-    cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None), kept_tokens_mean=1024.0)
+    cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
     one = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
     from kvatlas import models
 
@@ -132,8 +137,8 @@ def test_kv_memory_reckons_with_the_model():
 
 def test_costs_against_a_baseline_are_changes_in_percent(run):
     _, _, maps = run
-    half = {"full": replace(maps[0].baselines["full"], kept_tokens_mean=121.0)}
-    (panel,) = cost_panels([replace(maps[0], baselines=half)], "kv_tokens", "full")
+    half = {"full": replace(maps[0].baselines["full"], mean_kv_tokens=121.0)}
+    (panel,) = cost_panels([replace(maps[0], baselines=half)], "mean_kv_tokens", "full")
     assert {shown.text for shown in panel.cells.values()} == {"−50"}
     assert panel.measure.centred
     assert panel.measure.label == "KV Tokens against full (%)"
@@ -197,10 +202,13 @@ def test_csv_maps_have_plain_differences(llama):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; valid are: kv_tokens"),
+        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; valid are: mean_kv_tokens"),
         (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
         (lambda maps: difference_panels(maps, {}, "full"), "no baseline 'full'; its baselines are: none"),
-        (lambda maps: cost_panels([_costly(maps[0])], "kv_tokens", "full"), "has no kv_tokens to compare with"),
+        (
+            lambda maps: cost_panels([_costly(maps[0])], "mean_kv_tokens", "full"),
+            "has no mean_kv_tokens to compare with",
+        ),
         (lambda maps: Look(columns=3), "fills 3 columns; valid are 1 and 2"),
     ],
 )
@@ -210,7 +218,7 @@ def test_what_is_not_there_is_said(llama, make, sentence):
 
 
 def _costly(one):
-    cells = {place: replace(cell, kept_tokens_mean=5.0) for place, cell in one.cells.items()}
+    cells = {place: replace(cell, mean_kv_tokens=5.0) for place, cell in one.cells.items()}
     return replace(one, cells=cells, baselines={"full": Cell(Setting.of("full"), Estimate(1, None, None, 1, 1))})
 
 

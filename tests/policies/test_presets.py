@@ -19,7 +19,7 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Model
 from kvatlas.policies import PRESETS, Cached, Selection, select
-from kvatlas.sweep import parse_spec
+from kvatlas.sweeps import parse_spec
 from tests.engine.test_loop import endless, requests, run
 from tests.policies.scenes import GROUP, SCALING, SHAPE, scene
 

@@ -16,7 +16,7 @@ from kvatlas.benchmarks import find
 from kvatlas.core import Fate, Grade, Status, Trace
 from kvatlas.report.page import write_report
 from kvatlas.results import Store
-from kvatlas.sweep import make_plan, parse_spec, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import grid, manifest, traces
 
 CHROMIUM = next(

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 import pytest
 
 from kvatlas.core import Fate, KvatlasError, Setting
-from kvatlas.report.document import front
+from kvatlas.report.escaping import visible
 from kvatlas.report.page import write_report
+from kvatlas.report.page_json import front
 from kvatlas.report.pictures import Picture
-from kvatlas.report.safe import visible
 from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
 from kvatlas.results import Store
-from kvatlas.stats.grid import short_names
+from kvatlas.stats.estimates.grid import short_names
 from tests.stats.synthetic import AXES, grid, manifest, setting, traces
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"
@@ -262,8 +262,8 @@ def test_runs_without_two_axes_have_a_page_too(tmp_path, settings, axes, rows, c
 
 
 def test_finished_figures_are_embedded_as_images(tmp_path):
-    from kvatlas.report.gathering import gathered
     from kvatlas.report.page import page
+    from kvatlas.report.report_data import gathered
 
     held = gathered(build(tmp_path, manifest(grid("dynts"), problems=2)), "pass@1", False, None, 1, 0, 10**6)
     html = page(held, [Picture("Pairwise", "densities", b"<svg/>"), Picture("P", "", b"\x89PNG...")])

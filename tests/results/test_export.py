@@ -8,7 +8,7 @@ import pytest
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
 from kvatlas.results.export import csv_text, export, record, replacing
-from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.estimates.maps import maps_of_run
 from tests.stats.synthetic import grid, manifest, trace, traces
 
 NAMES = [

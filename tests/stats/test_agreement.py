@@ -8,7 +8,7 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.report.check import as_text, check_maps
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.agreement import ROUNDING, agreement, fit_to_mean
+from kvatlas.stats.pairs.agreement import ROUNDING, agreement, fit_to_mean
 
 #: The rows of another reading of the R1-Llama figure: 500 to 3,000 tokens at ratios 0.1 and 0.5 on four benchmarks.
 CONFLICTING = Path(__file__).parents[1] / "data" / "conflicting_r1_llama.csv"

@@ -7,8 +7,8 @@ import pytest
 from scorio import eval as scorio
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.at_k import RIGHT, Rule, any_right, bayes_at_n, majority, rule
-from kvatlas.stats.estimates import cautious_interval, clustered_interval
+from kvatlas.stats.estimates.at_k import RIGHT, Rule, any_right, bayes_at_n, majority, rule
+from kvatlas.stats.estimates.pass_at_1 import cautious_interval, clustered_interval
 
 GRADES = {
     "a": [1.0, 0, 0, 1, 0, 0],

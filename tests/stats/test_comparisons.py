@@ -3,7 +3,7 @@
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.stats.comparisons import CHOSEN, SELECTED, comparisons_of_run
+from kvatlas.stats.pairs.comparisons import CHOSEN, SELECTED, comparisons_of_run
 from tests.stats.synthetic import WINDOWS, grid, manifest, setting, traces
 
 

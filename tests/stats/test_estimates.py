@@ -10,7 +10,7 @@ from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
-from kvatlas.stats.estimates import (
+from kvatlas.stats.estimates.pass_at_1 import (
     BINOMIAL_NOTE,
     binomial_bound,
     clustered_interval,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
-from kvatlas.stats.maps import maps_of_run, mean_map, mean_maps
+from kvatlas.stats.estimates.maps import maps_of_run, mean_map, mean_maps
 from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
 
 
@@ -26,7 +26,7 @@ def test_one_map_for_each_model_benchmark_and_policy():
     cell = first.cells[8, 0.1]
     assert cell.setting == setting("dynts", 8, 0.1)
     assert (cell.estimate.problems, cell.estimate.samples) == (12, 2)
-    assert (cell.kept_tokens_mean, cell.peak_kv_tokens, cell.output_tokens_mean) == (60.5, 96, 100)
+    assert (cell.mean_kv_tokens, cell.peak_kv_tokens, cell.output_tokens_mean) == (60.5, 96, 100)
 
 
 def test_values_are_those_of_the_traces():
@@ -161,7 +161,7 @@ def test_mean_map_averages_cells_and_baselines():
         assert cell.estimate.value == pytest.approx(sum(c.estimate.value for c in pair) / 2)
         assert cell.estimate.problems == 24
         assert cell.truncated == sum(c.truncated for c in pair)
-    assert mean.baselines["full"].kept_tokens_mean == 60.5
+    assert mean.baselines["full"].mean_kv_tokens == 60.5
     assert mean_maps([first, second, mean]) == mean_maps([mean]) == [mean]
     assert mean_maps([first]) == []
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.paired import difference_interval, paired_difference, pooled, sign_flip_p
+from kvatlas.stats.pairs.paired import difference_interval, paired_difference, pooled, sign_flip_p
 
 
 def _exact(differences):

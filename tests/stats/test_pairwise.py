@@ -5,18 +5,18 @@ import pytest
 from scipy import stats
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.stats.entrants import Entrant
-from kvatlas.stats.pairwise import correlation, pair, pairs_of
+from kvatlas.stats.pairs.pairwise import correlation, pair, pairs_of
+from kvatlas.stats.pairs.systems import System
 
 
-def entrant(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> Entrant:
+def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> System:
     outcomes = {("B", str(i)): {0: float(value)} for i, value in enumerate(values)}
     about = {} if depths is None else {("B", str(i)): {"L": float(depth)} for i, depth in enumerate(depths)}
-    return Entrant(name, Setting.of("full"), outcomes, about, len(outcomes))
+    return System(name, Setting.of("full"), outcomes, about, len(outcomes))
 
 
 def test_shares_and_difference_by_hand() -> None:
-    first, second = entrant("a", [0.2, 0.5, 1.0, 0.9]), entrant("b", [0.4, 0.5, 0.0, 0.7])
+    first, second = system("a", [0.2, 0.5, 1.0, 0.9]), system("b", [0.4, 0.5, 0.0, 0.7])
     first.outcomes["B", "9"] = {0: 1.0}
     second.outcomes["B", "0"] = {0: 0.0, 1: 0.8}
     found = pair(first, second)
@@ -31,12 +31,12 @@ def test_shares_and_difference_by_hand() -> None:
 
 
 def test_every_pair_once_and_in_order() -> None:
-    four = [entrant(name, [0.1, 0.6, 0.3]) for name in "abcd"]
+    four = [system(name, [0.1, 0.6, 0.3]) for name in "abcd"]
     assert [(i, j) for i, j, _ in pairs_of(four)] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
-    with pytest.raises(KvatlasError, match="needs two or more entrants; there is 1"):
+    with pytest.raises(KvatlasError, match="needs two or more systems; there is 1"):
         pairs_of(four[:1])
     with pytest.raises(KvatlasError, match="have 1 problems in common"):
-        pair(four[0], entrant("e", [0.3]))
+        pair(four[0], system("e", [0.3]))
 
 
 def test_spearman_is_scipys_and_its_interval_covers() -> None:
@@ -58,7 +58,7 @@ def test_a_shared_depth_alone_correlates_two_models_and_is_taken_out() -> None:
     depths = generator.integers(4, 60, 400).astype(float)
     fall = np.exp(-depths / 30)
     first, second = (np.clip(fall + 0.1 * generator.standard_normal(400), 0, 1) for _ in range(2))
-    found = pair(entrant("a", first, depths), entrant("b", second, depths))
+    found = pair(system("a", first, depths), system("b", second, depths))
     assert found.spearman is not None
     assert found.given_depth is not None
     assert found.spearman.value > 0.6

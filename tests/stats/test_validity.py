@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Grade, Setting, Status, Usage, Vacuous
-from kvatlas.stats.cells import gather
-from kvatlas.stats.choice import choices
-from kvatlas.stats.maps import maps_of_cells, mean_maps
-from kvatlas.stats.validity import Kind, findings, validities, validity
+from kvatlas.stats.estimates.cells import gather
+from kvatlas.stats.estimates.maps import maps_of_cells, mean_maps
+from kvatlas.stats.estimates.validity import Kind, findings, validities, validity
+from kvatlas.stats.inference.choice import choices
 from tests.stats.synthetic import AXES, grid, manifest, traces
 
 AXIS_NAMES = (AXES[0][0], AXES[1][0])

@@ -1,4 +1,4 @@
-"""Commands that set entrants (models under settings) against each other: compare, curves, maze."""
+"""Commands that set systems (models under settings) against each other: compare, curves, maze."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kvatlas.stats.entrants import Entrant
+    from kvatlas.stats.pairs.systems import System
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; imported ones, too.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
@@ -18,7 +18,7 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="NAME",
-        help="An entrant by words that fit it alone, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it; default: all.",
+        help="A system by words that fit it alone, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it; default: all.",
     ),
 ]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw what is there although traces are missing.")]
@@ -35,14 +35,14 @@ def compare(
     partial: Partial = False,
     as_json: Json = False,
 ) -> None:
-    """Draw every two entrants against each other, problem by problem, with the line where they are equal."""
+    """Draw every two systems against each other, problem by problem, with the line where they are equal."""
     from kvatlas.figures.pairwise import names_of, pairwise_figure, save_pairwise
-    from kvatlas.stats.pairwise import pairs_of
+    from kvatlas.stats.pairs.pairwise import pairs_of
 
-    entrants, notes = _entrants(runs, metric, only, partial)
-    pairs = pairs_of(entrants)
-    names = names_of(entrants)
-    written = save_pairwise(pairwise_figure(entrants, pairs, metric, notes), out, entrants, metric)
+    systems, notes = _systems(runs, metric, only, partial)
+    pairs = pairs_of(systems)
+    names = names_of(systems)
+    written = save_pairwise(pairwise_figure(systems, pairs, metric, notes), out, systems, metric)
     found = [pair.to_json(names[i], names[j]) for i, j, pair in pairs]
     if as_json:
         typer.echo(json.dumps({"metric": metric, "pairs": found, "files": [str(path) for path in written]}, indent=2))
@@ -74,8 +74,8 @@ def curves(
     from kvatlas.figures.look import save
     from kvatlas.figures.pairwise import names_of
 
-    success, notes = _entrants(runs, "pass@1", only, partial)
-    progress, _ = _entrants(runs, "progress", only, partial)
+    success, notes = _systems(runs, "pass@1", only, partial)
+    progress, _ = _systems(runs, "progress", only, partial)
     names = names_of(success)
     figure, found = curves_figure(success, progress, names, by=by, published=published, notes=notes)
     written = save(figure, out)
@@ -103,15 +103,15 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}
 
 
-def _entrants(runs: list[Path], metric: str, only: list[str] | None, partial: bool) -> tuple[list[Entrant], list[str]]:
+def _systems(runs: list[Path], metric: str, only: list[str] | None, partial: bool) -> tuple[list[System], list[str]]:
     from contextlib import ExitStack
 
     from kvatlas.results import Store
-    from kvatlas.stats.entrants import check_complete, choose, entrants_of
+    from kvatlas.stats.pairs.systems import check_complete, choose, systems_of
 
     with ExitStack() as open_stores:
         stores = [open_stores.enter_context(Store.open(run)) for run in runs]
-        found = entrants_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
+        found = systems_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
     chosen = choose(found, only or [])
     return chosen, check_complete(chosen, partial)
 
@@ -132,7 +132,7 @@ def maze(
     from kvatlas.figures.look import save
     from kvatlas.figures.maze import maze_figure
     from kvatlas.results import Store
-    from kvatlas.stats.entrants import trace_of
+    from kvatlas.stats.pairs.systems import trace_of
 
     if not benchmark.startswith("SEQBENCH"):
         raise KvatlasError(f"{benchmark!r} has no mazes; valid are the benchmarks SEQBENCH-...")

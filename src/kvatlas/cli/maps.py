@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kvatlas.figures.panels import Panel
 
 MapMetric = Annotated[
-    str, typer.Option(help="pass@1, progress, ..., or a cost: kv_tokens, kv_memory, seconds, output_tokens, truncated.")
+    str,
+    typer.Option(help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ..."),
 ]
 
 
@@ -72,8 +73,8 @@ def _panels(
 ) -> tuple[list[Panel], list[Map]]:
     """The panels, and the maps whose values they print (none for costs and differences)."""
     from kvatlas.figures.panels import cost_panels, difference_panels, metric_panels
-    from kvatlas.stats.maps import mean_maps
-    from kvatlas.stats.metrics import COSTS
+    from kvatlas.stats.estimates.maps import mean_maps
+    from kvatlas.stats.estimates.metrics import COSTS
 
     cost = metric if metric in COSTS else None
     maps = maps_of(inputs, None if cost else metric, partial, fix, policy)
@@ -90,8 +91,8 @@ def _panels(
 def _plateaus(inputs: list[str], maps: list[Map], metric: str, fix: list[str] | None) -> dict[Any, Any]:
     """The plateau of each map: from the traces of a run, from the bound for a CSV map."""
     from kvatlas.results import Store
-    from kvatlas.stats.bounds import verdicts_of_maps
-    from kvatlas.stats.judgement import verdicts_of_run
+    from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
+    from kvatlas.stats.run_analysis import verdicts_of_run
 
     found: dict[Any, Any] = {}
     for source in inputs:
@@ -105,7 +106,7 @@ def _plateaus(inputs: list[str], maps: list[Map], metric: str, fix: list[str] | 
 
 def _differences(inputs: list[str], against: str, metric: str, fix: list[str] | None) -> dict[Any, Any]:
     from kvatlas.results import Store
-    from kvatlas.stats.differences import differences_of_run
+    from kvatlas.stats.pairs.differences import differences_of_run
 
     found: dict[Any, Any] = {}
     for source in inputs:
@@ -120,7 +121,7 @@ def _differences(inputs: list[str], against: str, metric: str, fix: list[str] | 
 def _has_one_axis(inputs: list[str], fix: list[str] | None) -> bool:
     from kvatlas.core import KvatlasError
     from kvatlas.results import Store
-    from kvatlas.stats.curves import one_axis
+    from kvatlas.stats.estimates.curves import one_axis
 
     found = []
     for source in inputs:
@@ -139,8 +140,8 @@ def _curves(
     from kvatlas.figures.curves import curve_figure, data_csv
     from kvatlas.figures.look import save
     from kvatlas.results import Store
-    from kvatlas.stats.curves import curves_of_run
-    from kvatlas.stats.metrics import COSTS, usual_metric
+    from kvatlas.stats.estimates.curves import curves_of_run
+    from kvatlas.stats.estimates.metrics import COSTS, usual_metric
 
     cost = metric if metric in COSTS else None
     with Store.open(Path(source)) as store:

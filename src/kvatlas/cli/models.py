@@ -63,7 +63,7 @@ def check(
     from kvatlas.benchmarks import find as find_benchmark
     from kvatlas.models import embedded, find
     from kvatlas.models.tokenizer_check import Status
-    from kvatlas.sweep.model_check import check_model
+    from kvatlas.sweeps.model_check import check_model
 
     torch.set_num_threads(1)
     found = find(model, **dict(assignment("--model-option", text) for text in model_option or []))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from kvatlas.core import Map
     from kvatlas.results import Manifest
-    from kvatlas.stats.cells import Gathered
-    from kvatlas.sweep import Progress
+    from kvatlas.stats.estimates.cells import CellTraces
+    from kvatlas.sweeps import Progress
 
 #: Seconds between two lines where the output is no terminal, and between two pictures where it is one.
 INTERVAL, REFRESH = 15.0, 0.5
@@ -43,8 +43,8 @@ class Watch:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         from kvatlas.results.store import FILE, Store
-        from kvatlas.stats.cells import gather
-        from kvatlas.stats.metrics import Measure, usual_metric
+        from kvatlas.stats.estimates.cells import gather
+        from kvatlas.stats.estimates.metrics import Measure, usual_metric
 
         self.manifest, self.metric = manifest, usual_metric(manifest)
         self.measure = Measure(manifest, self.metric)
@@ -54,7 +54,7 @@ class Watch:
         if (folder / FILE).is_file():
             with Store.open(folder) as store:
                 earlier = list(store.traces(texts=False))
-        self.cells: list[Gathered] = gather(manifest, earlier, self.metric)
+        self.cells: list[CellTraces] = gather(manifest, earlier, self.metric)
         self.before = sum(cell.found for cell in self.cells)
         self._by_name = {(c.expected.model, c.expected.benchmark, c.expected.setting.id): c for c in self.cells}
 
@@ -75,7 +75,7 @@ class Watch:
     def groups(self) -> list[tuple[str, int, int, int, int]]:
         """By benchmark (and model, where there are several): traces done and promised, settings done and promised."""
         several = len({cell.expected.model for cell in self.cells}) > 1
-        names: dict[str, list[Gathered]] = {}
+        names: dict[str, list[CellTraces]] = {}
         for cell in self.cells:
             name = f"{cell.expected.model} | {cell.expected.benchmark}" if several else cell.expected.benchmark
             names.setdefault(name, []).append(cell)
@@ -92,8 +92,8 @@ class Watch:
 
     def maps(self) -> list[Map]:
         """The maps so far of the benchmark at work; none where the run has not two axes."""
-        from kvatlas.stats.grid import map_axes
-        from kvatlas.stats.maps import maps_of_cells
+        from kvatlas.stats.estimates.grid import map_axes
+        from kvatlas.stats.estimates.maps import maps_of_cells
 
         if self.latest is None:
             return []

@@ -43,7 +43,7 @@ def describe(
 ) -> None:
     """Say what maps hold: peaks, whether they are more than noise, plateaus, trends, comparisons, what to choose."""
     from kvatlas.report.describe import describe_sources
-    from kvatlas.report.prose import as_text
+    from kvatlas.report.markdown import as_text
 
     description = describe_sources(
         inputs,
@@ -136,9 +136,9 @@ def maps_of(
 def _maps_of(source: str, metric: str | None, partial: bool, fix: list[str] | None) -> list[Map]:
     from kvatlas.results import Store
     from kvatlas.results.csv_maps import read_maps
-    from kvatlas.stats.estimates import with_binomial_bounds
-    from kvatlas.stats.maps import maps_of_run
-    from kvatlas.stats.metrics import usual_metric
+    from kvatlas.stats.estimates.maps import maps_of_run
+    from kvatlas.stats.estimates.metrics import usual_metric
+    from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 
     if not Path(source).is_dir():
         return with_binomial_bounds(read_maps(source, partial))

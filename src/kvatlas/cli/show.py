@@ -21,7 +21,7 @@ def print_run(folder: Path, show: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kvatlas.stats.cells import gather
+    from kvatlas.stats.estimates.cells import gather
 
     console = Console()
     with Store.open(folder) as store:
@@ -38,7 +38,7 @@ def print_run(folder: Path, show: int) -> None:
                 f"{100 * estimate.value:.1f}",
                 f"{100 * (estimate.low or 0):.1f} to {100 * (estimate.high or 0):.1f}" if known else "unknown",
                 str(estimate.problems),
-                f"{cell.kept_tokens_mean:.0f}",
+                f"{cell.mean_kv_tokens:.0f}",
                 f"{cell.output_tokens_mean:.0f}",
             )
         console.print(table)
@@ -68,10 +68,10 @@ def finish_demo(folder: Path) -> None:
     from kvatlas.report.page import write_report
     from kvatlas.report.terminal import print_map
     from kvatlas.results.export import write_maps
-    from kvatlas.stats.entrants import entrants_of
-    from kvatlas.stats.judgement import verdicts_of_run
-    from kvatlas.stats.maps import maps_of_run, mean_maps
-    from kvatlas.stats.pairwise import pairs_of
+    from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
+    from kvatlas.stats.pairs.pairwise import pairs_of
+    from kvatlas.stats.pairs.systems import systems_of
+    from kvatlas.stats.run_analysis import verdicts_of_run
 
     with Store.open(folder) as store:
         manifest, traces = store.manifest(), list(store.traces(texts=False))
@@ -86,10 +86,10 @@ def finish_demo(folder: Path) -> None:
             written += save(series_figure(series, outlined=outlined), folder / name, series)[:1]
         written += save(means_figure(means, outlined=outlined), folder / f"means.{suffix}", means)[:1]
     shown = _full_and_best(means)
-    entrants = [one for one in entrants_of([(manifest, traces)]) if (one.model, one.setting.id) in shown]
+    systems = [one for one in systems_of([(manifest, traces)]) if (one.model, one.setting.id) in shown]
     for suffix in FIGURES:
-        drawn = pairwise_figure(entrants, pairs_of(entrants), "progress", [])
-        written += save_pairwise(drawn, folder / f"progress-pairs.{suffix}", entrants, "progress")[:1]
+        drawn = pairwise_figure(systems, pairs_of(systems), "progress", [])
+        written += save_pairwise(drawn, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
     write_maps(maps, folder / "maps.csv")
     write_report(folder, folder / "report.html")
     console = Console()

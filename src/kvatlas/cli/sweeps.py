@@ -46,7 +46,7 @@ def plan(
 ) -> None:
     """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
     from kvatlas.results import Store
-    from kvatlas.sweep import make_plan
+    from kvatlas.sweeps import make_plan
 
     if rate_of is not None:
         with Store.open(rate_of) as store:
@@ -84,7 +84,7 @@ def plan(
 
 def _read(spec: Path, strict_budget: bool) -> Any:
     """The spec of a file, its budgets strict if asked for on the command line or in the file."""
-    from kvatlas.sweep import read_spec
+    from kvatlas.sweeps import read_spec
 
     asked = read_spec(spec)
     return asked.model_copy(update={"strict_budget": True}) if strict_budget else asked
@@ -101,7 +101,7 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep, or resume it: only what is missing in RUN is decoded."""
-    from kvatlas.sweep import make_plan
+    from kvatlas.sweeps import make_plan
 
     drive(
         make_plan(_read(spec, strict_budget)),
@@ -130,10 +130,10 @@ def screen(
     """Where would each setting depart from the full cache? Its traces are read, nothing is decoded; no Pass@1."""
     from functools import partial
 
-    from kvatlas.stats.metrics import SCREENED
-    from kvatlas.sweep import make_plan, screening
-    from kvatlas.sweep import screen as read_all
-    from kvatlas.sweep.screen import unanswered
+    from kvatlas.stats.estimates.metrics import SCREENED
+    from kvatlas.sweeps import make_plan, screening
+    from kvatlas.sweeps import screen as read_all
+    from kvatlas.sweeps.screen import unanswered
 
     asked = _read(spec, strict_budget)
     if problems is not None:
@@ -187,7 +187,7 @@ def run(
 
     from kvatlas.cli.show import print_run
     from kvatlas.models import find
-    from kvatlas.sweep import make_plan, parse_spec
+    from kvatlas.sweeps import make_plan, parse_spec
 
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
@@ -225,10 +225,10 @@ def demo(
     import yaml
 
     from kvatlas.cli.show import finish_demo
-    from kvatlas.sweep import make_plan, parse_spec
+    from kvatlas.sweeps import make_plan, parse_spec
 
     name = "demo-quick" if quick else "demo"
-    data = yaml.safe_load((files("kvatlas.sweep") / f"{name}.yaml").read_text())
+    data = yaml.safe_load((files("kvatlas.sweeps") / f"{name}.yaml").read_text())
     if seed is not None:
         data["seed"] = seed
     folder = out or Path("runs") / name
@@ -239,7 +239,7 @@ def demo(
 def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
     """Sweep (or other `work`) with progress on standard error; Ctrl-C keeps what is finished and says how to go on."""
     from kvatlas.cli.progress import showing
-    from kvatlas.sweep import sweep as decode_all
+    from kvatlas.sweeps import sweep as decode_all
 
     if not quiet:
         for sentence in plan.warnings:
@@ -258,9 +258,9 @@ def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, q
 def _findings(folder: Path) -> list[Any]:
     """What limits what a finished run can show, beyond what its plan has said."""
     from kvatlas.results import Store
-    from kvatlas.stats.cells import gather
-    from kvatlas.stats.metrics import usual_metric
-    from kvatlas.stats.validity import Kind, findings
+    from kvatlas.stats.estimates.cells import gather
+    from kvatlas.stats.estimates.metrics import usual_metric
+    from kvatlas.stats.estimates.validity import Kind, findings
 
     with Store.open(folder) as store:
         manifest = store.manifest()

@@ -10,7 +10,7 @@ from kvatlas.core import Cell, KvatlasError
 from kvatlas.figures import style
 from kvatlas.figures.look import Look
 from kvatlas.figures.panels import cost_of, cost_of_cell
-from kvatlas.stats.curves import POLICY, Curve
+from kvatlas.stats.estimates.curves import POLICY, Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

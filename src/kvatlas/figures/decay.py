@@ -11,9 +11,9 @@ import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.figures.look import Look
-from kvatlas.stats.decay import PUBLISHED_L0, Decay, fit
-from kvatlas.stats.entrants import Entrant, Place
-from kvatlas.stats.estimates import pass_at_1
+from kvatlas.stats.estimates.decay import PUBLISHED_L0, Decay, fit
+from kvatlas.stats.estimates.pass_at_1 import pass_at_1
+from kvatlas.stats.pairs.systems import ProblemKey, System
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ _LEASTS = (0.3, 0.1, 0.03, 0.01)
 
 @dataclass(frozen=True)
 class Curve:
-    """One entrant's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decays.
+    """One system's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decays.
 
     `decays` are those with amplitude 1 and with a free one; none where the metric is not success or the difficulty
     not L.
@@ -45,29 +45,29 @@ class Curve:
     decays: tuple[Decay, ...] = ()
 
 
-def curve(entrant: Entrant, by: str, *, decay: bool = False) -> Curve:
+def curve(system: System, by: str, *, decay: bool = False) -> Curve:
     """Estimates in up to 8 bins of equally many problems (for L), or at each value; KvatlasError if it is unknown."""
-    levels = {place: entrant.about.get(place, {}).get(by) for place in entrant.outcomes}
+    levels = {place: system.about.get(place, {}).get(by) for place in system.outcomes}
     if any(level is None for level in levels.values()):
         place = next(place for place, level in levels.items() if level is None)
         raise KvatlasError(f"The benchmark {place[0]} does not say the {by} of its problems ({place[1]}).")
     known = {place: float(level) for place, level in levels.items() if level is not None}
     points = []
     for places in _bins(known):
-        estimate = pass_at_1({str(place): list(entrant.outcomes[place].values()) for place in places})
+        estimate = pass_at_1({str(place): list(system.outcomes[place].values()) for place in places})
         points.append((math.fsum(known[place] for place in places) / len(places), estimate))
-    outcomes = {place: list(samples.values()) for place, samples in entrant.outcomes.items()}
+    outcomes = {place: list(samples.values()) for place, samples in system.outcomes.items()}
     decays = tuple(fit(outcomes, known, free=free) for free in (False, True)) if decay else ()
     return Curve(tuple(points), decays)
 
 
-def _bins(levels: Mapping[Place, float]) -> list[list[Place]]:
+def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
     """Problems with the same value together; where there are many values, in bins of about equal size."""
-    by_level: dict[float, list[Place]] = {}
+    by_level: dict[float, list[ProblemKey]] = {}
     for place, level in levels.items():
         by_level.setdefault(level, []).append(place)
     size = 0 if len(by_level) <= _BINS + 2 else len(levels) / _BINS
-    bins: list[list[Place]] = []
+    bins: list[list[ProblemKey]] = []
     taken = 0
     for level in sorted(by_level):
         if not bins or taken >= size * len(bins):
@@ -78,8 +78,8 @@ def _bins(levels: Mapping[Place, float]) -> list[list[Place]]:
 
 
 def curves_figure(
-    success: Sequence[Entrant],
-    progress: Sequence[Entrant],
+    success: Sequence[System],
+    progress: Sequence[System],
     names: Sequence[str],
     *,
     by: str = "L",
@@ -96,11 +96,9 @@ def curves_figure(
     if by not in DIFFICULTIES:
         raise KvatlasError(f"Unknown difficulty {by!r}; valid are {', '.join(DIFFICULTIES)}.")
     if len(success) > len(_COLOURS):
-        raise KvatlasError(
-            f"{len(success)} entrants are too many for one figure; at most {len(_COLOURS)} can be drawn."
-        )
-    found = [curve(entrant, by, decay=by == "L") for entrant in success]
-    rows = (("Pass@1", found), ("Progress ratio", [curve(entrant, by) for entrant in progress]))
+        raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {len(_COLOURS)} can be drawn.")
+    found = [curve(system, by, decay=by == "L") for system in success]
+    rows = (("Pass@1", found), ("Progress ratio", [curve(system, by) for system in progress]))
     foot = _foot(by, published, notes)
     under = 0.16 + 0.135 * len(foot)
     side = 2.7 if by == "L" else 1.9
@@ -143,7 +141,7 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> N
         colour = _COLOURS[number]
         for decay, dashes in zip(each.decays, ("-", (0, (3, 2))), strict=False):
             panel.plot(smooth, decay(smooth), color=colour, linewidth=1.0, linestyle=dashes, alpha=0.8, zorder=2)
-        # A little apart, so that intervals of several entrants at the same difficulty can be told apart.
+        # A little apart, so that intervals of several systems at the same difficulty can be told apart.
         shift = (number - (len(curves) - 1) / 2) * 0.008 * (right - left or 1.0)
         _points(panel, each, colour, _MARKERS[number], shift, least)
     panel.set_xlim(left - margin, right + margin)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, save
-from kvatlas.figures.panels import SMALL, Name, Panel, Place, Shown, metric_panels
+from kvatlas.figures.panels import SMALL, CellCoord, Name, Panel, Shown, metric_panels
 from kvatlas.figures.plateau import frame
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def series_figure(
     maps: Sequence[Map],
     *,
     shared: bool = False,
-    outlined: Mapping[Name, Collection[Place]] | None = None,
+    outlined: Mapping[Name, Collection[CellCoord]] | None = None,
     look: Look | None = None,
 ) -> Figure:
     """One panel per map, titled `MODEL | BENCHMARK`, each with its colour bar; two in a row, or the policies in a row.
@@ -51,7 +51,7 @@ def series_figure(
 def means_figure(
     maps: Sequence[Map],
     *,
-    outlined: Mapping[Name, Collection[Place]] | None = None,
+    outlined: Mapping[Name, Collection[CellCoord]] | None = None,
     look: Look | None = None,
 ) -> Figure:
     """Maps side by side on one shared colour scale with one bar, such as the means over benchmarks of two models.
@@ -296,7 +296,9 @@ def _cell(
         axes.text(x + 0.5, y + 0.27, small, fontsize=layout.small, color=ink, ha="center", va="center")
 
 
-def _corner(axes: Axes, x: int, y: int, one: Panel, place: Place, scale: tuple[float, float], layout: _Layout) -> None:
+def _corner(
+    axes: Axes, x: int, y: int, one: Panel, place: CellCoord, scale: tuple[float, float], layout: _Layout
+) -> None:
     """A triangle in the upper right of a cell where policies have nothing to choose; hollow unless in most problems."""
     from matplotlib.patches import Polygon
 

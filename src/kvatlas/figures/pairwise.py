@@ -1,4 +1,4 @@
-"""Pairwise maps: one panel for every two entrants, a dot for every problem, densities, and the numbers beside.
+"""Pairwise maps: one panel for every two systems, a dot for every problem, densities, and the numbers beside.
 
 After the pairwise figure of seqBench (arXiv 2509.16866): axes 0 to 1, filled viridis densities, a dashed line y = x.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from kvatlas.core import SERVED, KvatlasError
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, save
-from kvatlas.stats.entrants import Entrant
-from kvatlas.stats.pairwise import Correlation, Floats, Pair
+from kvatlas.stats.pairs.pairwise import Correlation, Floats, Pair
+from kvatlas.stats.pairs.systems import System
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,31 +36,31 @@ _NARROWEST = 0.025
 _TICKS = (0.2, 0.4, 0.6, 0.8)
 
 
-def names_of(entrants: Sequence[Entrant]) -> list[str]:
-    """The shortest names that tell the entrants apart: the model, the setting, or both, with parameters if need be."""
-    models, policies = {e.model for e in entrants}, {e.setting.policy for e in entrants}
-    if len({e.setting for e in entrants}) == 1:
-        shown = [style.model(e.model) for e in entrants]
-        return shown if len(set(shown)) == len(models) else [e.model for e in entrants]
+def names_of(systems: Sequence[System]) -> list[str]:
+    """The shortest names that tell the systems apart: the model, the setting, or both, with parameters if need be."""
+    models, policies = {e.model for e in systems}, {e.setting.policy for e in systems}
+    if len({e.setting for e in systems}) == 1:
+        shown = [style.model(e.model) for e in systems]
+        return shown if len(set(shown)) == len(models) else [e.model for e in systems]
     shown = []
-    for entrant in entrants:
-        if entrant.setting == SERVED:
-            shown.append(style.model(entrant.model))
+    for system in systems:
+        if system.setting == SERVED:
+            shown.append(style.model(system.model))
             continue
-        same = {e.setting for e in entrants if e.setting.policy == entrant.setting.policy}
+        same = {e.setting for e in systems if e.setting.policy == system.setting.policy}
         told = [
             f"{name}={value}"
-            for name, value in entrant.setting.parameters
+            for name, value in system.setting.parameters
             if len({str(setting.values.get(name)) for setting in same}) > 1
         ]
-        words = [style.model(entrant.model)] if len(models) > 1 else []
-        words += [entrant.setting.policy] if len(policies) > 1 or not told else []
+        words = [style.model(system.model)] if len(models) > 1 else []
+        words += [system.setting.policy] if len(policies) > 1 or not told else []
         shown.append(" ".join([*words, ", ".join(told)]).strip())
-    return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in entrants]
+    return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in systems]
 
 
 def pairwise_figure(
-    entrants: Sequence[Entrant], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[str] = ()
+    systems: Sequence[System], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[str] = ()
 ) -> Figure:
     """One panel for every pair, three in a row for up to nine; KvatlasError for more than 28 panels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -68,9 +68,9 @@ def pairwise_figure(
 
     if len(pairs) > MOST_PANELS:
         raise KvatlasError(
-            f"{len(entrants)} entrants make {len(pairs)} panels; at most {MOST_PANELS} (8 entrants) can be drawn."
+            f"{len(systems)} systems make {len(pairs)} panels; at most {MOST_PANELS} (8 systems) can be drawn."
         )
-    names = names_of(entrants)
+    names = names_of(systems)
     across = _across(len(pairs))
     down = math.ceil(len(pairs) / across)
     step = _LEFT + _SIDE + _RIGHT, _TOP + _SIDE + _BOTTOM
@@ -104,14 +104,14 @@ def pairwise_figure(
     return figure
 
 
-def save_pairwise(figure: Figure, path: Path, entrants: Sequence[Entrant], metric: str) -> list[Path]:
-    """Write the figure, and beside it `NAME.data.csv`: a row for every problem, a column for every entrant."""
-    means = [entrant.means() for entrant in entrants]
+def save_pairwise(figure: Figure, path: Path, systems: Sequence[System], metric: str) -> list[Path]:
+    """Write the figure, and beside it `NAME.data.csv`: a row for every problem, a column for every system."""
+    means = [system.means() for system in systems]
     places = list(dict.fromkeys(place for each in means for place in each))
-    about = {place: found for entrant in reversed(entrants) for place, found in entrant.about.items()}
+    about = {place: found for system in reversed(systems) for place, found in system.about.items()}
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["benchmark", "problem", "L", *(f"{metric}: {e.model} {e.setting}" for e in entrants)])
+    rows.writerow(["benchmark", "problem", "L", *(f"{metric}: {e.model} {e.setting}" for e in systems)])
     for place in places:
         cells = ["" if place not in each else round(each[place], 6) for each in means]
         rows.writerow([*place, about.get(place, {}).get("L", ""), *cells])

@@ -8,10 +8,10 @@ from typing import Any
 
 from kvatlas.core import Cell, KvatlasError, Map
 from kvatlas.figures import style
-from kvatlas.stats.differences import Contrast, Differences
-from kvatlas.stats.validity import vacuous_sentence
+from kvatlas.stats.estimates.validity import vacuous_sentence
+from kvatlas.stats.pairs.differences import Contrast, Differences
 
-Place = tuple[Any, Any]
+CellCoord = tuple[Any, Any]
 #: A map's name: model, benchmark, policy.
 Name = tuple[str, str, str]
 
@@ -50,12 +50,12 @@ class Panel:
     benchmark: str
     policy: str
     axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
-    cells: Mapping[Place, Shown]
+    cells: Mapping[CellCoord, Shown]
     measure: Measure
     beside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    outlined: frozenset[Place] = field(default_factory=frozenset)
-    cornered: Mapping[Place, float] = field(default_factory=dict)
+    outlined: frozenset[CellCoord] = field(default_factory=frozenset)
+    cornered: Mapping[CellCoord, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _brief(value: float) -> str:
 
 #: Costs by the names under which `--metric` knows them.
 COSTS: Mapping[str, Cost] = {
-    "kv_tokens": Cost("KV Tokens", "Mean cached tokens per sequence.", lambda cell: cell.kept_tokens_mean, _whole),
+    "mean_kv_tokens": Cost("KV Tokens", "Mean cached tokens per sequence.", lambda cell: cell.mean_kv_tokens, _whole),
     "peak_kv_tokens": Cost("Peak KV Tokens", "Most tokens ever cached.", lambda cell: cell.peak_kv_tokens, _whole),
     "seconds": Cost("Seconds", "Mean decoding seconds per answer.", lambda cell: cell.seconds_mean, _brief),
     "output_tokens": Cost(
@@ -93,13 +93,13 @@ ALL_ALIKE = "no cell is shown worse than the best"
 CORNER = "Corner: policies have nothing to choose in some problems, filled: in most."
 
 
-def metric_panels(maps: Sequence[Map], outlined: Mapping[Name, Collection[Place]] | None = None) -> list[Panel]:
+def metric_panels(maps: Sequence[Map], outlined: Mapping[Name, Collection[CellCoord]] | None = None) -> list[Panel]:
     """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus (`outlined`) framed."""
     plateaus = outlined or {}
     return [_metric_panel(one, plateaus.get((one.model, one.benchmark, one.policy), ())) for one in maps]
 
 
-def _metric_panel(one: Map, plateau: Collection[Place]) -> Panel:
+def _metric_panel(one: Map, plateau: Collection[CellCoord]) -> Panel:
     best = max((cell.estimate.value for cell in one.cells.values()), default=0.0)
     cells = {
         place: Shown(
@@ -134,7 +134,7 @@ def _notes(one: Map) -> tuple[str, ...]:
     return (f"VACUOUS: {vacuous}", *one.notes) if vacuous else one.notes
 
 
-def _cornered(one: Map) -> dict[Place, float]:
+def _cornered(one: Map) -> dict[CellCoord, float]:
     return {place: cell.audit.no_choice for place, cell in one.cells.items() if cell.audit and cell.audit.no_choice}
 
 
@@ -157,7 +157,7 @@ def cost_of(name: str, model: str) -> Cost:
     mebibytes = models.find(model).kv_bytes_per_token / 2**20
 
     def value(cell: Cell) -> float | None:
-        return None if cell.kept_tokens_mean is None else cell.kept_tokens_mean * mebibytes
+        return None if cell.mean_kv_tokens is None else cell.mean_kv_tokens * mebibytes
 
     return Cost("KV Memory (MiB)", "Mean memory of keys and values per sequence, in MiB.", value, _brief)
 
@@ -203,9 +203,9 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: st
     ]
 
 
-def _difference_panel(one: Map, paired: Mapping[Place, Contrast], against: str) -> Panel:
+def _difference_panel(one: Map, paired: Mapping[CellCoord, Contrast], against: str) -> Panel:
     base = _baseline(one, against)
-    cells: dict[Place, Shown] = {}
+    cells: dict[CellCoord, Shown] = {}
     for place, cell in one.cells.items():
         found = paired.get(place)
         value = 100 * (found.value if found else cell.estimate.value - base.estimate.value)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvatlas.core import Map
-from kvatlas.report.words import p_text
-from kvatlas.stats.agreement import Conflict, agreement, fit_to_mean, which_fits
+from kvatlas.report.description import p_text
+from kvatlas.stats.pairs.agreement import Conflict, agreement, fit_to_mean, which_fits
 
 
 def check_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None, tolerance: float) -> dict[str, Any]:

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, Map
-from kvatlas.report.words import describe
+from kvatlas.report.description import describe
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.cells import Gathered, gather
-from kvatlas.stats.choice import Choice, choices
-from kvatlas.stats.comparisons import Comparison, comparisons
-from kvatlas.stats.estimates import with_binomial_bounds
-from kvatlas.stats.grid import Axes, map_axes
-from kvatlas.stats.judgement import judge
-from kvatlas.stats.maps import maps_of_cells
-from kvatlas.stats.validity import findings
-from kvatlas.stats.verdicts import Name, Verdict, verdicts
+from kvatlas.stats.estimates.cells import CellTraces, gather
+from kvatlas.stats.estimates.grid import Axes, map_axes
+from kvatlas.stats.estimates.maps import maps_of_cells
+from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.estimates.validity import findings
+from kvatlas.stats.inference.choice import Choice, choices
+from kvatlas.stats.inference.map_tests import Name, Verdict, verdicts
+from kvatlas.stats.pairs.comparisons import Comparison, comparisons
+from kvatlas.stats.run_analysis import judge
 
 
 def describe_sources(
@@ -37,12 +37,12 @@ def describe_sources(
     `problems` and `samples` hold for CSV maps that do not tell. Raises KvatlasError for what cannot be read or shown.
     """
     maps: list[Map] = []
-    runs: dict[Axes, list[Gathered]] = {}
+    runs: dict[Axes, list[CellTraces]] = {}
     compared: list[Comparison] = []
     found: dict[Name, Verdict] = {}
     chosen: list[Choice] = []
     notes: list[str] = []
-    gathered: list[Gathered] = []
+    gathered: list[CellTraces] = []
     for source in sources:
         if not Path(source).is_dir():
             maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
@@ -77,7 +77,7 @@ def describe_sources(
     return describe(kept, compared, notes=list(dict.fromkeys(notes)), verdicts=found, choices=chosen, findings=limits)
 
 
-def _belongs(cell: Gathered, policy: str) -> bool:
+def _belongs(cell: CellTraces, policy: str) -> bool:
     return cell.expected.baseline or cell.expected.setting.policy == policy.partition("(")[0]
 
 

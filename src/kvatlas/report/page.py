@@ -10,11 +10,11 @@ from typing import Any
 
 from kvatlas.core import Map
 from kvatlas.figures import style
-from kvatlas.report.gathering import Gathering, gathered
+from kvatlas.report.description import p_text
+from kvatlas.report.escaping import embedded, policy_hash, visible
 from kvatlas.report.pictures import Picture
-from kvatlas.report.safe import embedded, policy_hash, visible
+from kvatlas.report.report_data import Gathering, gathered
 from kvatlas.report.traces import LETTERS
-from kvatlas.report.words import p_text
 from kvatlas.results.export import replacing
 from kvatlas.results.manifest import Manifest
 

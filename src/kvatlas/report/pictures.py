@@ -1,4 +1,4 @@
-"""Finished pictures that a report embeds: entrants problem by problem, line charts of runs with one axis."""
+"""Finished pictures that a report embeds: systems problem by problem, line charts of runs with one axis."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvatlas.core import KvatlasError, Map, Trace
 from kvatlas.figures import style
 from kvatlas.figures.look import rendered
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.curves import curves_of_run, one_axis
-from kvatlas.stats.entrants import Entrant, entrants_of
-from kvatlas.stats.maps import mean_maps
-from kvatlas.stats.pairwise import pairs_of
+from kvatlas.stats.estimates.curves import curves_of_run, one_axis
+from kvatlas.stats.estimates.maps import mean_maps
+from kvatlas.stats.pairs.pairwise import pairs_of
+from kvatlas.stats.pairs.systems import System, systems_of
 
-#: Entrants of the pairwise figure: six panels.
-ENTRANTS = 4
+#: Systems of the pairwise figure: six panels.
+SYSTEMS = 4
 _DOTS = 130
 
 
@@ -63,16 +63,16 @@ def _pairwise(manifest: Manifest, traces: Sequence[tuple[str, Trace]], maps: Seq
     from kvatlas.figures.pairwise import names_of, pairwise_figure
 
     try:
-        entrants = _chosen(entrants_of([(manifest, traces)], "progress"), maps)
-        pairs = pairs_of(entrants)
-        figure = pairwise_figure(entrants, pairs, "progress", [])
+        systems = _chosen(systems_of([(manifest, traces)], "progress"), maps)
+        pairs = pairs_of(systems)
+        figure = pairwise_figure(systems, pairs, "progress", [])
     except KvatlasError:
         return None
-    about = f"Progress problem by problem, a panel for every two of {', '.join(names_of(entrants))}."
+    about = f"Progress problem by problem, a panel for every two of {', '.join(names_of(systems))}."
     return Picture("Every two against each other.", about, rendered(figure, ".png", _DOTS))
 
 
-def _chosen(entrants: Sequence[Entrant], maps: Sequence[Map]) -> list[Entrant]:
+def _chosen(systems: Sequence[System], maps: Sequence[Map]) -> list[System]:
     """The baselines of each model and the highest cell of each of its maps, means before single benchmarks."""
     wanted: dict[tuple[str, str], None] = {}
     for model in dict.fromkeys(one.model for one in maps):
@@ -82,5 +82,5 @@ def _chosen(entrants: Sequence[Entrant], maps: Sequence[Map]) -> list[Entrant]:
         for one in mean_maps(own) or own:
             best = max(one.cells.values(), key=lambda cell: cell.estimate.value)
             wanted[model, best.setting.id] = None
-    by_name = {(entrant.model, entrant.setting.id): entrant for entrant in entrants}
-    return [by_name[name] for name in wanted if name in by_name][:ENTRANTS]
+    by_name = {(system.model, system.setting.id): system for system in systems}
+    return [by_name[name] for name in wanted if name in by_name][:SYSTEMS]

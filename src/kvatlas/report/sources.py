@@ -22,7 +22,7 @@ class Sources:
     @classmethod
     def of(cls, manifest: Manifest) -> Sources:
         """Found by the run's own spec. Never an error: a page without a question is still a page."""
-        from kvatlas.sweep.spec import parse_spec
+        from kvatlas.sweeps.spec import parse_spec
 
         models: dict[str, Model] = {}
         benchmarks: dict[str, Benchmark] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Map
 from kvatlas.figures import style
-from kvatlas.stats.validity import vacuous_sentence
+from kvatlas.stats.estimates.validity import vacuous_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -192,7 +192,7 @@ def _row(
     cell = Cell(
         setting,
         estimate,
-        kept_tokens_mean=extras.get("kept_tokens_mean"),
+        mean_kv_tokens=extras.get("kept_tokens_mean"),
         peak_kv_tokens=_whole(extras.get("peak_kv_tokens")),
         output_tokens_mean=extras.get("output_tokens_mean"),
         truncated=_whole(extras.get("truncated")),

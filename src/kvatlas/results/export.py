@@ -80,7 +80,7 @@ def _fields(cell: Cell) -> list[Any]:
         *(None if value is None else round(100 * value, 4) for value in (estimate.value, estimate.low, estimate.high)),
         estimate.problems,
         estimate.samples,
-        None if cell.kept_tokens_mean is None else round(cell.kept_tokens_mean, 3),
+        None if cell.mean_kv_tokens is None else round(cell.mean_kv_tokens, 3),
         cell.peak_kv_tokens,
         None if cell.output_tokens_mean is None else round(cell.output_tokens_mean, 3),
         cell.truncated,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from kvatlas.core import KvatlasError, Trace
-from kvatlas.sweep.executors import Crew
-from kvatlas.sweep.work import Job, decode
+from kvatlas.sweeps.executors import Crew
+from kvatlas.sweeps.work import Job, decode
 
 
 def one_by_one(job: Job, crew: Crew) -> Iterator[tuple[Trace, int]]:

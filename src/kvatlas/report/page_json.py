@@ -1,0 +1,185 @@
+"""The data of a report page: cells, maps, fronts, outcomes by problem. Percent scale, as describe has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvatlas.core import Cell, Map, Status, Trace
+from kvatlas.figures import style
+from kvatlas.report.description import audit_document
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.maps import mean_maps
+from kvatlas.stats.estimates.validity import vacuous_sentence
+from kvatlas.stats.inference.map_tests import Name, Verdict, name_of
+from kvatlas.stats.pairs.differences import Contrast, Differences
+
+CellCoord = tuple[Any, Any]
+#: What a trace came to, in one letter: right, wrong, truncated, no answer.
+RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."
+
+
+class Cells:
+    """The cells of a page, numbered: maps, fronts, outcomes and traces name them by number."""
+
+    def __init__(self, short: Mapping[str, str]) -> None:
+        self.short = short
+        self.numbers: dict[tuple[str, str, str], int] = {}
+        self.documents: list[dict[str, Any]] = []
+
+    def number(self, one: Map, cell: Cell, difference: Contrast | None = None) -> int:
+        """The number of a cell of a map, or of a baseline beside it, which is added when it is new."""
+        key = (one.model, one.benchmark, cell.setting.id)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.documents)
+            document = _cell(cell, difference)
+            document["short"] = self.short.get(cell.setting.id, document["name"])
+            self.documents.append(document)
+        return self.numbers[key]
+
+
+def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
+    estimate = cell.estimate
+    traces = (estimate.problems or 0) * (estimate.samples or 0)
+    return {
+        "name": str(cell.setting),
+        "policy": cell.setting.policy,
+        "value": _percent(estimate.value),
+        "low": _percent(estimate.low),
+        "high": _percent(estimate.high),
+        "problems": estimate.problems,
+        "samples": estimate.samples,
+        "kept": _rounded(cell.mean_kv_tokens, 1),
+        "peak": cell.peak_kv_tokens,
+        "output": _rounded(cell.output_tokens_mean, 1),
+        "seconds": _rounded(cell.seconds_mean, 4),
+        "audit": audit_document(cell),
+        "truncated": _percent(cell.truncated / traces) if cell.truncated is not None and traces else cell.truncated,
+        "difference": None
+        if difference is None
+        else [_percent(difference.value), _percent(difference.low), _percent(difference.high)],
+    }
+
+
+def document(
+    manifest: Manifest,
+    maps: Sequence[Map],
+    gathered: Sequence[CellTraces],
+    statuses: Mapping[tuple[str, str, str], Mapping[tuple[str, int], str]],
+    verdicts: Mapping[Name, Verdict],
+    differences: Differences,
+    cells: Cells,
+) -> dict[str, Any]:
+    """The page's data without its traces; `cells` is filled, so that traces can name theirs."""
+    shown = [*mean_maps(maps), *maps]
+    metric = maps[0].metric
+    return {
+        "metric": style.label(metric),
+        "maps": [_map(one, verdicts.get(name_of(one)), differences.get(name_of(one), {}), cells) for one in shown],
+        "fronts": _fronts(shown, cells),
+        "outcomes": _outcomes(maps, gathered, statuses, cells),
+        "colours": list(style.YLGNBU),
+        "costs": list(style.YLORBR),
+        "differences": list(style.RDBU),
+        "lines": list(style.LINES),
+        "cells": cells.documents,
+    }
+
+
+def _map(one: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> dict[str, Any]:
+    (vertical, rows), (horizontal, columns) = one.axes
+    plateau = set(verdict.plateau) if verdict else set()
+    return {
+        "model": one.model,
+        "short": style.model(one.model),
+        "benchmark": one.benchmark,
+        "policy": one.policy,
+        "vertical": style.label(vertical),
+        "horizontal": style.label(horizontal),
+        "rows": [str(value) for value in reversed(rows)],
+        "columns": [str(value) for value in columns],
+        "cells": [
+            [
+                cells.number(one, one.cells[row, column], differences.get((row, column)))
+                if (row, column) in one.cells
+                else None
+                for column in columns
+            ]
+            for row in reversed(rows)
+        ],
+        "plateau": [[int((row, column) in plateau) for column in columns] for row in reversed(rows)],
+        "evidence": verdict.evidence if verdict else None,
+        "beside": [cells.number(one, cell) for cell in one.baselines.values()],
+        "notes": list(one.notes),
+        "vacuous": vacuous_sentence(one.validity) if one.validity else None,
+    }
+
+
+def _fronts(shown: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
+    """For each model and benchmark all its cells, and which of them are on the fronts of value against cost."""
+    groups: dict[tuple[str, str], dict[int, Cell]] = {}
+    for one in shown:
+        group = groups.setdefault((one.model, one.benchmark), {})
+        for cell in (*one.cells.values(), *one.baselines.values()):
+            group[cells.number(one, cell)] = cell
+    return [
+        {
+            "model": model,
+            "benchmark": benchmark,
+            "cells": list(group),
+            "kept": front({n: (c.mean_kv_tokens, c.estimate.value) for n, c in group.items()}),
+            "seconds": front({n: (c.seconds_mean, c.estimate.value) for n, c in group.items()}),
+        }
+        for (model, benchmark), group in groups.items()
+    ]
+
+
+def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
+    """The points (cost, value) that no other beats in one and matches in the other, the cheapest first."""
+    known = sorted((cost, -value, number) for number, (cost, value) in points.items() if cost is not None)
+    found: list[int] = []
+    best = -1.0
+    for _, minus, number in known:
+        if -minus > best + 1e-12:
+            best = -minus
+            found.append(number)
+    return found
+
+
+def letter(trace: Trace) -> str:
+    """What a trace came to, in one letter."""
+    if trace.grade.status is Status.OK:
+        return RIGHT if trace.grade.correct else WRONG
+    return TRUNCATED if trace.grade.status is Status.TRUNCATED else NO_ANSWER
+
+
+def _outcomes(
+    maps: Sequence[Map],
+    gathered: Sequence[CellTraces],
+    statuses: Mapping[tuple[str, str, str], Mapping[tuple[str, int], str]],
+    cells: Cells,
+) -> list[dict[str, Any]]:
+    """By model and benchmark: for each shown cell one letter for each problem and sample, samples side by side."""
+    tables: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in maps:
+        tables.setdefault((one.model, one.benchmark), {"model": one.model, "benchmark": one.benchmark, "rows": []})
+    for each in gathered:
+        expected = each.expected
+        number = cells.numbers.get((expected.model, expected.benchmark, expected.setting.id))
+        table = tables.get((expected.model, expected.benchmark))
+        if number is None or table is None:
+            continue
+        table.update(problems=list(expected.problems), samples=expected.samples)
+        held = statuses.get((expected.run_key, expected.setting.id, expected.benchmark), {})
+        marks = "".join(held.get((p, s), MISSING) for p in expected.problems for s in range(expected.samples))
+        table["rows"].append({"cell": number, "marks": marks})
+    return [table for table in tables.values() if table["rows"]]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 4)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

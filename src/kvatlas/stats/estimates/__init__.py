@@ -1,0 +1,1 @@
+"""What cells are: traces counted, means with intervals, maps and curves of them."""

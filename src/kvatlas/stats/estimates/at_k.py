@@ -1,0 +1,130 @@
+"""Metrics over k samples of a problem: pass@k, avg@k, maj@k, and Bayes@N."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvatlas.core import Estimate, KvatlasError
+from kvatlas.stats.estimates.pass_at_1 import Floats, Z, cautious_interval, from_problem_means, pass_at_1
+
+#: The vote of all right answers together: a grader takes them as equal however they are written.
+RIGHT = "\0right"
+BAYES_NOTE = "posterior means and 95 % credible intervals (Bayes@N, uniform prior), for these very problems"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A metric over several samples: `kind` is pass, avg, maj or bayes; `k` samples count (bayes: all, k is 0)."""
+
+    kind: str
+    k: int = 0
+
+    def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[str | None]]) -> Floats:
+        """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` or None."""
+        if self.kind == "maj":
+            return np.array([majority(held, self.k) for held in votes.values()])
+        if self.kind == "pass":
+            return np.array([any_right(len(held), round(math.fsum(held)), self.k) for held in grades.values()])
+        return np.array([math.fsum(held[: self.k or None]) / len(held[: self.k or None]) for held in grades.values()])
+
+    def check(self, grades: Mapping[Any, Sequence[float]]) -> None:
+        """Raise KvatlasError where a problem has fewer than k samples."""
+        fewest = min((len(held) for held in grades.values()), default=0)
+        if fewest < max(self.k, 1):
+            raise KvatlasError(
+                f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that one has is {fewest}."
+            )
+
+    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Estimate:
+        """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
+        self.check(grades)
+        if self.kind == "bayes":
+            return bayes_at_n(grades)
+        if self.kind == "avg":
+            return pass_at_1({problem: held[: self.k] for problem, held in grades.items()})
+        values = self.values(grades, votes)
+        # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
+        groups = [len(held) // self.k for held in grades.values()]
+        found = from_problem_means(values, np.full(len(values), math.nan), groups)
+        if self.k > 1:
+            low, high = cautious_interval(values, float(np.mean(groups)))
+            found = replace(found, low=float(low), high=float(high))
+        counts = {len(held) for held in grades.values()}
+        return replace(found, samples=counts.pop() if len(counts) == 1 else None)
+
+
+def rule(metric: str) -> Rule | None:
+    """The rule of `pass@K`, `avg@K`, `maj@K` or `bayes`; None for any other name, `pass@1` included."""
+    if metric == "bayes":
+        return Rule("bayes")
+    found = re.fullmatch(r"(pass|avg|maj)@([1-9]\d{0,5})", metric)
+    return None if found is None or metric == "pass@1" else Rule(found[1], int(found[2]))
+
+
+def any_right(samples: int, right: int, k: int) -> float:
+    """The share of the subsets of k of `samples` samples that hold at least one of the `right` ones.
+
+    Unbiased for pass@k. Source: Chen et al. (2021), arXiv 2107.03374, section 2.1, equation 1.
+    """
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def majority(votes: Sequence[str | None], k: int) -> float:
+    """The share of the subsets of k votes in which `RIGHT` has most votes; a tie among t answers counts 1 / t.
+
+    The vote is over answers, not over correctness: wrong answers win only where they agree. A sample without an answer
+    (None) has no vote; a subset without any vote is wrong. Exact: subsets are counted by generating functions, a power
+    for the votes used and one for the ties. Source of the metric: Wang et al. (2023), arXiv 2203.11171.
+    """
+    counts = Counter(vote for vote in votes if vote is not None)
+    right = counts.pop(RIGHT, 0)
+    silent = sum(vote is None for vote in votes)
+    won = 0.0
+    for mine in range(1, min(right, k) + 1):
+        ways = {(0, 0): math.comb(right, mine)}
+        for other in counts.values():
+            ways = _with(ways, [(used, math.comb(other, used), used == mine) for used in range(min(other, mine) + 1)])
+        ways = _with(ways, [(used, math.comb(silent, used), False) for used in range(silent + 1)])
+        won += sum(number / (ties + 1) for (used, ties), number in ways.items() if used == k - mine)
+    return won / math.comb(len(votes), k)
+
+
+def _with(ways: Mapping[tuple[int, int], int], terms: Sequence[tuple[int, int, bool]]) -> dict[tuple[int, int], int]:
+    product: Counter[tuple[int, int]] = Counter()
+    for (used, ties), number in ways.items():
+        for more, choices, tied in terms:
+            product[used + more, ties + tied] += number * choices
+    return dict(product)
+
+
+def bayes_at_n(grades: Mapping[str, Sequence[float]]) -> Estimate:
+    """The posterior mean of Pass@1 on these problems with its 95 % credible interval, under a uniform prior by problem.
+
+    A problem with `right` of n samples right has the posterior Beta(right + 1, n - right + 1); the mean over problems
+    is taken as normal. Shrunk towards 1/2, the more the fewer samples: with few it is not calibrated (see
+    bench/results/calibration.json), which is why it is an option. Source: Hariri et al. (2026), arXiv 2510.04265.
+    """
+    counts = np.array([len(held) for held in grades.values()], float)
+    right = np.array([math.fsum(held) for held in grades.values()])
+    means = (right + 1) / (counts + 2)
+    value = float(means.mean())
+    error = math.sqrt(float((means * (1 - means) / (counts + 3)).sum())) / len(counts)
+    low, high = max(0.0, value - Z * error), min(1.0, value + Z * error)
+    same = len(set(counts)) == 1
+    return Estimate(
+        value,
+        low,
+        high,
+        len(counts),
+        int(counts[0]) if same else None,
+        se_conditional=error,
+        given_low=low,
+        given_high=high,
+    )

@@ -1,0 +1,154 @@
+"""From the traces of a run to its cells: which traces count where, and what a cell costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from kvatlas.core import BudgetAudit, Cell, Estimate, Status, Trace
+from kvatlas.policies.audit import audit_setting
+from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.stats.estimates.at_k import RIGHT, Rule
+from kvatlas.stats.estimates.metrics import Measure
+from kvatlas.stats.estimates.pass_at_1 import pass_at_1
+from kvatlas.stats.inference.sequential import mean_interval
+
+
+@dataclass
+class CellTraces:
+    """The traces of one promised cell: `outcomes[problem][sample]` is the grade, and how many are missing.
+
+    `prompts` are the lengths of the problems' prompts, `written` digests of what each trace says, where they are known.
+    With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
+    how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
+    `screened` run the grades are no Pass@1. `unmeasured` are the problems and samples of whose trace the metric is
+    unknown: they count in costs and in no grade. `verdicts` count what the traces came to.
+    """
+
+    expected: Expected
+    rule: Rule | None = None
+    adaptive: bool = False
+    screened: bool = False
+    outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
+    votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
+    kv_tokens: list[float] = field(default_factory=list)
+    output_tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_kv_tokens: int = 0
+    truncated: int = 0
+    unmeasured: set[tuple[str, int]] = field(default_factory=set)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    no_answer: int = 0
+    compressed: int = 0
+    prompts: dict[str, int] = field(default_factory=dict)
+    written: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    @property
+    def found(self) -> int:
+        """How many traces of this cell are there."""
+        return len(self.output_tokens)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the metric is known of any trace of this cell."""
+        return bool(self.outcomes)
+
+    @property
+    def promised(self) -> int:
+        """How many traces this cell is to have."""
+        return len(self.expected.problems) * self.expected.samples
+
+    def add(self, trace: Trace, grade: Callable[[Trace], float | None]) -> None:
+        """Count a trace of this setting, once, if its problem and sample are promised."""
+        if trace.problem not in self._problems or not 0 <= trace.sample < self.expected.samples:
+            return
+        place = trace.problem, trace.sample
+        if place in self.unmeasured or trace.sample in self.outcomes.get(trace.problem, {}):
+            return
+        value = grade(trace)
+        if value is None:
+            self.unmeasured.add(place)
+        else:
+            self.outcomes.setdefault(trace.problem, {})[trace.sample] = value
+            if self.rule is not None and self.rule.kind == "maj":
+                answer = RIGHT if value else trace.grade.answer
+                self.votes.setdefault(trace.problem, {})[trace.sample] = answer
+        self.verdicts[trace.grade.verdict] += 1
+        self.kv_tokens.append(trace.usage.mean_kv_tokens)
+        self.output_tokens.append(trace.usage.output_tokens)
+        self.seconds += trace.usage.seconds
+        self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
+        self.truncated += trace.grade.status is Status.TRUNCATED
+        self.no_answer += trace.grade.status is Status.NO_ANSWER
+        self.compressed += trace.usage.compressions > 0
+        self.prompts[trace.problem] = trace.usage.prompt_tokens
+        if trace.written:
+            self.written[trace.problem, trace.sample] = trace.written
+
+    @cached_property
+    def _problems(self) -> frozenset[str]:
+        return frozenset(self.expected.problems)
+
+    def cell(self) -> Cell:
+        """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
+        return Cell(
+            self.expected.setting,
+            self._estimate(),
+            mean_kv_tokens=math.fsum(self.kv_tokens) / self.found,
+            peak_kv_tokens=self.peak_kv_tokens,
+            output_tokens_mean=sum(self.output_tokens) / self.found,
+            truncated=self.truncated,
+            seconds_mean=self.seconds / self.found,
+            unmeasured=len(self.unmeasured),
+            audit=self.audit(),
+        )
+
+    def audit(self) -> BudgetAudit | None:
+        """What the setting's budget leaves to its policy, over the problems that have traces."""
+        return audit_setting(self.expected.setting, self.prompts.values())
+
+    def _estimate(self) -> Estimate:
+        grades, votes = self._by_sample()
+        found = pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
+        if not self.adaptive:
+            return found
+        values = np.array([np.mean(list(held.values())) for held in self.compared().values()])
+        low, high = mean_interval(values, np.zeros(len(values), int))
+        return Estimate(found.value, min(low, found.value), max(high, found.value), found.problems, found.samples)
+
+    def compared(self) -> dict[str, dict[int, float]]:
+        """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
+        if self.rule is None or self.rule.kind == "bayes":
+            return self.outcomes
+        values = self.rule.values(*self._by_sample())
+        return {problem: {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}
+
+    def _by_sample(self) -> tuple[dict[str, list[float]], dict[str, list[str | None]]]:
+        grades = {problem: [held[n] for n in sorted(held)] for problem, held in self.outcomes.items()}
+        return grades, {problem: [held[n] for n in sorted(held)] for problem, held in self.votes.items()}
+
+
+def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str = "pass@1") -> list[CellTraces]:
+    """The promised cells in the manifest's order, each with its traces.
+
+    A trace counts where its run key, setting, benchmark, problem and sample are the promised ones, once; all others
+    (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for a metric that the run does not have.
+    """
+    grade = Measure(manifest, metric)
+    cells = [
+        CellTraces(expected, grade.rule, bool(manifest.allocation), manifest.screened) for expected in manifest.expected
+    ]
+    by_key: dict[tuple[str, str, str], list[CellTraces]] = {}
+    for cell in cells:
+        key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)
+        by_key.setdefault(key, []).append(cell)
+    for run_key, trace in traces:
+        for cell in by_key.get((run_key, trace.setting.id, trace.benchmark), []):
+            cell.add(trace, grade)
+    grade.check()
+    return cells

@@ -1,0 +1,86 @@
+"""Which metrics a run has, and how each grades one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvatlas.core import KvatlasError, Status, Trace
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.estimates.at_k import Rule, rule
+
+#: What every trace is graded by, in [0, 1]. Truncated and answerless traces are not correct. Beside these: what the
+#: run's benchmarks measure themselves, and the `RULES`.
+METRICS: Mapping[str, Callable[[Trace], float]] = {
+    "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
+    "progress": lambda trace: trace.grade.progress,
+}
+#: Made of several samples' pass@1 (`stats.at_k`).
+RULES = ("pass@K", "avg@K", "maj@K", "bayes")
+#: What maps of a screen show of each setting and trace (sweep/screen.py says how it is measured).
+SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
+#: What settings cost, which `map` draws (figures/panels.py says how).
+COSTS = ("mean_kv_tokens", "peak_kv_tokens", "kv_memory", "seconds", "output_tokens", "truncated")
+_AND_COSTS = f", and for maps the costs {', '.join(COSTS)}."
+
+
+def usual_metric(manifest: Manifest) -> str:
+    """What maps of a run show if nobody says."""
+    return SCREENED[0] if manifest.screened else "pass@1"
+
+
+class Measure:
+    """How a metric grades the traces of a run: called for each, in [0, 1], None where a trace does not tell.
+
+    A trace that was not graded by a benchmark's own metric counts 0 if it has no answer. Raises KvatlasError for a
+    metric that no screen has; `check`, once all traces were seen, for a cost and for what these traces do not have.
+    """
+
+    def __init__(self, manifest: Manifest, metric: str) -> None:
+        self.metric = metric
+        self.screened = manifest.screened
+        self.rule: Rule | None = None if manifest.screened else rule(metric)
+        self._common = METRICS["pass@1"] if self.rule is not None else METRICS.get(metric)
+        self._shares: set[str] = set()
+        self._others: set[str] = set()
+        self._lacked = False
+        if manifest.screened and metric in COSTS:
+            raise self._cost()
+        if manifest.screened and metric not in SCREENED:
+            raise KvatlasError(
+                f"This run is a screen, which says where settings depart from the full cache and knows no {metric!r}; "
+                f"valid metrics are: {', '.join(SCREENED)}{_AND_COSTS}"
+            )
+
+    def __call__(self, trace: Trace) -> float | None:
+        if self._common is not None and not self.screened:
+            return self._common(trace)
+        value = trace.grade.metrics.get(self.metric)
+        if self.screened:
+            return None if value is None else float(value)
+        for name, each in trace.grade.metrics.items():
+            (self._others if isinstance(each, str) or not 0 <= each <= 1 else self._shares).add(name)
+        self._lacked |= value is None and trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER)
+        return 0.0 if value is None or isinstance(value, str) else float(value)
+
+    def check(self) -> None:
+        """Raise KvatlasError if the traces were not all graded by this metric with a share."""
+        if self.metric in COSTS:
+            raise self._cost()
+        if self.screened or self._common is not None:
+            return
+        valid = f"valid are: {', '.join(self._valid())}{_AND_COSTS}"
+        if self.metric not in self._shares | self._others:
+            raise KvatlasError(f"Unknown metric {self.metric!r}; {valid}")
+        if self._lacked or self.metric in self._others:
+            raise KvatlasError(f"Not every trace was graded by {self.metric!r} with a number from 0 to 1; {valid}")
+
+    def _cost(self) -> KvatlasError:
+        return KvatlasError(
+            f"{self.metric!r} is a cost and no grade: `kvatlas map --metric {self.metric}` draws it; valid here are: "
+            f"{', '.join(self._valid())}."
+        )
+
+    def _valid(self) -> list[str]:
+        if self.screened:
+            return list(SCREENED)
+        return [*METRICS, *RULES, *sorted(self._shares - self._others - {self.metric})]

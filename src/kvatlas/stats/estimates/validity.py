@@ -1,0 +1,166 @@
+"""What traces can show at all: whether anything was compressed, answered and different."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvatlas.core import Vacuous, Validity
+from kvatlas.policies.audit import AuditedCell, no_choice_sentence
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.grid import short_names
+
+
+class Kind(StrEnum):
+    """What a finding is about, the gravest first."""
+
+    UNANSWERED = "unanswered"
+    UNCOMPRESSED = "uncompressed"
+    IDENTICAL = "identical"
+    NO_CHOICE = "no_choice"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that limits what a run can show; model and benchmark are empty where it is about several."""
+
+    kind: Kind
+    model: str
+    benchmark: str
+    text: str
+
+
+def validity(cells: Iterable[CellTraces]) -> Validity | None:
+    """What the traces of these cells can show; None for cells without traces, and for a screen, which writes none.
+
+    Cells of several benchmarks count together: settings are identical if they are so on all of them.
+    """
+    kept = [cell for cell in cells if cell.found and not cell.screened]
+    if not kept:
+        return None
+    bounded = [cell for cell in kept if "kv_budget" in cell.expected.setting.values]
+    groups = _identical(kept)
+    compressing = {cell.expected.setting.id for cell in bounded}
+    return Validity(
+        traces=sum(cell.found for cell in kept),
+        bounded=sum(cell.found for cell in bounded),
+        compressed=sum(cell.compressed for cell in bounded),
+        no_answer=sum(cell.no_answer for cell in kept),
+        truncated=sum(cell.truncated for cell in kept),
+        settings=len(compressing),
+        identical=groups,
+        same=len(compressing) > 1 and any(compressing <= set(group) for group in groups),
+    )
+
+
+def _identical(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], ...]:
+    """Groups of two or more settings whose traces are all there, known, and the same."""
+    written: dict[str, dict[Hashable, str] | None] = {}
+    for cell in cells:
+        expected = cell.expected
+        known = written.setdefault(expected.setting.id, {})
+        if known is None or len(cell.written) < cell.promised:
+            written[expected.setting.id] = None
+            continue
+        known |= {(expected.model, expected.benchmark, *key): text for key, text in cell.written.items()}
+    groups: dict[frozenset[tuple[Hashable, str]], list[str]] = {}
+    for setting, texts in written.items():
+        if texts:
+            groups.setdefault(frozenset(texts.items()), []).append(setting)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def validities(cells: Iterable[CellTraces]) -> dict[tuple[str, str], Validity]:
+    """By model and benchmark, over all their settings, baselines included."""
+    groups: dict[tuple[str, str], list[CellTraces]] = {}
+    for cell in cells:
+        groups.setdefault((cell.expected.model, cell.expected.benchmark), []).append(cell)
+    return {name: known for name, group in groups.items() if (known := validity(group)) is not None}
+
+
+def together(parts: Sequence[Validity | None]) -> Validity | None:
+    """The validity of the same settings on several benchmarks, from that on each; None where one is not known."""
+    checked = [part for part in parts if part is not None]
+    if not checked or len(checked) < len(parts):
+        return None
+    # Settings are identical on all benchmarks if they share a group on each.
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for setting in [setting for group in checked[0].identical for setting in group]:
+        places = [[n for n, group in enumerate(part.identical) if setting in group] for part in checked]
+        if all(places):
+            groups.setdefault(tuple(place[0] for place in places), []).append(setting)
+    return Validity(
+        traces=sum(part.traces for part in checked),
+        bounded=sum(part.bounded for part in checked),
+        compressed=sum(part.compressed for part in checked),
+        no_answer=sum(part.no_answer for part in checked),
+        truncated=sum(part.truncated for part in checked),
+        settings=max(part.settings for part in checked),
+        identical=tuple(tuple(group) for group in groups.values() if len(group) > 1),
+        same=all(part.same for part in checked),
+    )
+
+
+def vacuous_sentence(checked: Validity) -> str | None:
+    """Why nothing can be recommended from these traces, as a clause; None where it can."""
+    return {
+        None: None,
+        Vacuous.UNCOMPRESSED: f"none of the {checked.bounded:,} traces under a KV budget was compressed",
+        Vacuous.UNANSWERED: f"none of the {checked.traces:,} traces has an answer",
+        Vacuous.IDENTICAL: f"all {checked.settings} settings with a KV budget wrote identical texts",
+    }[checked.vacuous]
+
+
+def findings(cells: Sequence[CellTraces]) -> list[Finding]:
+    """What limits the gathered traces of a run, the gravest first: for `describe`, `report` and the end of a sweep."""
+    checked = validities(cells)
+    short = short_names(cell.expected.setting for cell in cells)
+    several = len({model for model, _ in checked}) > 1
+    made = [
+        finding
+        for (model, benchmark), each in checked.items()
+        for finding in _of(model, benchmark, each, f"{model} on {benchmark}" if several else benchmark, short)
+    ]
+    audited = [
+        AuditedCell(cell.expected.model, cell.expected.benchmark, cell.expected.setting, audit)
+        for cell in cells
+        if (audit := cell.audit()) is not None
+    ]
+    sentence = no_choice_sentence(audited)
+    if sentence:
+        made.append(Finding(Kind.NO_CHOICE, "", "", sentence))
+    order = list(Kind)
+    return sorted(made, key=lambda finding: order.index(finding.kind))
+
+
+def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mapping[str, str]) -> list[Finding]:
+    made = []
+    without = checked.no_answer + checked.truncated
+    if 2 * without > checked.traces:
+        made.append(
+            Finding(
+                Kind.UNANSWERED, model, benchmark,
+                f"{where}: {without:,} of {checked.traces:,} traces are without an answer ({checked.no_answer:,}) or "
+                f"truncated ({checked.truncated:,}); they count as wrong.",
+            )
+        )  # fmt: skip
+    if checked.bounded and 2 * checked.compressed < checked.bounded:
+        made.append(
+            Finding(
+                Kind.UNCOMPRESSED, model, benchmark,
+                f"{where}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
+                f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
+            )
+        )  # fmt: skip
+    elif checked.identical:
+        count = sum(len(group) for group in checked.identical)
+        example = ", ".join(short[setting] for setting in checked.identical[0][:3])
+        more = f" and {count - 3} more" if count > 3 else ""
+        made.append(
+            Finding(
+                Kind.IDENTICAL, model, benchmark,
+                f"{where}: {count} settings wrote the same texts as another one in all their traces: {example}{more}.",
+            )
+        )  # fmt: skip
+    return made

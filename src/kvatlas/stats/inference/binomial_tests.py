@@ -1,0 +1,146 @@
+"""What a map of bare Pass@1 can say when only the numbers of problems and samples are known: binomial bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from scipy import stats
+
+from kvatlas.core import Cell, Map
+from kvatlas.stats.estimates.maps import MEAN_OF, mean_map
+from kvatlas.stats.estimates.pass_at_1 import Floats, Z
+from kvatlas.stats.inference.map_tests import CellCoord, Name, Verdict, assembled, effects, name_of
+from kvatlas.stats.inference.resampling import LEVEL, POWER, Contrast, Need, Plateau, Test, shares_of_best
+
+DRAWS = 10_000
+BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
+#: Said where a CSV map does not tell its samples.
+ONE_SAMPLE = "the number of samples is not known, so 1 is taken; give it with --samples"
+
+
+def variance(one: Map) -> float | None:
+    """The largest variance that sampling can give a cell, on the same problems; None where problems are unknown.
+
+    p (1 - p) / (problems * samples) with p the mean over cells: samples of a problem of any difficulty vary less.
+    """
+    cells = list(one.cells.values())
+    problems = _common([cell.estimate.problems for cell in cells])
+    if problems is None or not cells:
+        return None
+    samples = _common([cell.estimate.samples for cell in cells]) or 1
+    centre = math.fsum(cell.estimate.value for cell in cells) / len(cells)
+    return centre * (1 - centre) / (problems * samples)
+
+
+def verdicts_of_maps(maps: Sequence[Map]) -> dict[Name, Verdict]:
+    """The verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks.
+
+    A mean that is given as a map (`mean of N`) gets a verdict only where its benchmarks are given, too.
+    """
+    found: dict[Name, Verdict] = {}
+    together: dict[tuple[str, str], list[Map]] = {}
+    for one in maps:
+        each = variance(one)
+        if one.benchmark.startswith(MEAN_OF):
+            continue
+        together.setdefault((one.model, one.policy), []).append(one)
+        if each is not None:
+            found[name_of(one)] = bound_verdict(one, each, _samples([one]))
+    for parts in together.values():
+        variances = [each for each in map(variance, parts) if each is not None]
+        alike = len({one.axes for one in parts}) == 1 and len({one.benchmark for one in parts}) == len(parts)
+        if alike and len(variances) == len(parts) > 1:
+            mean = mean_map(parts)
+            found[name_of(mean)] = bound_verdict(mean, math.fsum(variances) / len(parts) ** 2, _samples(parts))
+    return found
+
+
+def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
+    """The verdict on a map whose cells have at most the variance `each` on the same problems.
+
+    Omnibus: the chi-square test of equal values with that variance. Plateau: the largest standardised difference to the
+    others against that of as many independent normal values. Both err on the side of "no difference" unless the
+    samples of different cells vary against each other.
+    """
+    places: list[CellCoord] = list(one.cells)
+    values = np.array([cell.estimate.value for cell in one.cells.values()])
+    known = each > 1e-18
+    scale = math.sqrt(each) if known else 1.0
+    square = float(((values - values.mean()) ** 2).sum()) / scale**2
+    freedom = max(len(values) - 1, 1)
+    test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), f"chi-square test with the {BOUND}")
+    noise = _noise(len(values))
+    gap = float(values.max() - values.min())
+    wanted = (gap / (Z + POWER)) ** 2
+    enough = math.ceil((samples or 1) * 2 * each / wanted) if gap > 1e-12 else None
+    return assembled(
+        places,
+        values,
+        test,
+        _plateau(values, scale, noise, test.p),
+        effects(places, (one.axes[0][0], one.axes[1][0]), lambda c: _contrast(values, scale, c)),
+        shares_of_best(values + scale * noise),
+        Need(None if enough is None else max(enough, 1), None),
+        BOUND,
+        () if samples else (ONE_SAMPLE,),
+    )
+
+
+@lru_cache(maxsize=8)
+def _noise(cells: int) -> Floats:
+    return np.random.default_rng(0).standard_normal((DRAWS, cells))
+
+
+def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Plateau:
+    count = len(values)
+    p, may_lose = np.ones(count), np.zeros(count)
+    if count > 1:
+        # The largest of the other values minus this one, in units of the error of one difference.
+        chance = np.sort((noise[:, 1:].max(1) - noise[:, 0]) / math.sqrt(2))
+        reach = float(np.quantile(chance, 1 - LEVEL)) * math.sqrt(2) * scale
+        for cell in range(count):
+            best = float(np.delete(values, cell).max() - values[cell])
+            p[cell] = 1 - np.searchsorted(chance, best / (math.sqrt(2) * scale)) / len(chance)
+            may_lose[cell] = min(1.0, max(0.0, best + reach))
+    member = p >= LEVEL if p_equal < LEVEL else np.ones(count, bool)
+    return Plateau(member, np.maximum(p, 1 / (1 + DRAWS)), may_lose)
+
+
+def _contrast(values: Floats, scale: float, coefficients: Floats) -> Contrast:
+    value = float(values @ coefficients)
+    error = scale * math.sqrt(float((coefficients**2).sum()))
+    return Contrast(value, value - Z * error, value + Z * error, float(2 * stats.norm.sf(abs(value) / error)))
+
+
+def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | None:
+    """Mean over cells and benchmarks of one model's maps minus another's, by the bound, on the same problems.
+
+    Cells of one map may rest on nearly the same traces, so their mean is taken to vary like one cell. None where
+    problems are unknown. Both sides have the same benchmarks.
+    """
+    total, value = 0.0, 0.0
+    for one, other in zip(first, second, strict=True):
+        places = [place for place in one.cells if place in other.cells]
+        mine, theirs = variance(one), variance(other)
+        if not places or mine is None or theirs is None:
+            return None
+        value += math.fsum(_value(one.cells[place]) - _value(other.cells[place]) for place in places) / len(places)
+        total += mine + theirs
+    error = math.sqrt(max(total, 1e-18)) / len(first)
+    value /= len(first)
+    return Contrast(value, value - Z * error, value + Z * error, float(2 * stats.norm.sf(abs(value) / error)))
+
+
+def _value(cell: Cell) -> float:
+    return cell.estimate.value
+
+
+def _samples(maps: Sequence[Map]) -> int | None:
+    return _common([cell.estimate.samples for one in maps for cell in one.cells.values()])
+
+
+def _common(values: Sequence[int | None]) -> int | None:
+    return values[0] if len(set(values)) == 1 else None

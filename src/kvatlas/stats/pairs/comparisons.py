@@ -1,0 +1,160 @@
+"""What is compared in pairs: policy against policy, model against model, and each policy's best cell with full."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from kvatlas.core import Setting, Trace
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.estimates.cells import CellTraces, gather
+from kvatlas.stats.estimates.grid import Axes, grid_groups, map_axes, short_names
+from kvatlas.stats.inference.map_tests import table
+from kvatlas.stats.inference.resampling import chosen_best
+from kvatlas.stats.pairs.paired import Difference, paired_difference
+
+SELECTED = "the best cell was chosen on these same traces, which flatters it"
+CHOSEN = (
+    "the best cell was chosen on these same traces, which flatters its value; p allows for the choice among {} cells"
+)
+
+#: problem -> (cell pair, sample) -> grade: the cells of one policy side by side under one name each.
+_Outcomes = dict[Hashable, dict[Hashable, float]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings."""
+
+    model: str
+    benchmark: str
+    metric: str
+    first: str
+    second: str
+    cells: int
+    difference: Difference
+    note: str = ""
+
+
+def comparisons_of_run(
+    manifest: Manifest,
+    traces: Iterable[tuple[str, Trace]],
+    metric: str = "pass@1",
+    fix: Mapping[str, Any] | None = None,
+) -> list[Comparison]:
+    """The `comparisons` of a run's cells. Raises KvatlasError as `maps_of_run` does for axes and metric."""
+    return comparisons(gather(manifest, traces, metric), map_axes(manifest, fix), metric, fix)
+
+
+def comparisons(
+    cells: Iterable[CellTraces], axes: Axes, metric: str = "pass@1", fix: Mapping[str, Any] | None = None
+) -> list[Comparison]:
+    """All paired comparisons that the cells of one or more runs support, on the problems and samples of both sides.
+
+    For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
+    have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells and benchmarks.
+    The same for each policy and each pair of models. For each map: its best cell against each baseline. None for the
+    cells of adaptive sweeps: which problems two of them share depends on their outcomes.
+    """
+    found = [cell for cell in cells if cell.measured and not cell.adaptive]
+    policies = _policies(found, axes, fix)
+    made = [
+        _over_cells(metric, first, policies[first], second, policies[second])
+        for first, second in combinations(policies, 2)
+        if (first[0] == second[0]) != (first[1] == second[1])
+    ]
+    beside = short_names(cell.expected.setting for cell in found if cell.expected.baseline)
+    for (model, benchmark, policy), group in grid_groups(found, axes, fix).items():
+        best = max(group, key=lambda cell: cell.cell().estimate.value)
+        for baseline in found:
+            expected = baseline.expected
+            if expected.baseline and (expected.model, expected.benchmark) == (model, benchmark):
+                place = ", ".join(f"{axis}={best.expected.setting.values[axis]}" for axis in axes)
+                names = (f"best {policy} cell ({place})", beside[expected.setting.id])
+                made.append(_with_baseline(metric, (model, benchmark), names, group, best, baseline))
+    return [comparison for comparison in made if comparison is not None]
+
+
+def _policies(
+    cells: Iterable[CellTraces], axes: tuple[str, str], fix: Mapping[str, Any] | None
+) -> dict[tuple[str, str], list[CellTraces]]:
+    """The grid cells by (model, policy), over benchmarks: whole maps, and policies with one of the two axes."""
+    cells = list(cells)
+    policies: dict[tuple[str, str], list[CellTraces]] = {}
+    for (model, _, policy), group in grid_groups(cells, axes, fix).items():
+        policies.setdefault((model, policy), []).extend(group)
+    mapped = {id(cell) for group in policies.values() for cell in group}
+    for cell in cells:
+        setting = cell.expected.setting
+        fits = all(setting.values.get(name, value) == value for name, value in (fix or {}).items())
+        if not cell.expected.baseline and id(cell) not in mapped and fits and set(axes) & set(setting.values):
+            policies.setdefault((cell.expected.model, setting.policy), []).append(cell)
+    return policies
+
+
+def _over_cells(
+    metric: str,
+    first: tuple[str, str],
+    first_cells: list[CellTraces],
+    second: tuple[str, str],
+    second_cells: list[CellTraces],
+) -> Comparison | None:
+    pairs = [
+        (one, other)
+        for one in first_cells
+        for other in second_cells
+        if one.expected.benchmark == other.expected.benchmark and _agree(one.expected.setting, other.expected.setting)
+    ]
+    benchmarks = list(dict.fromkeys(one.expected.benchmark for one, _ in pairs))
+    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
+    difference = _difference(pairs)
+    if difference is None:
+        return None
+    if first[0] == second[0]:
+        return Comparison(first[0], on, metric, first[1], second[1], len(pairs), difference)
+    return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
+
+
+def _agree(one: Setting, other: Setting) -> bool:
+    mine, theirs = one.values, other.values
+    return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+
+
+def _with_baseline(
+    metric: str,
+    name: tuple[str, str],
+    names: tuple[str, str],
+    group: Sequence[CellTraces],
+    best: CellTraces,
+    baseline: CellTraces,
+) -> Comparison | None:
+    """The best cell against a baseline. Where it is ahead, p allows for its having been chosen among the group."""
+    difference, note = _difference([(best, baseline)]), SELECTED
+    if difference is None:
+        return None
+    rivals = [cell for cell in group if best.outcomes.keys() <= cell.outcomes.keys()]
+    held = table([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
+    if difference.value > 0 and held is not None:
+        p = chosen_best(held.means[:, 1:], held.means[:, 0], held.strata)
+        difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
+    return Comparison(*name, metric, *names, 1, difference, note)
+
+
+def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:
+    """The difference over pairs of cells; None where they share no trace."""
+    mine: _Outcomes = {}
+    theirs: _Outcomes = {}
+    for number, (one, other) in enumerate(pairs):
+        _add(mine, one, number)
+        _add(theirs, other, number)
+    if not any(theirs.get(problem, {}).keys() & samples.keys() for problem, samples in mine.items()):
+        return None
+    return paired_difference(mine, theirs)
+
+
+def _add(outcomes: _Outcomes, cell: CellTraces, number: int) -> None:
+    for problem, samples in cell.compared().items():
+        held = outcomes.setdefault((cell.expected.benchmark, problem), {})
+        held.update(((number, sample), grade) for sample, grade in samples.items())

@@ -1,0 +1,155 @@
+"""Who is compared problem by problem: every model under every setting that one or several runs hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.estimates.at_k import RIGHT, Rule
+from kvatlas.stats.estimates.metrics import Measure
+
+#: A problem of a benchmark.
+ProblemKey = tuple[str, str]
+
+
+@dataclass
+class System:
+    """A model under a setting. `outcomes[benchmark, problem][sample]` is the metric, in [0, 1].
+
+    `about[benchmark, problem]` says how hard the problem is; `missing` counts promised traces that are not there,
+    `unmeasured` those of which the metric is unknown. With a `rule` the metric is made of a problem's samples together,
+    for maj@K of their `votes`.
+    """
+
+    model: str
+    setting: Setting
+    outcomes: dict[ProblemKey, dict[int, float]] = field(default_factory=dict)
+    about: dict[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
+    promised: int = 0
+    unmeasured: int = 0
+    rule: Rule | None = None
+    votes: dict[ProblemKey, dict[int, str | None]] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        return self.promised - self.unmeasured - sum(len(samples) for samples in self.outcomes.values())
+
+    def means(self) -> dict[ProblemKey, float]:
+        """The metric of each problem: the mean over samples, or what its rule makes of them.
+
+        Raises KvatlasError where a problem has fewer samples than the rule needs.
+        """
+        if self.rule is not None:
+            grades = {place: [samples[n] for n in sorted(samples)] for place, samples in self.outcomes.items()}
+            votes = {place: [samples[n] for n in sorted(samples)] for place, samples in self.votes.items()}
+            self.rule.check(grades)
+            return dict(zip(grades, map(float, self.rule.values(grades, votes)), strict=True))
+        return {place: math.fsum(samples.values()) / len(samples) for place, samples in self.outcomes.items()}
+
+
+def systems_of(runs: Sequence[tuple[Manifest, Iterable[tuple[str, Trace]]]], metric: str = "progress") -> list[System]:
+    """All systems of some runs, in the order of their manifests.
+
+    `metric` is any that the runs have (`stats.metrics`). Raises KvatlasError for one that they do not have, and where
+    two runs hold the same trace.
+    """
+    found: dict[tuple[str, Setting], System] = {}
+    for manifest, traces in runs:
+        measure = Measure(manifest, metric)
+        promised: dict[tuple[str, str, str], tuple[System, frozenset[str], int]] = {}
+        for cell in manifest.expected:
+            name = cell.model, cell.setting
+            system = found.setdefault(name, System(*name, rule=measure.rule))
+            system.promised += len(cell.problems) * cell.samples
+            promised[cell.run_key, cell.setting.id, cell.benchmark] = system, frozenset(cell.problems), cell.samples
+            about = manifest.about.get(cell.benchmark, {})
+            system.about.update({(cell.benchmark, id_): about[id_] for id_ in cell.problems if id_ in about})
+        seen: set[tuple[ProblemKey, str, Setting, int]] = set()
+        for run_key, trace in traces:
+            expected = promised.get((run_key, trace.setting.id, trace.benchmark))
+            place = trace.benchmark, trace.problem
+            if expected is None or trace.problem not in expected[1] or not 0 <= trace.sample < expected[2]:
+                continue
+            key = place, trace.model, trace.setting, trace.sample
+            system = expected[0]
+            if key not in seen and trace.sample in system.outcomes.get(place, {}):
+                raise KvatlasError(
+                    f"Two of the runs hold sample {trace.sample} of {trace.problem} for {trace.model} under "
+                    f"{trace.setting}; compare runs that do not overlap."
+                )
+            value = measure(trace)
+            if value is None:
+                system.unmeasured += key not in seen
+            else:
+                system.outcomes.setdefault(place, {})[trace.sample] = value
+                vote = RIGHT if value else trace.grade.answer
+                system.votes.setdefault(place, {})[trace.sample] = vote
+            seen.add(key)
+        measure.check()
+    return [system for system in found.values() if system.outcomes]
+
+
+def choose(systems: Sequence[System], names: Sequence[str]) -> list[System]:
+    """The systems that the names say, each exactly one, in the order of the names; all of them without any name.
+
+    A name is words that must all fit: a model, a policy (`*` stands for anything), `PARAMETER=VALUE`. So `full`,
+    `R1-Qwen full` and `dynts ratio=0.3 local_window=500` are names.
+    """
+    if not names:
+        return list(systems)
+    chosen = []
+    for name in names:
+        fits = [system for system in systems if all(_fits(word, system) for word in name.split())]
+        if len(fits) != 1:
+            there = "; ".join(f"{system.model} {system.setting}" for system in fits or systems)
+            raise KvatlasError(
+                f"{name!r} fits {len(fits) or 'none'} of the {len(systems)} systems and must fit one. "
+                f"{'It fits' if fits else 'There are'}: {there}."
+            )
+        chosen += fits
+    if len({id(system) for system in chosen}) < len(chosen):
+        raise KvatlasError(f"The names {', '.join(map(repr, names))} say a system twice.")
+    return chosen
+
+
+def _fits(word: str, system: System) -> bool:
+    parameter, equals, value = word.partition("=")
+    if equals:
+        return parameter in system.setting.values and str(system.setting.values[parameter]) == value
+    names = system.setting.policy, system.model, system.model.rpartition(":")[2], system.model.rpartition("/")[2]
+    return any(fnmatchcase(text, word) for text in names)
+
+
+def trace_of(
+    manifest: Manifest, traces: Iterable[tuple[str, Trace]], problem: str, sample: int, name: str | None = None
+) -> Trace:
+    """The trace of one problem and sample, of the system that the name fits; KvatlasError if that is not one."""
+    keys = {(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected}
+    found = [
+        trace
+        for run_key, trace in traces
+        if (trace.problem, trace.sample) == (problem, sample) and (run_key, trace.setting.id, trace.benchmark) in keys
+    ]
+    fitting = choose([System(trace.model, trace.setting) for trace in found], [name] if name else [])
+    if len(fitting) != 1:
+        there = "; ".join(f"{trace.model} {trace.setting}" for trace in found) or "none"
+        raise KvatlasError(f"Name one system with sample {sample} of {problem}; there are: {there}.")
+    return next(t for t in found if (t.model, t.setting) == (fitting[0].model, fitting[0].setting))
+
+
+def check_complete(systems: Sequence[System], partial: bool) -> list[str]:
+    """Notes for a figure of these systems; KvatlasError where traces are missing and `partial` is false."""
+    missing = sum(system.missing for system in systems)
+    if not missing:
+        return []
+    promised = sum(system.promised for system in systems)
+    if not partial:
+        raise KvatlasError(
+            f"{missing} of {promised} traces are missing; finish the runs, or compare what is there with --partial."
+        )
+    return [f"PARTIAL: {missing} of {promised} traces are missing"]

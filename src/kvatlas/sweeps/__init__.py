@@ -1,0 +1,8 @@
+"""From a spec to a plan to a run."""
+
+from kvatlas.sweeps.plan import Plan, make_plan
+from kvatlas.sweeps.run import Progress, sweep
+from kvatlas.sweeps.screen import screen, screening
+from kvatlas.sweeps.spec import Spec, parse_spec, read_spec
+
+__all__ = ["Plan", "Progress", "Spec", "make_plan", "parse_spec", "read_spec", "screen", "screening", "sweep"]

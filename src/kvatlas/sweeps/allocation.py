@@ -1,0 +1,151 @@
+"""Adaptive sweeps: which settings get which problems next, decided from the stored traces alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvatlas.core import KvatlasError, Trace
+from kvatlas.models import Model
+from kvatlas.noise import stream_key
+from kvatlas.results import Manifest
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.metrics import METRICS
+from kvatlas.stats.inference.adaptive import Standing, cut, standing
+from kvatlas.sweeps.plan import Plan, Unit
+
+#: (model, benchmark, setting id).
+CellKey = tuple[str, str, str]
+
+
+@dataclass
+class Adaptive:
+    """An adaptive sweep in progress: the grades so far, and which blocks each setting was given.
+
+    `given[model][setting id]` counts blocks; baselines get every block that any setting gets. `stopped[model]` says in
+    words why no more was asked for.
+    """
+
+    plan: Plan
+    orders: Mapping[str, tuple[str, ...]]
+    blocks: int
+    cells: Mapping[CellKey, CellTraces]
+    output_tokens: dict[str, int] = field(default_factory=dict)
+    given: dict[str, dict[str, int]] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, plan: Plan, traces: Iterable[tuple[str, Trace]]) -> Adaptive:
+        """From a plan and what is stored already; KvatlasError where a benchmark has too few problems for blocks."""
+        orders = {name: order(plan.spec.seed, name, [p.id for p in held]) for name, held in plan.problems.items()}
+        blocks = min(plan.spec.allocate.blocks, *(len(held) for held in orders.values()))
+        if blocks < 2:
+            raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
+        expected = plan.manifest().expected
+        cells = {(one.model, one.benchmark, one.setting.id): CellTraces(one) for one in expected}
+        found = cls(plan, orders, blocks, cells)
+        for model in plan.models:
+            found.given[model.name] = {policy.setting.id: 1 for policy, _ in plan.policies}
+        keys = {key: cell.expected.run_key for key, cell in cells.items()}
+        for run_key, trace in traces:
+            key = (trace.model, trace.benchmark, trace.setting.id)
+            if keys.get(key) == run_key:
+                found.add(trace)
+        return found
+
+    def add(self, trace: Trace) -> None:
+        """Count a trace that is in the store."""
+        self.cells[trace.model, trace.benchmark, trace.setting.id].add(trace, METRICS["pass@1"])
+        self.output_tokens[trace.model] = self.output_tokens.get(trace.model, 0) + trace.usage.output_tokens
+
+    def stages(self, model: Model) -> Iterator[str]:
+        """Block after block until the question is answered; yields a sentence when a block has been given out.
+
+        The traces of a block must be added before the next is asked for. Ends with `stopped[model]` set.
+        """
+        yield self._said(model.name, len(self.given[model.name]))
+        for number in range(1, self.blocks + 1):
+            state = self._standing(model.name, number)
+            reason = self._reason(model.name, state)
+            if reason is not None:
+                self.stopped[model.name] = reason
+                return
+            baselines = {policy.setting.id for policy, baseline in self.plan.policies if baseline}
+            for setting in self.given[model.name]:
+                if setting in state.active or setting in baselines:
+                    self.given[model.name][setting] = number + 1
+            yield self._said(model.name, len(state.active) + len(baselines))
+
+    def _standing(self, model: str, number: int) -> Standing:
+        cells = [cell for (owner, _, _), cell in self.cells.items() if owner == model]
+        sizes = {name: len(held) for name, held in self.orders.items()}
+        upto = {name: held[: cut(len(held), self.blocks, number - 1).stop] for name, held in self.orders.items()}
+        state = standing(cells, upto, sizes, self.blocks)
+        if state.complete < number:
+            raise KvatlasError(f"Block {number} of the sweep of {model} lacks traces; the same command tries again.")
+        return state
+
+    def _reason(self, model: str, state: Standing) -> str | None:
+        allocate = self.plan.spec.allocate
+        left, all_of = len(state.active), len(state.settings)
+        where = f"after block {state.complete} of {self.blocks}, with {left} of {all_of} settings left"
+        spent = self.output_tokens.get(model, 0)
+        if state.complete == self.blocks:
+            return f"every problem is in, {where}"
+        if left == 1:
+            return f"one setting is shown best, {where}"
+        if allocate.question == "plateau" and state.race.hopeless:
+            return f"the problems left are not expected to drop any more, {where}"
+        if allocate.width is not None and state.widest() <= allocate.width:
+            return f"all intervals are at most {100 * allocate.width:g} points wide, {where}"
+        if allocate.token_budget is not None and spent >= allocate.token_budget:
+            return f"the token budget of {allocate.token_budget:,} is spent ({spent:,}), {where}"
+        return None
+
+    def _said(self, model: str, settings: int) -> str:
+        block = max(self.given[model].values())
+        return f"{model}: block {block} of {self.blocks}, {settings} of {len(self.given[model])} settings"
+
+    def manifest(self) -> Manifest:
+        """The promise so far: each cell's problems are those of the blocks that it was given."""
+        whole = self.plan.manifest()
+        expected = tuple(
+            replace(one, problems=self._problems(one.benchmark, self.given[one.model][one.setting.id]))
+            for one in whole.expected
+        )
+        allocation = {
+            "kind": "adaptive",
+            "blocks": self.blocks,
+            "problems": {name: len(held) for name, held in self.orders.items()},
+            "stopped": dict(self.stopped),
+        }
+        return replace(whole, expected=expected, allocation=allocation)
+
+    def units(self, units: Sequence[Unit], model: str) -> list[Unit]:
+        """Of the units that lack traces, those that were given out, each with the settings that they were given to."""
+        held = {
+            (name, problem): place
+            for name, order_ in self.orders.items()
+            for number in range(self.blocks)
+            for place, problem in ((number, one) for one in order_[cut(len(order_), self.blocks, number)])
+        }
+        given = self.given[model]
+        chosen = []
+        for unit in units:
+            block = held[unit.benchmark, unit.problem.id]
+            settings = tuple(setting for setting in unit.settings if given[setting.id] > block)
+            if settings:
+                chosen.append(replace(unit, settings=settings))
+        return chosen
+
+    def _problems(self, benchmark: str, blocks: int) -> tuple[str, ...]:
+        own = self.orders[benchmark]
+        return own[: cut(len(own), self.blocks, blocks - 1).stop]
+
+
+def order(seed: int, benchmark: str, problems: Sequence[str]) -> tuple[str, ...]:
+    """The order in which the problems of a benchmark come: drawn from the seed, the same on every machine."""
+    shuffled = sorted(problems)
+    random.Random(stream_key(seed, "order", benchmark)).shuffle(shuffled)
+    return tuple(shuffled)

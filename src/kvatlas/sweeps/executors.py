@@ -1,0 +1,161 @@
+"""Where units are decoded: in this process, in several local ones, or on a cluster. Executors are found by name."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import multiprocessing.connection
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kvatlas.core import KvatlasError, Trace
+from kvatlas.registry import Registry
+from kvatlas.sweeps.work import Job, decode
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+#: Seconds of work for which one more process is worth its start, and a guess at the least that a token takes and at the
+#: bytes of weights that one thread reads in a second.
+WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
+
+#: A trace with the number of tokens that were decoded for it alone.
+Finished = tuple[Trace, int]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who decodes: `workers` of them (None: as many as there is room for), at the `address` of a cluster if any."""
+
+    workers: int | None = None
+    address: str = ""
+
+
+class Executor(Protocol):
+    """Runs one model's job and yields traces with their own decoded tokens as they finish.
+
+    A worker that dies takes its unfinished units with it; the sweep notices what is missing and asks again.
+    """
+
+    def __call__(self, job: Job, crew: Crew) -> Iterator[Finished]: ...
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worth(job: Job) -> int:
+    """How many processes a job is worth, by a rough guess at its seconds on one core."""
+    if job.model.weight_bytes is None:
+        return len(job.units)
+    most = job.sampling.max_new_tokens
+    lengths = {each.name: min(each.typical_output_tokens, most) for each in job.benchmarks}
+    tokens = sum(len(unit.settings) * lengths[unit.benchmark] for unit in job.units)
+    return max(1, int(tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ) / WORTH))
+
+
+def local(job: Job, crew: Crew) -> Iterator[Finished]:
+    """Decode in this process for one worker, else in several of one thread each.
+
+    Where nobody says how many: all cores if there is work for them, or one for a GPU.
+    """
+    if crew.address:
+        raise KvatlasError(f"The executor 'local' has no cluster {crew.address!r}; valid with an address is 'ray'.")
+    # Several processes would have to share a GPU.
+    workers = min(crew.workers or (min(cores(), worth(job)) if job.model.device == "cpu" else 1), len(job.units))
+    if workers <= 1:
+        yield from decode(job, range(len(job.units)))
+        return
+    context = multiprocessing.get_context("spawn")
+    share = job.shared_by(workers)
+    numbers = iter(range(len(job.units)))
+    # A pipe for each worker and nothing in common: one killed in the middle of a message holds nobody else up.
+    processes: dict[Connection, BaseProcess] = {}
+    try:
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            processes[ours] = context.Process(target=_work, args=(share, theirs), daemon=True)
+            processes[ours].start()
+            theirs.close()
+        talking = set(processes)
+        while talking:
+            for line in talking.intersection(multiprocessing.connection.wait(talking)):
+                try:
+                    message = line.recv()
+                    if message is None:
+                        line.send(next(numbers, None))
+                except (EOFError, OSError):  # the worker has ended, or died
+                    talking.remove(line)
+                    continue
+                if isinstance(message, str):
+                    raise KvatlasError(message)
+                if message is not None:
+                    yield message
+    finally:
+        for process in processes.values():
+            process.terminate()
+            process.join()
+
+
+def _end_with_the_driver() -> None:
+    """A killed driver cannot end its workers: they would wait for ever for someone to read what they found."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    os._exit(1)
+
+
+def _work(job: Job, driver: Connection) -> None:
+    import signal
+    import threading
+
+    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+    # Ctrl-C reaches the whole process group; the driver alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def claims() -> Iterator[int]:
+        while True:
+            driver.send(None)
+            number = driver.recv()
+            if number is None:
+                return
+            yield number
+
+    for message in messages(job, claims()):
+        driver.send(message)
+
+
+def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
+    """What a worker tells its driver: finished traces, and a sentence as the last thing if it fails."""
+    try:
+        yield from decode(job, claims)
+    except KvatlasError as error:
+        yield str(error)
+    except Exception as error:
+        yield f"A worker failed ({type(error).__name__}: {error}); what is finished is kept."
+
+
+def _fault(_: str, found: object) -> str:
+    """What keeps a plug-in's object from being an executor."""
+    wanted = "valid is a function of a kvatlas.sweeps.work.Job and a kvatlas.sweeps.executors.Crew"
+    if not callable(found):
+        return f"it is {found!r}; {wanted}"
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        return f"it cannot be called with two arguments, {error}; {wanted}"
+    except ValueError:  # no signature is known, as of built-in functions
+        pass
+    return ""
+
+
+executors: Registry[Executor] = Registry(
+    "executor",
+    "kvatlas.executors",
+    {"local": "kvatlas.sweeps.executors:local", "ray": "kvatlas.sweeps.ray_executor:on_ray"},
+    _fault,
+)

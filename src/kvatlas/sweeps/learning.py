@@ -1,0 +1,216 @@
+"""Training and judging a DynTS predictor: full-cache traces by a sweep, labels of the correct ones, the head.
+
+Everything made on the way stays in a work folder: the traces as a run that resumes, the hidden states as shards that
+the next training reads again. One model on one device at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvatlas import __version__, benchmarks
+from kvatlas.core import KvatlasError, Problem, Trace, digest
+from kvatlas.models import Model
+from kvatlas.results import Store
+from kvatlas.sweeps.plan import Plan, make_plan
+from kvatlas.sweeps.run import Progress, sweep
+from kvatlas.sweeps.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvatlas.predictor import Examples
+
+
+@dataclass(frozen=True)
+class Material:
+    """Traces to learn from or to be judged on: the full cache of one model on the problems from `skip` on.
+
+    `held_out` of the last problems of each benchmark are kept for judging. `tokens_per_trace` thinking tokens of a
+    trace are sampled for learning (0: all); for judging all are used.
+    """
+
+    spec: Spec
+    skip: int = 0
+    held_out: int = 0
+    tokens_per_trace: int = 2048
+
+    def plan(self) -> Plan:
+        """The sweep that makes the traces; KvatlasError where a benchmark has too few problems."""
+        if len(self.spec.models) != 1:
+            raise KvatlasError("A predictor is trained for one model; name one.")
+        plan = make_plan(self.spec)
+        problems: dict[str, list[Problem]] = {}
+        for benchmark in plan.benchmarks:
+            there = plan.problems[benchmark.name]
+            problems[benchmark.name] = list(there[self.skip :])
+            if len(problems[benchmark.name]) <= self.held_out:
+                raise KvatlasError(
+                    f"{benchmark.name} has {len(there)} problems; without the first {self.skip} and the last "
+                    f"{self.held_out} (held out) none is left to learn from."
+                )
+        prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}
+        return replace(plan, problems=problems, prompts=prompts)
+
+
+def learn(
+    material: Material,
+    work: Path,
+    out: Path,
+    *,
+    steps: int,
+    layout: str = "ours",
+    loss: str = "",
+    workers: int | None = None,
+    batch_size: int | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Train a head, judge it on the held-out problems, and write it with its provenance, which is returned.
+
+    `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
+    """
+    from kvatlas.policies.dynts import Layout
+    from kvatlas.predictor import Loss, evaluate, save_head, train
+
+    form = Layout(_one_of("layout", layout, [each.value for each in Layout]))
+    aim = Loss(_one_of("loss", loss or ("ranked" if form is Layout.OURS else "scaled"), [each.value for each in Loss]))
+    plan = material.plan()
+    (model,) = plan.models
+    sweep(plan, work / "run", workers=workers, batch_size=batch_size, tell=tell)
+    learned, left_out = _examples(material, plan, work, held_out=False)
+    others = _examples(material, plan, work, held_out=True) if material.held_out else None
+    head = train(learned, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
+    provenance = _provenance(material, plan) | {
+        "layout": form.value,
+        "loss": aim.value,
+        "steps": steps,
+        "traces": int(learned.trace[-1]) + 1,
+        "tokens": learned.label.numel(),
+        "left_out": left_out,
+        "held_out": asdict(evaluate(head, others[0])) | {"left_out": others[1]} if others else None,
+    }
+    save_head(out, head, provenance)
+    return provenance
+
+
+def judge(
+    head: Path,
+    material: Material,
+    work: Path,
+    *,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> dict[str, Any]:
+    """How well a head ranks the thinking tokens of correct traces of all the material's problems, as plain data with
+    the numbers of traces that were left out."""
+    from kvatlas.policies.dynts import load_head
+    from kvatlas.predictor import evaluate
+
+    weights = load_head(str(head))
+    plan = material.plan()
+    sweep(plan, work / "run", workers=workers, batch_size=batch_size, tell=tell)
+    whole = replace(material, tokens_per_trace=0)
+    found, left_out = _examples(whole, plan, work, held_out=False)
+    return asdict(evaluate(weights, found)) | {"left_out": left_out}
+
+
+def left_out_as_text(left_out: dict[str, int]) -> str:
+    """Why traces were left out and how many, as part of a sentence."""
+    texts = {
+        "no_closing_tag": "without a closing think tag",
+        "no_answer": "without an answer",
+        "wrong": "wrong",
+        "no_thinking": "without thinking",
+    }
+    return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
+
+
+def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
+    """The labelled tokens of correct traces, from their shards, which are made unless they are there, and how many
+    traces were left out for each reason; KvatlasError if all were."""
+    from kvatlas.predictor import REASONS, shards
+
+    tokens = 0 if held_out else material.tokens_per_trace
+    chosen = _chosen(plan, material.held_out, held_out)
+    made_from = _provenance(material, plan) | {"tokens_per_trace": tokens, "problems": digest(sorted(chosen))}
+    (model,) = plan.models
+    left_out = dict.fromkeys(REASONS, 0) | Counter(why for _, _, why in _traces(plan, work, model, chosen) if why)
+    folder = work / ("held-out" if held_out else "hidden-states")
+    if not shards.is_made_from(folder, made_from):
+        shards.write(folder, _labelled(plan, work, chosen, tokens, material.spec.seed), made_from)
+    found = shards.read(folder)
+    if not found.label.numel():
+        raise KvatlasError(
+            f"The predictor has nothing to {'be judged on' if held_out else 'learn from'}: of {sum(left_out.values())} "
+            f"traces {left_out_as_text(left_out)}."
+        )
+    return found, left_out
+
+
+def _one_of(option: str, given: str, valid: list[str]) -> str:
+    if given not in valid:
+        raise KvatlasError(f"{option} is {given!r}; valid are {', '.join(valid)}.")
+    return given
+
+
+def _chosen(plan: Plan, last: int, held_out: bool) -> set[str]:
+    """Ids of the problems of one side of the split."""
+    found: set[str] = set()
+    for problems in plan.problems.values():
+        cut = len(problems) - last
+        found |= {problem.id for problem in (problems[cut:] if held_out else problems[:cut])}
+    return found
+
+
+def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    import torch
+
+    from kvatlas.predictor import label_trace
+    from kvatlas.predictor.shards import sampled
+
+    torch.set_num_threads(1)
+    (model,) = plan.models
+    network = model.network()
+    for prompt, trace, why in _traces(plan, work, model, chosen):
+        found = None if why else label_trace(model, network, prompt, trace.tokens)
+        if found is not None:
+            yield (*sampled(*found, tokens, seed), len(found[1]))
+
+
+def _traces(plan: Plan, work: Path, model: Model, chosen: set[str]) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
+    """Traces of this plan with the ids of their prompts, and why each is left out, if it is."""
+    from kvatlas.predictor import left_out
+
+    asked = {b.name: {p.id: p for p in plan.problems[b.name]} for b in plan.benchmarks}
+    found = {b.name: b for b in plan.benchmarks}
+    keys = set(plan.keys.values())
+    with Store.open(work / "run") as store:
+        for key, trace in store.traces():
+            problem = asked.get(trace.benchmark, {}).get(trace.problem)
+            if key in keys and problem is not None and trace.problem in chosen:
+                yield model.encode(found[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
+
+
+def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
+    (model,) = plan.models
+    return {
+        "kvatlas": __version__,
+        "torch": version("torch"),
+        "model": model.name,
+        "model_weights": model.weights_digest,
+        "dtype": model.dtype,
+        "benchmarks": [benchmarks.identity(each) for each in plan.benchmarks],
+        "skip": material.skip,
+        "held_out_problems": material.held_out,
+        "problems": material.spec.problems,
+        "samples": material.spec.samples,
+        "sampling": material.spec.sampling.model_dump(),
+        "seed": material.spec.seed,
+        "tokens_per_trace": material.tokens_per_trace,
+    }

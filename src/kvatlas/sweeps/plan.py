@@ -1,0 +1,332 @@
+"""From a spec to a plan: every setting checked, every trace named, the cost foretold, no weights loaded."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from kvatlas import __version__, benchmarks, policies
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import KvatlasError, Problem, Setting, digest
+from kvatlas.models import Model
+from kvatlas.models.tokenizer_check import notes_for
+from kvatlas.native import why_not
+from kvatlas.policies import Policy, Selection, Signal
+from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
+from kvatlas.results import Expected, Key, Manifest
+from kvatlas.sweeps.spec import Spec
+
+if TYPE_CHECKING:
+    from kvatlas.engine.memory import Peak
+
+#: Part of every run key: rises whenever the meaning of a key changes.
+RUN_KEY_VERSION = 2
+#: How a problem becomes tokens: one user message through the model's chat template.
+PROMPT_FORMAT = "chat-1"
+#: Part of the run keys of screening records: rises whenever what a screen measures changes.
+SCREEN_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One tree of work: a problem and a sample, under all settings that are still to run.
+
+    `script` is what the full cache wrote for it, which a screen reads.
+    """
+
+    benchmark: str
+    problem: Problem
+    sample: int
+    settings: tuple[Setting, ...]
+    script: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked spec.
+
+    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark). A `screened` plan
+    asks for screening records instead of traces. `notes` are sentences that a user should read before it is run.
+    """
+
+    spec: Spec
+    models: tuple[Model, ...]
+    benchmarks: tuple[Benchmark, ...]
+    policies: tuple[tuple[Policy, bool], ...]
+    problems: Mapping[str, Sequence[Problem]]
+    prompts: Mapping[tuple[str, str], Sequence[int]]
+    screened: bool = False
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def keys(self) -> Mapping[tuple[str, str, Setting], str]:
+        """Run keys by (model, benchmark, setting). Made when first asked for: digests read all weights."""
+        return {
+            (model.name, benchmark.name, policy.setting): self._key(model, benchmark, policy)
+            for model in self.models
+            for benchmark in self.benchmarks
+            for policy, _ in self.policies
+        }
+
+    def _key(self, model: Model, benchmark: Benchmark, policy: Policy) -> str:
+        key = run_key(self.spec, model, benchmark, policy)
+        return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the whole sweep."""
+        problems = sum(len(found) for found in self.problems.values())
+        return len(self.models) * problems * self.spec.samples * len(self.policies)
+
+    def manifest(self) -> Manifest:
+        """What the store is to hold."""
+        expected = tuple(
+            Expected(
+                model=model.name,
+                benchmark=benchmark.name,
+                setting=policy.setting,
+                run_key=self.keys[model.name, benchmark.name, policy.setting],
+                problems=tuple(problem.id for problem in self.problems[benchmark.name]),
+                samples=self.spec.samples,
+                baseline=baseline,
+            )
+            for model in self.models
+            for benchmark in self.benchmarks
+            for policy, baseline in self.policies
+        )
+        axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
+        asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        spec = self.spec.model_dump(mode="json")
+        return Manifest(axes, expected, spec, {**provenance(), **asked}, self._about(), screened=self.screened)
+
+    def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, problems in self.problems.items():
+            for problem in problems:
+                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
+                if plain:
+                    found.setdefault(name, {})[problem.id] = plain
+        return found
+
+    def units(self, model: Model, done: set[Key]) -> list[Unit]:
+        """The trees of one model that still lack traces, each with the settings that it lacks.
+
+        Samples vary slowest, so that a sweep that is stopped early has seen every problem.
+        """
+        units = []
+        for sample in range(self.spec.samples):
+            for benchmark in self.benchmarks:
+                for problem in self.problems[benchmark.name]:
+                    missing = tuple(
+                        policy.setting
+                        for policy, _ in self.policies
+                        if (
+                            self.keys[model.name, benchmark.name, policy.setting],
+                            policy.setting.id,
+                            benchmark.name,
+                            problem.id,
+                            sample,
+                        )
+                        not in done
+                    )
+                    if missing:
+                        units.append(Unit(benchmark.name, problem, sample, missing))
+        return units
+
+    def estimate(
+        self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64
+    ) -> dict[str, Any]:
+        """What the sweep will cost, as `plan --json` prints it.
+
+        `memory` is in bytes; the batch size is then what fits into it (0 if not one sequence does), else `batch_size`.
+        `peak_bytes` are those of one worker with that batch. Trace lengths are expectations (`expected_output_tokens`,
+        else the benchmark's typical length), cut at `max_new_tokens`; memory reckons with the longest trace there is.
+        """
+        separate = shared = 0
+        for model in self.models:
+            for benchmark in self.benchmarks:
+                output = self._output(benchmark)
+                for prompt in self.prompts[model.name, benchmark.name]:
+                    separate += output * len(self.policies) * self.spec.samples
+                    shared += self._tree(prompt, output) * self.spec.samples
+        fitting = self._fitting(memory) if memory else batch_size
+        peaks = [self._peak(model, max(1, fitting), self.spec.sampling.max_new_tokens) for model in self.models]
+        return {
+            "settings": len(self.policies),
+            "traces": self.traces,
+            "decoded_tokens": {"separate": separate, "shared": shared},
+            "kv_bytes_per_sequence": max(self._kv_bytes(model) for model in self.models),
+            "batch_size": fitting if memory else None,
+            "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
+            "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
+            "budget_audit": [
+                {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting), **asdict(cell.audit)}
+                for cell in self.audit
+            ],
+            "warnings": self.warnings,
+        }
+
+    @cached_property
+    def audit(self) -> tuple[AuditedCell, ...]:
+        """What each setting leaves to its policy on each benchmark, from the lengths of the prompts."""
+        return tuple(
+            AuditedCell(model.name, benchmark.name, policy.setting, audited)
+            for model in self.models
+            for benchmark in self.benchmarks
+            for policy, _ in self.policies
+            if (audited := audit(policy, self.prompts[model.name, benchmark.name])) is not None
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on what this sweep will not be able to show."""
+        found = [no_choice_sentence(self.audit)]
+        for model in self.models:
+            for benchmark in self.benchmarks:
+                found += self._uncompressed(model, benchmark)
+        return [sentence for sentence in found if sentence]
+
+    def _uncompressed(self, model: Model, benchmark: Benchmark) -> list[str]:
+        """What speaks of settings whose budget traces of the expected length never reach."""
+        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
+        longest = max(self.prompts[model.name, benchmark.name]) + self._output(benchmark)
+        # The last token never enters the cache.
+        beyond = [budget for budget in budgets if budget >= longest]
+        if not beyond:
+            return []
+        return [
+            f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark.name} with "
+            f"{model.name} if its traces are as long as expected, at most {longest:,} tokens with their prompts: the "
+            f"least of these budgets is {min(beyond):,}."
+        ]
+
+    def _output(self, benchmark: Benchmark) -> int:
+        expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
+        return min(expected, self.spec.sampling.max_new_tokens)
+
+    def _tree(self, prompt: int, output: int) -> int:
+        """Tokens decoded for one problem and sample. Settings that need the full-cache answer are a tree of their own,
+        and the first one then holds the full cache in any case."""
+        early = [policy.budget for policy, _ in self.policies if Signal.ANSWER not in policy.observes]
+        late = [policy.budget for policy, _ in self.policies if Signal.ANSWER in policy.observes]
+        if late and None not in early:
+            early.append(None)
+        tokens = 0
+        for budgets in filter(None, (early, late)):
+            # The token count at which each setting leaves the trunk; it then decodes the rest alone.
+            # Compressions come after a step, so the second token is drawn before the first of them.
+            forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
+            tokens += max(forks) + sum(output - fork for fork in forks)
+        return tokens
+
+    def _longest_prompt(self, model: Model) -> int:
+        return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
+
+    def _kv_bytes(self, model: Model) -> int:
+        """Bytes of keys and values of one sequence at the largest budget, else of the longest one."""
+        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
+        longest = self._longest_prompt(model) + self.spec.sampling.max_new_tokens
+        return max(budgets, default=longest) * model.kv_bytes_per_token
+
+    def _peak(self, model: Model, batch_size: int, output: int) -> Peak:
+        from kvatlas.engine.memory import peak
+
+        trees = self.spec.samples * sum(len(self.prompts[model.name, each.name]) for each in self.benchmarks)
+        settings = [policy for policy, _ in self.policies]
+        return peak(model, settings, batch_size, trees, self._longest_prompt(model), output)
+
+    def _fitting(self, memory: int) -> int:
+        """Sequences that fit with all models, with a tenth of the memory left for all else."""
+        size = 0
+        while all(
+            self._peak(model, size + 1, self.spec.sampling.max_new_tokens).total <= 0.9 * memory
+            for model in self.models
+        ):
+            size += 1
+            if size == 4096:
+                break
+        return size
+
+
+def make_plan(spec: Spec) -> Plan:
+    """Check everything that can be checked before a weight is loaded; KvatlasError for the first thing wrong."""
+    found_models = tuple(entry.find() for entry in spec.models)
+    found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
+    for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
+        if len(set(names)) < len(names):
+            raise KvatlasError(f"Two entries of the spec are the {what} {max(names, key=names.count)!r}; name it once.")
+    cells = [(_strict(policies.of(setting), spec), baseline) for setting, baseline in spec.cells()]
+    seen: set[Setting] = set()
+    for policy, _ in cells:
+        if policy.setting in seen:
+            raise KvatlasError(
+                f"The setting {policy.setting} is there twice; name it once, in settings or in baseline."
+            )
+        seen.add(policy.setting)
+    problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
+    prompts = {}
+    slow = why_not() if any(model.device == "cpu" for model in found_models) else None
+    notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
+    for model in found_models:
+        model.check()
+        notes += [model.note] if model.note else []
+        for policy, _ in cells:
+            policy.check(model)
+        for benchmark in found_benchmarks:
+            texts = [model.prompt(benchmark.prompt(problem)) for problem in problems[benchmark.name]]
+            notes += notes_for(model, texts, benchmark.name)
+            lengths = [len(model.tokens(text)) for text in texts]
+            prompts[model.name, benchmark.name] = lengths
+            _check_room(spec, model, benchmark, max(lengths))
+            for policy, _ in cells:
+                if isinstance(policy, Selection):
+                    policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
+    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, notes=tuple(notes))
+
+
+def _strict(policy: Policy, spec: Spec) -> Policy:
+    return replace(policy, strict_budget=True) if spec.strict_budget and isinstance(policy, Selection) else policy
+
+
+def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> None:
+    room = model.positions
+    wanted = spec.sampling.max_new_tokens
+    if room is not None and prompt + wanted > room:
+        raise KvatlasError(
+            f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
+            f"into the {room} positions of the model {model.name!r}; valid are at most {room - prompt} new tokens."
+        )
+
+
+def run_key(spec: Spec, model: Model, benchmark: Benchmark, policy: Policy) -> str:
+    """Versioned hash of all that can change an answer beside setting, problem and sample, and of nothing else."""
+    return digest(
+        {
+            "version": RUN_KEY_VERSION,
+            "weights": model.weights_digest,
+            "tokenizer": model.tokenizer_digest,
+            "dtype": model.dtype,
+            "prompt_format": [PROMPT_FORMAT, model.options.think_open],
+            "thinking": [model.thinking.open, model.thinking.close],
+            "benchmark": benchmarks.identity(benchmark),
+            "sampling": spec.sampling.model_dump(),
+            "seed": spec.seed,
+            "policy": policy.identity(model),
+        }
+    )[:32]
+
+
+def provenance() -> dict[str, str]:
+    """What the results were made with."""
+    return {
+        "kvatlas": __version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,133 @@
+"""Driving a sweep: what is missing is decoded, graded and stored, trace by trace; a second start goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from kvatlas import policies
+from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.models import Model
+from kvatlas.results import Store
+from kvatlas.sweeps.executors import Crew, Executor, executors
+from kvatlas.sweeps.plan import Plan, Unit
+from kvatlas.sweeps.work import Job
+
+FULL = Setting.of("full")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every stored trace. `done` counts traces of the whole sweep, earlier sessions' included."""
+
+    trace: Trace
+    done: int
+    total: int
+    decoded_tokens: int
+    saved_tokens: int
+
+
+def sweep(
+    plan: Plan,
+    folder: Path,
+    *,
+    executor: str = "local",
+    workers: int | None = None,
+    address: str = "",
+    batch_size: int | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
+
+    Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
+    decodes as many sequences together as fit into its memory; `address` is that of a cluster. `note` is told what the
+    plan notes. An adaptive plan asks block by block, and `note` is told of each and of the reason to stop. Only this
+    process writes the store.
+    KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
+    """
+    for sentence in plan.notes:
+        note(sentence)
+    run = executors.get(executor)
+    crew = Crew(workers, address)
+    with Store.create(folder) as store:
+        decode = _Decode(plan, store, run, crew, batch_size, tell)
+        if plan.spec.allocate.kind == "full":
+            store.put_manifest(plan.manifest())
+            for model in plan.models:
+                decode.all(model, lambda units: units)
+            return
+        # Statistics take long to import, and workers import this module too.
+        from kvatlas.sweeps.allocation import Adaptive
+
+        adaptive = Adaptive.begin(plan, store.traces(texts=False))
+        for model in plan.models:
+            decode.seen = adaptive.add
+            for sentence in adaptive.stages(model):
+                note(sentence)
+                store.put_manifest(adaptive.manifest())
+                decode.all(model, partial(adaptive.units, model=model.name))
+            note(f"{model.name}: {adaptive.stopped[model.name]}.")
+        store.put_manifest(adaptive.manifest())
+
+
+class _Decode:
+    """Decodes what is missing and counts what was done; `seen` is shown every new trace."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        run: Executor,
+        crew: Crew,
+        batch_size: int | None,
+        tell: Callable[[Progress], None],
+    ) -> None:
+        self.plan, self.store, self.batch_size, self.tell = plan, store, batch_size, tell
+        self.run, self.crew = run, crew
+        self.seen: Callable[[Trace], None] = lambda _: None
+        self.decoded = self.saved = 0
+        #: Run keys of the full cache's traces, which a screen reads.
+        self.full_keys = replace(plan, policies=((policies.of(FULL), True),), screened=False).keys
+        done = store.keys()
+        self.finished = plan.traces - sum(
+            len(unit.settings) for model in plan.models for unit in plan.units(model, done)
+        )
+
+    def all(self, model: Model, asked: Callable[[Sequence[Unit]], Sequence[Unit]]) -> None:
+        """Decode and store until nothing of what is `asked` of a model's missing units is missing."""
+        units = asked(self.plan.units(model, self.store.keys()))
+        while units:
+            job = Job(
+                model=model,
+                weights=model.weights_digest,
+                benchmarks=self.plan.benchmarks,
+                units=tuple(self._scripted(model, unit) if self.plan.screened else unit for unit in units),
+                sampling=self.plan.spec.sampling.sampling(),
+                seed=self.plan.spec.seed,
+                batch_size=self.batch_size,
+                screened=self.plan.screened,
+                prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
+            )
+            before = self.finished
+            for trace, own in self.run(job, self.crew):
+                self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
+                self.seen(trace)
+                self.finished += 1
+                self.decoded += own
+                self.saved += len(trace.tokens) - own
+                self.tell(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
+            units = asked(self.plan.units(model, self.store.keys()))
+            if units and self.finished == before:
+                raise KvatlasError(
+                    f"The workers ended without a result and {len(units)} problems are still to do; what is "
+                    "finished is kept, the same command tries again."
+                )
+
+    def _scripted(self, model: Model, unit: Unit) -> Unit:
+        """The unit with what the full cache wrote for it."""
+        key = self.full_keys[model.name, unit.benchmark, FULL]
+        trace = self.store.trace((key, FULL.id, unit.benchmark, unit.problem.id, unit.sample))
+        return replace(unit, script=trace.tokens)

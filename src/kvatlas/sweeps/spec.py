@@ -1,0 +1,214 @@
+"""The sweep spec: a YAML file, read strictly, and the grid of settings that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from kvatlas import benchmarks, models
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import KvatlasError, Sampling, Setting, canonical
+from kvatlas.models import Model
+from kvatlas.sweeps.spec_file import load
+
+Value = int | float | str | bool
+
+
+class SamplingSpec(BaseModel):
+    """How tokens are drawn; the defaults are the published ones (arXiv 2601.18383)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    temperature: float = Field(default=0.6, ge=0)
+    top_k: int = Field(default=20, ge=0)
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    max_new_tokens: int = Field(default=16_384, ge=1)
+
+    def sampling(self) -> Sampling:
+        """The same as core data."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.max_new_tokens)
+
+
+class SettingSpec(BaseModel):
+    """A policy with its fixed parameters; what these may be, the policy checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    policy: str
+
+    def setting(self, **axes: Value) -> Setting:
+        """The setting at one point of the grid."""
+        return Setting.of(self.policy, **{**(self.model_extra or {}), **axes})
+
+
+class ModelSpec(BaseModel):
+    """A model with options: `model` is its address, `name` what figures call it; the rest is `models.Options`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    model: str
+    name: str = ""
+
+    def find(self) -> Model:
+        """The model, its weights not loaded."""
+        return models.find(self.model, self.name, **(self.model_extra or {}))
+
+
+class BenchmarkSpec(BaseModel):
+    """A benchmark with options: a file of problems, a prompt format, names of columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    file: str = ""
+    prompt: str = ""
+    columns: dict[str, str] = {}
+
+    def find(self) -> Benchmark:
+        """The benchmark, its problems not read."""
+        options = {"file": self.file, "prompt": self.prompt, "columns": self.columns}
+        return benchmarks.find(self.name, **{name: value for name, value in options.items() if value})
+
+
+class Allocation(BaseModel):
+    """Which settings get which problems: all of them (`full`), or what the `question` still needs (`adaptive`).
+
+    The questions: which settings are on the `plateau` of the best, which one is the `best`, or the mean over benchmarks
+    of what is left to within a `width` (a share). Problems come in `blocks`, in an order drawn from the seed;
+    `token_budget` ends the sweep once the traces of a model hold that many output tokens.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["full", "adaptive"] = "full"
+    question: Literal["plateau", "best", "width"] = "plateau"
+    width: float | None = Field(default=None, gt=0, lt=1)
+    token_budget: int | None = Field(default=None, ge=1)
+    blocks: int = Field(default=20, ge=2)
+
+    @model_validator(mode="after")
+    def _width_for_its_question(self) -> Allocation:
+        if (self.question == "width") != (self.width is not None):
+            raise ValueError("the question 'width' needs a width between 0 and 1, and no other question has one")
+        return self
+
+
+class Spec(BaseModel):
+    """What a sweep runs: every model on every benchmark under every setting.
+
+    Models and benchmarks are texts (their address or name) or mappings with options.
+
+    `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
+    to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
+    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `strict_budget` makes the
+    budgets of all settings strict (docs/policies.md).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: list[ModelSpec] = Field(min_length=1)
+    benchmarks: list[BenchmarkSpec] = Field(min_length=1)
+    problems: int | None = Field(default=None, ge=1)
+    samples: int = Field(default=5, ge=1)
+    seed: int = Field(default=0, ge=0)
+    sampling: SamplingSpec = SamplingSpec()
+    baseline: list[SettingSpec] = [SettingSpec(policy="full")]
+    settings: list[SettingSpec] = []
+    axes: dict[str, list[Value]] = {}
+    expected_output_tokens: int | None = Field(default=None, ge=1)
+    allocate: Allocation = Allocation()
+    strict_budget: bool = False
+
+    @field_validator("allocate", mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("settings", "baseline", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
+    @field_validator("models", "benchmarks", mode="before")
+    @classmethod
+    def _texts_are_names(cls, value: Any, info: ValidationInfo) -> Any:
+        key = "model" if info.field_name == "models" else "name"
+        return [{key: each} if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
+
+    @field_validator("models", "benchmarks", "axes")
+    @classmethod
+    def _no_repeats(cls, value: Any) -> Any:
+        for name, values in value.items() if isinstance(value, dict) else [("", value)]:
+            if not values:
+                raise ValueError(f"{name} has no values")
+            plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in values]
+            if len({canonical(each) for each in plain}) < len(plain):
+                raise ValueError(f"{name} {plain} names a value twice".strip())
+        return value
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Spec:
+        if not self.baseline and not self.settings:
+            raise ValueError("neither settings nor baseline name a policy")
+        if self.axes and not self.settings:
+            raise ValueError("axes need settings to vary")
+        if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
+            raise ValueError("allocate: adaptive needs at least two settings beside the baselines")
+        return self
+
+    def cells(self) -> list[tuple[Setting, bool]]:
+        """All settings in order, each with whether it is a baseline; the grid first."""
+        names = list(self.axes)
+        grid = [
+            spec.setting(**dict(zip(names, values, strict=True)))
+            for spec in self.settings
+            for values in itertools.product(*self.axes.values())
+        ]
+        return [(setting, False) for setting in grid] + [(spec.setting(), True) for spec in self.baseline]
+
+
+def read_spec(path: Path) -> Spec:
+    """Read a spec file; KvatlasError in one sentence for anything wrong with it."""
+    try:
+        data = load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvatlasError(f"The spec {str(path)!r} cannot be read ({error}).") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
+    if not isinstance(data, dict):
+        raise KvatlasError(f"The spec {str(path)!r} is no mapping; valid keys are {', '.join(Spec.model_fields)}.")
+    return parse_spec(data, str(path))
+
+
+def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
+    """The spec in plain data; `source` is what an error sentence calls it."""
+    try:
+        return Spec.model_validate(data)
+    except ValidationError as error:
+        raise KvatlasError(_sentence(error, source)) from error
+
+
+def _sentence(error: ValidationError, source: str) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden" and where == "replay":
+        return f"The key 'replay' in {source} has no meaning any more: every token is decoded; leave it out."
+    if first["type"] == "extra_forbidden":
+        inner: dict[str, type[BaseModel]] = {
+            "sampling": SamplingSpec,
+            "benchmarks": BenchmarkSpec,
+            "allocate": Allocation,
+        }
+        model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
+        return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
+    if first["type"] == "missing":
+        return f"The key {where!r} is missing in {source}."
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
+    return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."

@@ -1,0 +1,228 @@
+"""The worker's side of a sweep: units in, graded traces out; the same code in one process, in many, or on a cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kvatlas import policies
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status, Trace
+from kvatlas.models import Model
+from kvatlas.noise import stream_key
+from kvatlas.policies import Policy, Reference, Signal
+from kvatlas.sweeps.plan import Unit, provenance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine import Generation, Request
+
+
+#: The share of the free memory that a batch is chosen to fill.
+MARGIN = 0.8
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to know: one model's units and how to decode them.
+
+    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
+    `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
+    `prompt` tokens.
+    """
+
+    model: Model
+    weights: str
+    benchmarks: tuple[Benchmark, ...]
+    units: tuple[Unit, ...]
+    sampling: Sampling
+    seed: int
+    batch_size: int | None = None
+    prompt: int = 0
+    most: int = 2**31
+    workers: int = 1
+    made_with: Mapping[str, str] = field(default_factory=provenance)
+    screened: bool = False
+
+    def shared_by(self, workers: int) -> Job:
+        """The same for one of so many: no more sequences at a time than leave work for the others."""
+        rows = sum(len(unit.settings) for unit in self.units)
+        share = max(1, -(-rows // workers))
+        size = None if self.batch_size is None else min(self.batch_size, share)
+        return replace(self, batch_size=size, most=share, workers=workers)
+
+
+def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
+    """Decode and grade the units whose numbers `claims` gives, each pulled when there is room for it; or screen them.
+
+    Yields every trace as it finishes, with the number of tokens that were decoded for it alone. Settings that need the
+    answer of the full-cache trace come last, when that is there.
+    """
+    import torch
+
+    if job.screened:
+        from kvatlas.sweeps.screen import read
+
+        yield from read(job, claims)
+        return
+
+    from kvatlas.engine import Request
+
+    # One thread per worker: two busy workers with two threads each are far slower than with one.
+    torch.set_num_threads(1)
+    model = job.model
+    found = {benchmark.name: benchmark for benchmark in job.benchmarks}
+    settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
+    full = policies.of(Setting.of("full"))
+    network = model.network()
+    rows = _Rows(job, network, tuple(dict.fromkeys([*settings.values(), full])))
+    waiting: dict[int, Request[int]] = {}
+
+    def requests() -> Iterator[Request[int]]:
+        for number in claims:
+            unit = job.units[number]
+            request = Request(
+                key=number,
+                prompt=model.encode(found[unit.benchmark].prompt(unit.problem)),
+                stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
+                policies=tuple(settings[setting] for setting in unit.settings),
+            )
+            late = tuple(policy for policy in request.policies if Signal.ANSWER in policy.observes)
+            if late:
+                waiting[number] = replace(request, policies=late)
+                early = dict.fromkeys(policy for policy in request.policies if policy not in late)
+                request = replace(request, policies=tuple({**early, full: None}))
+            yield request
+
+    finished: dict[int, tuple[int, ...]] = {}
+    for generation in rows.decode(requests()):
+        if generation.policy == full and generation.key in waiting:
+            finished[generation.key] = generation.tokens
+        if generation.policy.setting in job.units[generation.key].settings:
+            yield _trace(job, found, generation), generation.decoded
+    late_requests = [
+        replace(request, reference=reference(model, network, request.prompt, finished[number]))
+        for number, request in waiting.items()
+    ]
+    for generation in rows.decode(late_requests):
+        trace = _trace(job, found, generation)
+        metrics = {**trace.grade.metrics, **departure(generation.tokens, finished[generation.key])}
+        yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
+
+
+class _Rows:
+    """An engine whose batch is what memory allows: halved whenever that runs out, for as long as the worker lives."""
+
+    def __init__(self, job: Job, network: PreTrainedModel, found: Sequence[Policy]) -> None:
+        self.job, self.network, self.policies = job, network, found
+        self.batch_size = job.batch_size or fitting(job, found)
+
+    def decode(self, requests: Iterable[Request[int]]) -> Iterator[Generation[int]]:
+        """Generations of all requests. Where memory runs out, what is unfinished starts again with half the rows.
+
+        Raises KvatlasError if it does not suffice for one sequence.
+        """
+        from kvatlas.engine import Engine
+        from kvatlas.engine.memory import out_of_memory, release
+
+        source = iter(requests)
+        open_: dict[int, Request[int]] = {}
+        while True:
+            began = itertools.chain(list(open_.values()), source)
+            engine = Engine(self.job.model, self.network, self.policies, self.job.sampling, self.batch_size)
+            try:
+                for generation in engine.run(_noted(began, open_)):
+                    request = open_.pop(generation.key)
+                    left = tuple(policy for policy in request.policies if policy != generation.policy)
+                    if left:
+                        open_[generation.key] = replace(request, policies=left)
+                    yield generation
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                if self.batch_size == 1:
+                    raise KvatlasError(
+                        f"The memory of this machine does not suffice for one sequence of {self.job.model.name!r} "
+                        f"({str(error).splitlines()[0]})."
+                    ) from None
+            else:
+                return
+            self.batch_size //= 2
+            del engine
+            release()
+
+
+def _noted(requests: Iterable[Request[int]], open_: dict[int, Request[int]]) -> Iterator[Request[int]]:
+    for request in requests:
+        open_[request.key] = request
+        yield request
+
+
+def fitting(job: Job, found: Sequence[Policy]) -> int:
+    """The batch size for the memory that there is, shared by the job's workers on a CPU: a power of two.
+
+    At most 64 on a CPU, where more gain nothing, and 256 on a GPU.
+    """
+    from kvatlas.engine.memory import free, peak
+
+    there = free(job.model.device)
+    cpu = job.model.device == "cpu"
+    size = min(64 if cpu else 256, job.most)
+    while there is not None and size > 1:
+        taken = peak(job.model, found, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+        # The weights are loaded already.
+        if taken.total - taken.weights <= MARGIN * there / (job.workers if cpu else 1):
+            break
+        size //= 2
+    return size
+
+
+def _trace(job: Job, found: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
+    unit, model = job.units[generation.key], job.model
+    return Trace(
+        model=model.name,
+        benchmark=unit.benchmark,
+        problem=unit.problem.id,
+        sample=unit.sample,
+        setting=generation.policy.setting,
+        tokens=generation.tokens,
+        text=model.text(generation.tokens),
+        grade=grade(model, found[unit.benchmark], unit.problem, generation.tokens, generation.finished),
+        usage=generation.usage,
+        fate=generation.fate,
+    )
+
+
+def reference(
+    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> Reference | None:
+    """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
+    from kvatlas.predictor import answer_attention
+
+    split = model.split(tokens)
+    if split is None or split[1] >= len(tokens):
+        return None
+    whole = prompt + tokens
+    attention, _ = answer_attention(network, list(whole), len(prompt) + split[1])
+    return Reference(whole, attention)
+
+
+def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float]:
+    """The metric `departs_at`: new tokens that a trace shares with the full-cache one; none if it is the same."""
+    shared = 0
+    for own, theirs in zip(tokens, full, strict=False):
+        if own != theirs:
+            break
+        shared += 1
+    return {} if tokens == full else {"departs_at": shared}
+
+
+def grade(model: Model, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:
+    """The verdict on new tokens: what comes after the end of thinking is the answer, an unfinished trace is wrong."""
+    if not finished:
+        return Grade(False, 0.0, None, Status.TRUNCATED)
+    answer = model.answer(tokens)
+    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else benchmark.grade(problem, answer)

@@ -1,0 +1,190 @@
+"""Descriptions: the JSON's shape and numbers, and their Markdown."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kvatlas.core import Grade, KvatlasError, Status
+from kvatlas.report.description import cost, describe, p_text
+from kvatlas.report.markdown import as_text
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.estimates.cells import gather
+from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.pass_at_1 import BINOMIAL_NOTE, with_binomial_bounds
+from kvatlas.stats.estimates.validity import findings
+from kvatlas.stats.inference.choice import choices
+from kvatlas.stats.pairs.comparisons import comparisons_of_run
+from kvatlas.stats.run_analysis import verdicts_of_run
+from tests.stats.synthetic import grid, manifest, traces
+
+
+@pytest.fixture(scope="module")
+def published():
+    return describe(with_binomial_bounds(read_maps("published:dynts_r1_llama")))
+
+
+def test_the_documented_keys_are_there(published):
+    assert {"maps", "means", "recommendation", "notes"} <= set(published)
+    keys = {"model", "benchmark", "metric", "axes", "cells", "problems", "samples", "mean", "min", "max", "peaks",
+            "omnibus", "evidence_of_difference", "plateau", "samples_to_decide"}  # fmt: skip
+    for one in (*published["maps"], *published["means"]):
+        assert keys <= set(one)
+        assert set(one["omnibus"]) == {"statistic", "p", "method"}
+        assert all(set(peak) == {"local_window", "ratio", "value", "low", "high"} for peak in one["peaks"])
+        assert all(set(cell) == {"local_window", "ratio"} for cell in one["plateau"])
+        assert isinstance(one["samples_to_decide"], int)
+    assert json.loads(json.dumps(published, allow_nan=False)) == published
+
+
+def test_the_numbers_are_percent(published):
+    first = published["maps"][0]
+    assert (first["min"], first["max"], first["mean"]) == (39.3, 49.3, 44.36)
+    assert first["axes"] == {"local_window": [500, 1000, 2000, 3000], "ratio": [0.1, 0.2, 0.3, 0.4, 0.5]}
+    assert (first["cells"], first["problems"], first["samples"]) == (20, 30, 5)
+    assert [(p["local_window"], p["ratio"], p["value"]) for p in first["peaks"]] == [
+        (1000, 0.2, 49.3),
+        (2000, 0.3, 49.3),
+    ]
+    assert first["peaks"][0]["low"] == pytest.approx(30.9, abs=0.05)
+    (mean,) = published["means"]
+    assert (mean["benchmark"], mean["problems"]) == ("mean of 4", 298)
+
+
+def test_the_published_maps_show_no_more_than_noise():
+    """Peaks as published, and none of the eight maps, nor their means, differs by more than noise."""
+    both = [one for name in ("llama", "qwen") for one in read_maps(f"published:dynts_r1_{name}")]
+    found = describe(with_binomial_bounds(both))
+    assert [one["evidence_of_difference"] for one in (*found["maps"], *found["means"])] == [False] * 10
+    # Standard deviations over cells against the binomial standard error of one cell, as published beside the maps.
+    spreads = [(round(m["stability"]["spread"], 2), round(m["stability"]["noise"], 2)) for m in found["maps"]]
+    assert spreads == [
+        (2.75, 4.06), (1.75, 3.63), (1.29, 2.39), (1.05, 1.58), (2.81, 4.06), (1.78, 3.87), (1.13, 2.36), (0.98, 1.59)
+    ]  # fmt: skip
+    assert [len(one["plateau"]) for one in found["maps"]] == [20] * 8
+    assert not any(effect["trend"]["supported"] for one in found["maps"] for effect in one["effects"])
+    assert [len(across["good_for_all"]) for across in found["across"]] == [20, 20]
+    (between,) = found["comparisons"]
+    assert (between["first"], between["second"]) == ("R1-Llama", "R1-Qwen")
+    assert between["low"] < between["difference"] < 0 < between["high"]
+    assert any("unlike colour scales" in note for note in found["notes"])
+    # 500 tokens and a tenth of the other 4,500 stay after a compression: the cheapest of a plateau that holds all.
+    assert [(c["setting"], c["kept_tokens_mean"]) for c in found["recommendation"]["all"]] == [
+        ("dynts(kv_budget=5000, local_window=500, ratio=0.1)", 950)
+    ] * 2
+    text = as_text(found)
+    assert "0 of 8 maps show more than noise" in text
+    assert text.count("The peak is no more than noise") == 10
+
+
+def test_the_published_mean_alone_tells_its_peak_and_what_it_cannot_tell():
+    found = describe(with_binomial_bounds(read_maps("published:dynts_r1_qwen_mean")))
+    (peak,) = found["maps"][0]["peaks"]
+    assert peak == {"local_window": 2000, "ratio": 0.4, "value": 56.3, "low": None, "high": None}
+    assert found["maps"][0]["evidence_of_difference"] is None
+    assert "a mean tells only together with the maps of its benchmarks" in as_text(found)
+
+
+def test_markdown_has_five_sections_and_the_numbers(published):
+    text = as_text(published)
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [
+        "# Overview", "# Components/Axes", "# Detailed Analysis", "# Key Observations", "# Interpretation",
+    ]  # fmt: skip
+    assert "49.3 (30.9–67.9) at local_window 2000, ratio 0.3" in text
+    assert text.count(BINOMIAL_NOTE) == 1
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("| ") and " | – |" in line}
+    assert widths == {13}
+
+
+def test_every_sentence_has_its_number(published):
+    for line in as_text(published).splitlines():
+        if line.startswith("- ") or (line and line[0].isalpha()):
+            assert any(mark.isdigit() for mark in line) or line[2:] == BINOMIAL_NOTE, line
+
+
+def test_trends_are_claimed_where_a_test_supports_them():
+    plan = manifest(grid("dynts"), problems=40)
+    run = list(traces(plan, lambda s: {0.1: 0.1, 0.3: 0.5, 0.5: 0.9}.get(s.values.get("ratio"), 0.9)))
+    found = describe(maps_of_run(plan, run), verdicts=verdicts_of_run(plan, run))
+    trends = {effect["axis"]: effect["trend"] for effect in found["maps"][0]["effects"]}
+    assert trends["ratio"]["supported"]
+    assert trends["ratio"]["value"] > 50
+    assert not trends["local_window"]["supported"]
+    text = as_text(found)
+    assert "Pass@1 rises along ratio from 0.1 to 0.5: +" in text
+    assert "No trend along local_window from 8 to 32 is supported" in text
+    assert {cell["ratio"] for cell in found["means"][0]["plateau"]} == {0.5}
+    assert "The cells differ by more than noise" in text
+
+
+def test_comparisons_baselines_and_notes_of_a_run():
+    plan = manifest(grid("dynts", "random"))
+    kept = [t for t in traces(plan, lambda s: 0.9 if s.policy == "dynts" else 0.3) if t[1].problem != "p0"]
+    maps = maps_of_run(plan, kept, partial=True)
+    description = describe(maps, comparisons=comparisons_of_run(plan, kept), notes=["by hand"])
+    first = description["comparisons"][0]
+    assert (first["first"], first["second"], first["problems"], first["note"]) == ("dynts", "random", 22, None)
+    assert 40 < first["difference"] < 80
+    assert description["maps"][0]["baselines"][0]["setting"] == "full"
+    text = as_text(description)
+    assert "Paired comparisons: " in text
+    assert all(one["p"] <= one["p_bh"] <= one["p_holm"] for one in description["comparisons"])
+    assert "< 0.001" in text
+    assert "- by hand.\n" in text
+    assert "PARTIAL" in text
+
+
+def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
+    run = [
+        (key, replace(one, usage=replace(one.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
+        for key, one in traces(plan)
+    ]
+    cells = gather(plan, run)
+    maps = maps_of_run(plan, run)
+    limits = findings(cells)
+    for chosen in (choices(cells, ("local_window", "ratio")), None):
+        description = describe(maps, verdicts=verdicts_of_run(plan, run), choices=chosen, findings=limits)
+        assert json.loads(json.dumps(description, allow_nan=False)) == description
+        assert [finding["kind"] for finding in description["findings"]] == ["unanswered", "uncompressed", "no_choice"]
+        assert description["maps"][0]["validity"] == {
+            "traces": 216, "bounded": 216, "compressed": 0, "no_answer": 216, "truncated": 0, "settings": 9,
+            "identical": [], "same": False, "vacuous": "uncompressed",
+        }  # fmt: skip
+        audit = description["maps"][0]["estimates"][0]["audit"]
+        assert audit == {"problems": 12, "median": 0.0, "worst": 0, "none": 100.0, "no_choice": 100.0}
+        (choice,) = description["recommendation"]["all"]
+        assert (choice["setting"], choice["by_time"], choice["candidates"]) == (None, None, 9)
+        text = as_text(description)
+        first = "CHAIN6: 240 of 240 traces are without an answer (240) or truncated (0); they count as wrong."
+        assert text.splitlines()[2] == f"- {first}"
+        assert (
+            "- tiny on CHAIN6: no setting is recommended, because none of the 216 traces under a KV budget was "
+            "compressed.\n"
+        ) in text
+        assert "cheapest" not in text
+
+
+def test_means_that_cannot_be_are_said():
+    maps = read_maps("published:dynts_r1_llama")
+    narrow = replace(maps[1], axes=(maps[1].axes[0], ("ratio", (0.1,))))
+    description = describe([maps[0], narrow])
+    assert description["means"] == []
+    assert "No means over benchmarks: A mean needs equal axes" in description["notes"][0]
+    assert "mean of" not in as_text(description)
+    assert describe(maps, means=[])["means"] == []
+
+
+def test_nothing_to_describe():
+    with pytest.raises(KvatlasError, match="no map"):
+        describe([])
+
+
+def test_small_words():
+    assert [p_text(p) for p in (0.0004, 0.0312, 1.0)] == ["< 0.001", "0.031", "1.000"]
+    assert cost(read_maps("published:dynts_r1_llama_mean")[0].cells[500, 0.1]) == ["5 samples each"]
+    plan = manifest(grid("dynts"))
+    assert cost(maps_of_run(plan, traces(plan, lambda _: 1.0))[0].cells[8, 0.1]) == [
+        "12 problems", "2 samples each", "60 tokens kept on average", "96 at the peak", "100 tokens per answer",
+        "0 truncated",
+    ]  # fmt: skip

@@ -1,0 +1,145 @@
+"""Whole maps on arrays: against other packages, exact cases, and simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from kvatlas.stats.inference import resampling
+from kvatlas.stats.pairs.paired import sign_flip_p
+
+ONE = np.zeros(30, int)
+
+
+def _map(rng, truth, problems=30, samples=5):
+    """A copula like bench/calibration.py's, cells alike."""
+    chance = stats.norm.cdf(stats.norm.ppf(truth) * np.sqrt(5) + 2 * rng.standard_normal((problems, 1)))
+    shared = 0.8 * rng.standard_normal((problems, samples, 1)) + 0.6 * rng.standard_normal(
+        (problems, samples, len(truth))
+    )
+    return (stats.norm.cdf(shared) < chance[:, None, :]).mean(1)
+
+
+def test_no_difference_at_all_is_no_evidence():
+    same = np.repeat(np.random.default_rng(0).random((30, 1)), 6, axis=1)
+    test = resampling.omnibus(same, ONE)
+    assert (test.statistic, test.p) == (0.0, 1.0)
+    found = resampling.plateau(same, ONE)
+    assert found.member.all()
+    assert (found.may_lose >= 0).all()
+    assert resampling.omnibus(same[:, :1], ONE).p == 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_all_right_and_all_wrong(value):
+    means = np.full((30, 4), value)
+    assert resampling.omnibus(means, ONE).p == 1.0
+    assert resampling.plateau(means, ONE).member.all()
+    found = resampling.contrast(means, ONE, resampling.slope([0, 1, 2, 3], 4))
+    assert (found.value, found.p) == (0.0, 1.0)
+    assert found.low < 0 < found.high
+    assert resampling.need(means[:, :1], means[:, 1:2], ONE) == resampling.Need(None, None)
+
+
+def test_two_cells_are_the_paired_test():
+    rng = np.random.default_rng(1)
+    means = _map(rng, np.array([0.4, 0.55]), problems=11)
+    strata = np.zeros(11, int)
+    wanted = sign_flip_p(means[:, 0] - means[:, 1])
+    assert resampling.omnibus(means, strata).p == pytest.approx(wanted)
+    found = resampling.contrast(means, strata, np.array([-1.0, 1.0]))
+    assert found.p == pytest.approx(wanted)
+    reference = stats.ttest_1samp(means[:, 1] - means[:, 0], 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
+
+
+def test_benchmarks_weigh_equally():
+    means = np.concatenate([np.tile([0.0, 1.0], (10, 1)), np.tile([0.5, 0.5], (30, 1))])
+    strata = np.repeat([0, 1], [10, 30])
+    assert resampling.weights(strata).sum() == pytest.approx(1)
+    assert resampling.contrast(means, strata, np.array([-1.0, 1.0])).value == pytest.approx(0.5)
+
+
+def test_size_of_the_omnibus_test_and_the_best_on_the_plateau():
+    """0.05 and 0.95 with three standard errors of 400 rounds; the whole grid is in bench/calibration.py."""
+    rng = np.random.default_rng(2)
+    rejected, kept = 0, 0
+    for seed in range(400):
+        means = _map(rng, np.full(12, 0.45))
+        rejected += resampling.omnibus(means, ONE, flips=299, seed=seed % 8).p < 0.05
+        kept += resampling.plateau(means, ONE, flips=299, seed=seed % 8, gate=False).member[3]
+    assert 0.05 - 0.033 <= rejected / 400 <= 0.05 + 0.033
+    assert kept / 400 >= 0.95 - 0.033
+
+
+def test_a_clear_best_is_alone_on_the_plateau():
+    rng = np.random.default_rng(3)
+    means = _map(rng, np.array([0.2, 0.25, 0.8, 0.3]), problems=60)
+    found = resampling.plateau(means, np.zeros(60, int))
+    assert found.member.tolist() == [False, False, True, False]
+    assert found.p[2] == 1.0
+    assert found.may_lose[2] < 0.05 < 0.4 < found.may_lose[0]
+
+
+def test_the_chosen_best_pays_for_the_choice():
+    rng = np.random.default_rng(4)
+    means = _map(rng, np.full(13, 0.45))
+    cells, baseline = means[:, 1:], means[:, 0]
+    alone = min(sign_flip_p(cells[:, i] - baseline) for i in range(12))
+    assert resampling.chosen_best(cells, baseline, ONE) > alone / 2
+    assert resampling.chosen_best(np.tile(baseline[:, None], 3), baseline, ONE) == 1.0
+    rejected = 0
+    for seed in range(300):
+        means = _map(rng, np.full(13, 0.45))
+        rejected += resampling.chosen_best(means[:, 1:], means[:, 0], ONE, flips=299, seed=seed % 8) < 0.05
+    assert rejected / 300 < 0.05 + 0.038
+
+
+def test_slopes_and_levels():
+    levels = [0, 1, 2, 0, 1, 2]
+    line = np.array([1.0, 2, 3, 2, 3, 4])
+    assert line @ resampling.slope(levels, 3) == pytest.approx(2.0)
+    assert line @ resampling.level_effect(levels, 0) == pytest.approx(-1.0)
+    assert resampling.slope(levels, 3).sum() == pytest.approx(0)
+
+
+def test_adjusted_p_values_are_statsmodels():
+    p = [0.001, 0.04, 0.03, 0.2, 0.0004, 0.04]
+    assert resampling.holm(p) == pytest.approx(list(multipletests(p, method="holm")[1]))
+    assert resampling.benjamini_hochberg(p) == pytest.approx(list(multipletests(p, method="fdr_bh")[1]))
+    assert resampling.holm([]) == resampling.benjamini_hochberg([]) == []
+
+
+def test_what_is_needed_shows_the_difference_in_four_of_five_cases():
+    """A pilot says how many problems are needed; maps of that size reject with a power of about 0.8."""
+    rng = np.random.default_rng(5)
+    truth = np.array([0.45, 0.55])
+
+    def paired(problems, samples):
+        chance = stats.norm.cdf(stats.norm.ppf(truth) * np.sqrt(5) + 2 * rng.standard_normal((problems, 1)))
+        return (rng.random((problems, samples, 2)) < chance[:, None, :]).astype(float)
+
+    pilot = paired(5_000, 4)
+    wanted = resampling.need(pilot[:, :, 1], pilot[:, :, 0], np.zeros(5_000, int))
+    assert wanted.problems is not None
+    rejected = [sign_flip_p(np.diff(paired(wanted.problems, 4).mean(1)).ravel(), flips=299) < 0.05 for _ in range(300)]
+    assert 0.7 < np.mean(rejected) < 0.9
+
+
+def test_more_samples_help_only_where_samples_are_the_noise():
+    rng = np.random.default_rng(6)
+    strata = np.zeros(40, int)
+    noisy = (rng.random((40, 4, 2)) < np.array([0.45, 0.6])).astype(float)
+    found = resampling.need(noisy[:, :, 1], noisy[:, :, 0], strata)
+    assert found.samples is not None
+    assert found.samples >= 4
+    stubborn = np.repeat((rng.random((40, 1)) < 0.5).astype(float), 4, axis=1)
+    assert resampling.need(stubborn, np.full((40, 4), 0.4), strata).samples is None
+    assert resampling.need(noisy[:, :1, 1], noisy[:, :1, 0], strata).samples in (None, 1)
+
+
+def test_peak_shares_add_up():
+    means = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    shares = resampling.peak_shares(means, np.zeros(3, int))
+    assert shares.sum() == pytest.approx(1)
+    assert shares[0] == pytest.approx(shares[2])

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.results import Store
+from kvatlas.stats.pairs.systems import check_complete, choose, systems_of, trace_of
+from tests.wanderers import maze_run
+
+FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    solvers = {("hf:lab/A-7B", FULL): 0.01, ("hf:lab/A-7B", SMALL): 0.2, ("hf:lab/A-7B", LARGE): 0.05, ("B", FULL): 0.1}
+    return maze_run(tmp_path_factory.mktemp("systems"), solvers, problems=12)
+
+
+def systems(run: Path, metric: str = "progress"):
+    with Store.open(run) as store:
+        return systems_of([(store.manifest(), store.traces(texts=False))], metric)
+
+
+def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run: Path) -> None:
+    found = systems(run)
+    assert [(e.model, e.setting) for e in found] == [
+        ("hf:lab/A-7B", FULL), ("hf:lab/A-7B", SMALL), ("hf:lab/A-7B", LARGE), ("B", FULL),
+    ]  # fmt: skip
+    assert all(e.promised == 24 and e.missing == 0 and len(e.outcomes) == 12 for e in found)
+    assert all(e.about[place]["L"] > 4 for e in found for place in e.outcomes)
+    with Store.open(run) as store:
+        one = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))
+    assert found[3].outcomes[one.benchmark, one.problem][1] == one.grade.progress
+
+
+@pytest.mark.parametrize("metric", ["pass@1", "progress", "progress_valid", "valid", "precision", "recall"])
+def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
+    found = systems(run, metric)
+    values = [value for e in found for samples in e.outcomes.values() for value in samples.values()]
+    assert len(values) == 96
+    assert min(values) < max(values) <= 1
+
+
+VALID = (
+    "valid are: pass@1, progress, pass@K, avg@K, maj@K, bayes, precision, progress_valid, recall, valid, and for maps"
+)
+
+
+@pytest.mark.parametrize("metric", ["first_error", "first_error_index"])
+def test_what_is_no_share_is_refused(run: Path, metric: str) -> None:
+    with pytest.raises(KvatlasError, match=f"'{metric}' with a number from 0 to 1; {VALID}"):
+        systems(run, metric)
+
+
+def test_an_unknown_metric_and_a_cost_are_told_with_all_that_is_valid(run: Path) -> None:
+    with pytest.raises(KvatlasError, match=f"Unknown metric 'beauty'; {VALID} the costs mean_kv_tokens, .*truncated"):
+        systems(run, "beauty")
+    with pytest.raises(KvatlasError, match="'seconds' is a cost and no grade: `kvatlas map --metric seconds` draws it"):
+        systems(run, "seconds")
+
+
+def test_metrics_of_several_samples_are_made_by_problem(run: Path) -> None:
+    for plain, best, both in zip(systems(run, "pass@1"), systems(run, "pass@2"), systems(run, "avg@2"), strict=True):
+        assert best.means() == {place: max(samples.values()) for place, samples in plain.outcomes.items()}
+        assert both.means() == plain.means()
+    with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
+        systems(run, "maj@3")[0].means()
+
+
+def test_names_fit_one_system_in_the_order_given(run: Path) -> None:
+    found = systems(run)
+    assert choose(found, []) == found
+    assert choose(found, ["dynts ratio=0.5", "A-7B full", "B"]) == [found[2], found[0], found[3]]
+    for name, sentence in [
+        ("full", "'full' fits 2 of the 4 systems and must fit one. It fits: hf:lab/A-7B full; B full"),
+        ("dynts ratio=0.7", "fits none of the 4 systems and must fit one. There are: hf:lab/A-7B full; hf:lab"),
+    ]:
+        with pytest.raises(KvatlasError, match=sentence):
+            choose(found, [name])
+    with pytest.raises(KvatlasError, match="say a system twice"):
+        choose(found, ["B", "B full"])
+
+
+def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Path) -> None:
+    other = maze_run(tmp_path, {("B", FULL): 0.1}, benchmark="SEQBENCH-5x5", problems=5)
+    with Store.open(run) as one, Store.open(other) as two:
+        runs = [(store.manifest(), list(store.traces(texts=False))) for store in (one, two)]
+    both = systems_of(runs)
+    assert len(both[3].outcomes) == 17
+    with pytest.raises(KvatlasError, match="compare runs that do not overlap"):
+        systems_of([runs[0], runs[0]])
+
+
+def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
+    with Store.open(run) as store:
+        half = [pair for pair in store.traces(texts=False) if pair[1].sample == 0]
+        found = systems_of([(store.manifest(), half)])
+    with pytest.raises(KvatlasError, match="48 of 96 traces are missing"):
+        check_complete(found, False)
+    assert check_complete(found, True) == ["PARTIAL: 48 of 96 traces are missing"]
+    assert check_complete(systems(run), False) == []
+
+
+def test_one_trace_by_name(run: Path) -> None:
+    with Store.open(run) as store:
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    problem = traces[0][1].problem
+    trace = trace_of(manifest, traces, problem, 1, "dynts ratio=0.1")
+    assert (trace.setting, trace.sample, trace.problem) == (SMALL, 1, problem)
+    with pytest.raises(KvatlasError, match="Name one system with sample 0"):
+        trace_of(manifest, traces, problem, 0)
+    with pytest.raises(KvatlasError, match="there are: none"):
+        trace_of(manifest, traces, problem, 9)

@@ -1,0 +1,206 @@
+"""Adaptive sweeps on a real model: what is given out, resumed, promised, and described."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.figures.panels import metric_panels
+from kvatlas.report.describe import describe_sources
+from kvatlas.report.markdown import as_text
+from kvatlas.report.page import write_report
+from kvatlas.results import Manifest, Store
+from kvatlas.stats.estimates.cells import gather
+from kvatlas.stats.estimates.grid import map_axes
+from kvatlas.stats.estimates.maps import maps_of_cells, maps_of_run, mean_maps
+from kvatlas.stats.inference.map_tests import verdicts
+from kvatlas.stats.run_analysis import judge, verdicts_of_run
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.allocation import order
+from tests.sweeps.test_run import contents
+
+Build = Callable[..., dict[str, Any]]
+#: Two good settings and two that lose nearly all: the window forgets everything.
+TINY: dict[str, Any] = {
+    "models": ["embedded:tiny-llama"],
+    "benchmarks": ["CHAIN5", "CHAIN6"],
+    "problems": 10,
+    "samples": 1,
+    "sampling": {"temperature": 0.6, "max_new_tokens": 190},
+    "settings": [{"policy": "window", "ratio": 0.2, "ratio_over": "thinking"}],
+    "axes": {"local_window": [4, 8], "kv_budget": [72, 400]},
+    "allocate": {"kind": "adaptive", "question": "best", "blocks": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def adaptive(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A finished adaptive run with what was said on the way."""
+    folder, said = tmp_path_factory.mktemp("adaptive") / "run", list[str]()
+    sweep(make_plan(parse_spec(spec_data(**TINY))), folder, workers=1, note=said.append)
+    return folder, said
+
+
+def test_settings_that_are_shown_worse_get_fewer_problems(adaptive: tuple[Path, list[str]]) -> None:
+    folder, said = adaptive
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+        cells = gather(manifest, store.traces(texts=False))
+        traces = len(store.keys())
+    problems = {
+        (c.expected.setting.values.get("kv_budget"), c.expected.baseline): len(c.expected.problems) for c in cells
+    }
+    assert problems[72, False] < problems[400, False] == problems[None, True] == 10
+    assert all(cell.found == cell.promised for cell in cells)
+    assert traces == sum(cell.promised for cell in cells) < 5 * 20
+    assert said[0] == "embedded:tiny-llama: block 1 of 5, 5 of 5 settings"
+    assert "with 2 of 4 settings left" in said[-1]
+    assert manifest.allocation["stopped"] == {"embedded:tiny-llama": said[-1].partition(": ")[2].rstrip(".")}
+    assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))).expected == manifest.expected
+
+
+def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path, list[str]]) -> None:
+    with Store.open(adaptive[0]) as store:
+        maps = maps_of_run(store.manifest(), store.traces(texts=False))
+    assert all("adaptive: cells have" in one.notes[0] for one in maps)
+    for one in maps:
+        good, bad = one.cells[8, 400].estimate, one.cells[8, 72].estimate
+        assert bad.problems < good.problems
+        # Wider than an interval of fixed size: it holds wherever one stops.
+        assert good.high - good.low > 0.3
+        assert good.se_clustered is None
+
+
+def test_its_description_names_the_plateau_over_all_policies(adaptive: tuple[Path, list[str]]) -> None:
+    found = describe_sources([str(adaptive[0])])
+    (mean,) = found["means"]
+    assert mean["evidence_of_difference"] is True
+    assert {cell["kv_budget"] for cell in mean["plateau"]} == {400}
+    assert found["comparisons"] == []
+    (choice,) = found["recommendation"]["all"]
+    assert (choice["candidates"], choice["plateau"]) == (4, 2)
+    assert "kv_budget=400" in choice["setting"]
+    text = as_text(found)
+    assert "2 of 4 cells are not shown worse than the best" in text
+    assert "an adaptive sweep decides on the mean over benchmarks" in text
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_map_of_its_means_outlines_the_settings_that_are_left(adaptive: tuple[Path, list[str]]) -> None:
+    """Those of single benchmarks have no outline: settings are dropped on the mean."""
+    with Store.open(adaptive[0]) as store:
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    maps = maps_of_run(manifest, traces)
+    plateaus = {name: verdict.plateau for name, verdict in verdicts_of_run(manifest, traces).items()}
+    assert [panel.outlined for panel in metric_panels(mean_maps(maps), plateaus)] == [{(4, 400), (8, 400)}]
+    assert not any(panel.outlined for panel in metric_panels(maps, plateaus))
+
+
+def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]], tmp_path: Path) -> None:
+    with Store.open(adaptive[0]) as store:
+        manifest = store.manifest()
+        cells = gather(manifest, store.traces(texts=False))
+    axes = map_axes(manifest)
+    judged = judge(manifest, cells, maps_of_cells(cells, axes), axes)
+    assert (list(judged.comparisons), len(judged.choices), len(judged.verdicts)) == ([], 1, 1)
+    assert verdicts(cells, axes) == {}
+    write_report(adaptive[0], tmp_path / "page.html", measure=0)
+    assert "0 paired comparisons" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_second_start_decides_the_same_and_decodes_nothing(
+    adaptive: tuple[Path, list[str]], spec_data: Build
+) -> None:
+    said: list[str] = []
+    before = contents(adaptive[0])
+    plan = make_plan(parse_spec(spec_data(**TINY)))
+    sweep(plan, adaptive[0], workers=1, tell=lambda _: pytest.fail("decoded"), note=said.append)
+    assert said == adaptive[1]
+    assert contents(adaptive[0]) == before
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_where_an_undisturbed_one_does(
+    adaptive: tuple[Path, list[str]], write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "kvatlas",
+        "sweep",
+        str(write_spec(**TINY)),
+        "--out",
+        str(folder),
+        "--workers",
+        "1",
+    ]
+    rng = random.Random(1)
+    for _ in range(2):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        began = time.monotonic()
+        while process.poll() is None and not (folder / "run.sqlite").exists() and time.monotonic() - began < 60:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0.3, 2.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert adaptive[1][-1] in done.stderr.splitlines()
+    assert contents(folder) == contents(adaptive[0])
+    with Store.open(folder) as one, Store.open(adaptive[0]) as other:
+        # The file sorts the axes by name, so the cells come in another order.
+        assert set(one.manifest().expected) == set(other.manifest().expected)
+
+
+def test_a_token_budget_and_a_width_end_it(spec_data: Build, tmp_path: Path) -> None:
+    for name, allocate, reason in (
+        ("budget", {"token_budget": 1000, "question": "best"}, "the token budget of 1,000 is spent"),
+        ("width", {"question": "width", "width": 0.9}, "all intervals are at most 90 points wide, after block"),
+    ):
+        said: list[str] = []
+        spec = spec_data(**{**TINY, "allocate": {"kind": "adaptive", "blocks": 5, **allocate}})
+        sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1, note=said.append)
+        assert reason in said[-1]
+
+
+def test_the_order_is_drawn_from_the_seed() -> None:
+    problems = [f"p{number}" for number in range(30)]
+    assert order(0, "CHAIN5", problems) == order(0, "CHAIN5", problems[::-1])
+    assert sorted(order(0, "CHAIN5", problems)) == sorted(problems)
+    assert order(0, "CHAIN5", problems) != order(1, "CHAIN5", problems) != tuple(problems)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"allocate": "cleverly"}, "allocate.kind: input should be 'full' or 'adaptive', given 'cleverly'"),
+        (
+            {"allocate": {"kind": "adaptive", "budget": 3}},
+            "Unknown key 'allocate.budget' in spec; valid are kind, question",
+        ),
+        ({"allocate": {"kind": "adaptive", "question": "width"}}, "the question 'width' needs a width"),
+        ({"allocate": {"kind": "adaptive", "width": 0.1}}, "the question 'width' needs a width"),
+        (
+            {"allocate": "adaptive", "axes": {}, "settings": [{"policy": "full"}], "baseline": []},
+            "at least two settings",
+        ),
+        ({"allocate": "adaptive", "problems": 1}, "needs at least two problems of every benchmark"),
+    ],
+)
+def test_what_cannot_be_allocated_is_one_sentence(
+    spec_data: Build, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(KvatlasError) as caught:
+        sweep(make_plan(parse_spec(spec_data(**changes))), tmp_path, workers=1)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)

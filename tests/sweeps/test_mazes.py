@@ -1,0 +1,34 @@
+"""A sweep over mazes with real weights: what the problems are goes into the run, and comparisons find it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvatlas.benchmarks import find
+from kvatlas.results import Store
+from kvatlas.stats.pairs.pairwise import pairs_of
+from kvatlas.stats.pairs.systems import check_complete, systems_of
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+
+
+def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    spec = spec_data(
+        benchmarks=["SEQBENCH-4x4", "CHAIN4"],
+        problems=3,
+        samples=1,
+        sampling={"temperature": 1.0, "max_new_tokens": 30},
+        settings=[{"policy": "window", "kv_budget": 16, "ratio_over": "thinking", "keep_prompt": False}],
+        axes={"local_window": [4, 8], "ratio": [0.2, 0.5]},
+    )
+    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
+    with Store.open(tmp_path) as store:
+        manifest = store.manifest()
+        found = systems_of([(manifest, store.traces(texts=False))])
+    problems = find("SEQBENCH-4x4").problems(3)
+    assert manifest.about["SEQBENCH-4x4"] == {problem.id: dict(problem.about) for problem in problems}
+    assert manifest.about["CHAIN4"] == {f"CHAIN4-{index:04d}": {"n": 4} for index in range(3)}
+    assert check_complete(found, False) == []
+    assert len(pairs_of(found)) == 10
+    assert found[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]

@@ -1,0 +1,177 @@
+"""What a worker takes, what it chooses, and what happens when there is less."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import models
+from kvatlas.core import KvatlasError
+from kvatlas.engine import Engine
+from kvatlas.engine.cache import PAGE
+from kvatlas.engine.memory import free, out_of_memory, peak
+from kvatlas.models import Model
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.work import Job, decode, fitting
+from tests.engine.test_loop import endless, grid, requests, run
+
+Build = Callable[..., dict[str, Any]]
+
+
+def job(data: dict[str, Any], **changes: Any) -> Job:
+    plan = make_plan(parse_spec(data))
+    (model,) = plan.models
+    prompt = max(max(each) for each in plan.prompts.values())
+    values = {"prompt": prompt, **changes}
+    units = tuple(plan.units(model, set()))
+    return Job(model, model.weights_digest, plan.benchmarks, units, plan.spec.sampling.sampling(), 3, **values)
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"), [(4, slice(None)), (32, slice(None)), (32, slice(1, None)), (24, slice(1))]
+)
+def test_the_cache_is_as_large_as_predicted(random_models: dict[str, Model], rows: int, chosen: slice) -> None:
+    model = endless(random_models["llama"])
+    settings = grid()[chosen]
+    work = requests(model, settings, 5)
+    engine, _ = run(model, work, rows, max_new_tokens=300)
+    longest = max(len(request.prompt) for request in work)
+    predicted = peak(model, settings, rows, len(work), longest, 300)
+    assert engine.cache.bytes == pytest.approx(predicted.slots + predicted.snapshots, rel=0.1)
+
+
+@pytest.mark.parametrize("chosen", [slice(None), slice(1, None)])
+def test_rows_and_snapshots_hold_no_more_than_predicted(
+    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, chosen: slice
+) -> None:
+    model = endless(random_models["llama"])
+    most = shared = 0
+    step = Engine._step
+
+    def counting(engine: Engine) -> Any:
+        nonlocal most, shared
+        found = step(engine)
+        own = {page for row in engine.scheduler.rows for page in row.cached.pages}
+        waiting = {page for snapshot, _ in engine.scheduler.branches for page in snapshot.pages}
+        most = max(most, len(own | waiting) * PAGE * model.kv_bytes_per_token)
+        shared = max(shared, len(own & waiting))
+        return found
+
+    monkeypatch.setattr(Engine, "_step", counting)
+    run(model, requests(model, grid()[chosen], 20), 16)
+    predicted = peak(model, grid()[chosen], 16, 20, 60, 120)
+    assert 0.7 <= most / (predicted.slots + predicted.snapshots) <= 1
+    # Trunks that go on share their pages with the branches that wait.
+    assert shared > 0
+
+
+def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvatlas.engine import memory
+
+    work = job(spec_data())
+    settings = grid()
+    assert fitting(work, settings) == 64
+    assert fitting(work.shared_by(40), settings) == 3
+    for size in (32, 8, 1):
+        taken = peak(work.model, settings, size, len(work.units), work.prompt, work.sampling.max_new_tokens)
+        monkeypatch.setattr(memory, "free", lambda _, taken=taken: int((taken.total - taken.weights) / 0.8) + 1)
+        assert fitting(work, settings) == size
+    monkeypatch.setattr(memory, "free", lambda _: None)
+    assert fitting(work, settings) == 64
+
+
+def test_what_is_free_is_known_here() -> None:
+    found = free("cpu")
+    assert found is None or found > 0
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    assert out_of_memory(MemoryError())
+    assert out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
+    assert not out_of_memory(RuntimeError("shapes do not match"))
+
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps import work
+import torch
+plan = make_plan(parse_spec(json.loads(sys.argv[1])))
+assert plan.keys
+vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+network = plan.models[0].network()
+sizes = []
+begin = work._Rows.decode
+def limited(self, requests):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + int(sys.argv[3]), resource.RLIM_INFINITY))
+    yield from begin(self, requests)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    sizes.append(self.batch_size)
+work._Rows.decode = limited
+sweep(plan, Path(sys.argv[2]), workers=1, batch_size=64)
+print(json.dumps(sizes))
+"""
+
+
+@pytest.fixture
+def wide(random_models: dict[str, Model], tmp_path: Path) -> Model:
+    """A small model whose cached tokens take 32 KB each, so that the cache is what memory goes into."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "wide"
+    shutil.copytree(random_models["llama"].folder, folder)
+    changes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    config = AutoConfig.from_pretrained(folder)
+    config.update(changes)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return models.find(f"hf:{folder}")
+
+
+def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(wide: Model, spec_data: Build, tmp_path: Path) -> None:
+    """A real limit of the system on this process's memory, which a batch of 64 traces without end does not fit into."""
+    from tests.sweeps.test_run import contents
+
+    assert wide.kv_bytes_per_token == 2**15
+    # Three shelves of 64 tokens and one of 128 take 168 MB.
+    data = spec_data(models=[wide.name], benchmarks=["CHAIN4"])
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, json.dumps(data), str(tmp_path / "little"), str(90 * 2**20)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (early, late) = json.loads(done.stdout.splitlines()[-1])
+    assert late <= early < 64
+    plan = make_plan(parse_spec(data))
+    vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+    sweep(plan, tmp_path / "much", workers=1)
+    assert contents(tmp_path / "little") == contents(tmp_path / "much")
+
+
+def test_no_memory_for_one_sequence_is_a_sentence(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Engine, "_step", fail)
+    with pytest.raises(KvatlasError, match="does not suffice for one sequence"):
+        list(decode(job(spec_data(), batch_size=4), range(2)))
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(Engine, "_step", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        list(decode(job(spec_data(), batch_size=4), range(2)))

@@ -1,0 +1,100 @@
+"""The oracle sees the finished full-cache trace of its own sample, and says where its text departs from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import policies
+from kvatlas.benchmarks import find
+from kvatlas.core import Sampling, Setting, Trace
+from kvatlas.models import Model
+from kvatlas.sweeps.plan import Unit
+from kvatlas.sweeps.work import Job, decode, departure, reference
+
+
+def setting(policy: str, **values: Any) -> Setting:
+    """A setting as plans have them, with all its defaults."""
+    return policies.of(Setting.of(policy, **values)).setting
+
+
+COMMON = {"kv_budget": 80, "local_window": 8, "ratio": 0.2, "ratio_over": "thinking"}
+ORACLE, WINDOW, FULL = setting("oracle", **COMMON), setting("window", **COMMON), setting("full")
+
+
+def traces(model: Model, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
+    benchmark = find("CHAIN6")
+    units = tuple(Unit("CHAIN6", problem, 0, settings) for problem in benchmark.problems(6))
+    job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
+    found = [trace for trace, _ in decode(job, range(len(units)))]
+    assert len(found) == len(units) * len(settings)
+    return {(trace.problem, trace.setting.policy): trace for trace in found}
+
+
+def outcome(found: dict[tuple[str, str], Trace], policy: str) -> list[Any]:
+    return sorted(
+        (key, t.tokens, t.grade.correct, dict(t.grade.metrics)) for key, t in found.items() if key[1] == policy
+    )
+
+
+def test_it_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_llama: Model) -> None:
+    together = traces(tiny_llama, ORACLE, WINDOW, FULL)
+    departed = 0
+    for (problem, policy), trace in together.items():
+        if policy != "oracle":
+            assert "departs_at" not in trace.grade.metrics
+            continue
+        full = together[problem, "full"].tokens
+        if trace.tokens == full:
+            assert "departs_at" not in trace.grade.metrics
+            continue
+        at = int(trace.grade.metrics["departs_at"])
+        assert trace.tokens[:at] == full[:at]
+        assert trace.tokens[at : at + 1] != full[at : at + 1]
+        departed += 1
+    assert departed
+    assert any(trace.usage.compressions for trace in together.values())
+    alone = traces(tiny_llama, ORACLE, batch_size=3)
+    assert outcome(alone, "oracle") == outcome(together, "oracle")
+
+
+def test_the_reference_is_the_answers_attention(tiny_llama: Model) -> None:
+    full = traces(tiny_llama, FULL)
+    problem = find("CHAIN6").problems(1)[0]
+    prompt = tiny_llama.encode(find("CHAIN6").prompt(problem))
+    tokens = full[problem.id, "full"].tokens
+    network = tiny_llama.network()
+    found = reference(tiny_llama, network, prompt, tokens)
+    assert found is not None
+    start = len(prompt) + tokens.index(tiny_llama.think_close) + 1
+    network = tiny_llama.network().double()
+    network.set_attn_implementation("eager")
+    with torch.inference_mode():
+        output = network(input_ids=torch.tensor([prompt + tokens]), use_cache=False, output_attentions=True)
+    wanted = torch.stack([layer[0, :, start:] for layer in output.attentions]).mean((0, 1, 2))[:start]
+    torch.testing.assert_close(found.attention.double(), wanted, atol=1e-6, rtol=1e-3)
+    assert reference(tiny_llama, network, prompt, tokens[:10]) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "full", "metrics"),
+    [((1, 2), (1, 2), {}), ((1, 2), (1, 3), {"departs_at": 1}), ((1,), (1, 3), {"departs_at": 1})],
+)
+def test_departure(own: tuple[int, ...], full: tuple[int, ...], metrics: dict[str, float]) -> None:
+    assert departure(own, full) == metrics
+
+
+def test_a_trace_without_an_answer_leaves_the_window(tiny_llama: Model) -> None:
+    benchmark = find("CHAIN12")
+    units = tuple(Unit("CHAIN12", problem, 0, (ORACLE, WINDOW)) for problem in benchmark.problems(2))
+    prompt = max(len(tiny_llama.encode(benchmark.prompt(unit.problem))) for unit in units)
+    settings = [setting(name, **{**COMMON, "kv_budget": prompt + 30}) for name in ("oracle", "window")]
+    units = tuple(Unit("CHAIN12", unit.problem, 0, tuple(settings)) for unit in units)
+    job = Job(tiny_llama, "digest", (benchmark,), units, Sampling(max_new_tokens=60), 0, 8)
+    found: dict[str, list[Any]] = {"oracle": [], "window": []}
+    for trace, _ in decode(job, range(2)):
+        found[trace.setting.policy].append((trace.problem, trace.tokens))
+        assert trace.usage.compressions
+    assert sorted(found["oracle"]) == sorted(found["window"])

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.models import Model
+from kvatlas.results import Manifest, Store
+from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from tests.r1 import AIME, FIRST_TEMPLATE, save_model
+
+Build = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def r1_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a model that reads any text."""
+    return save_model("llama", tmp_path_factory.mktemp("r1") / "model").name
+
+
+def test_a_plan_names_every_trace(spec_data: Build) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    assert plan.traces == 2 * 3 * 2 * 9
+    (model,) = plan.models
+    units = plan.units(model, set())
+    assert sum(len(unit.settings) for unit in units) == plan.traces
+    manifest = plan.manifest()
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert [cell.baseline for cell in manifest.expected] == ([False] * 8 + [True]) * 2
+
+
+def test_what_is_done_is_not_planned_again(spec_data: Build) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    (model,) = plan.models
+    first = plan.units(model, set())[0]
+    done = {
+        (plan.keys[model.name, first.benchmark, setting], setting.id, first.benchmark, first.problem.id, first.sample)
+        for setting in first.settings[:8]
+    }
+    left = plan.units(model, done)
+    assert left[0].settings == first.settings[8:]
+    assert sum(len(unit.settings) for unit in left) == plan.traces - 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"problems": 2, "samples": 5, "benchmarks": ["CHAIN4"]}, True),
+        ({"axes": {"local_window": [4], "ratio": [0.2]}}, True),
+        ({"seed": 4}, False),
+        ({"sampling": {"temperature": 0.9, "max_new_tokens": 90}}, False),
+        ({"sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 80}}, False),
+    ],
+)
+def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
+    spec_data: Build, changes: dict[str, Any], same: bool
+) -> None:
+    one, other = make_plan(parse_spec(spec_data())), make_plan(parse_spec(spec_data(**changes)))
+    shared = [key for key in other.keys if key in one.keys]
+    assert shared
+    assert all((one.keys[key] == other.keys[key]) is same for key in shared)
+
+
+def test_another_model_has_other_run_keys(spec_data: Build, random_models: dict[str, Model]) -> None:
+    one = make_plan(parse_spec(spec_data()))
+    other = make_plan(parse_spec(spec_data(models=[random_models["qwen2"].name])))
+    assert not set(one.keys.values()) & set(other.keys.values())
+
+
+def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
+    data = spec_data(benchmarks=["CHAIN4"], problems=1, samples=1, expected_output_tokens=80)
+    plan = make_plan(parse_spec(data))
+    (prompt,) = plan.prompts[plan.models[0].name, "CHAIN4"]
+    estimate = plan.estimate(tokens_per_second=10.0, memory=2**30)
+    fork = 64 - prompt + 1
+    assert estimate["decoded_tokens"] == {"separate": 9 * 80, "shared": 80 + 8 * (80 - fork)}
+    assert estimate["settings"] == 9
+    assert estimate["traces"] == 9
+    assert estimate["kv_bytes_per_sequence"] == 64 * plan.models[0].shape.kv_bytes_per_token()
+    (model,) = plan.models
+    weights = (model.folder / "model.safetensors").stat().st_size
+    assert estimate["peak_bytes"]["weights"] == weights
+    assert estimate["batch_size"] > 64
+    assert plan.estimate(memory=weights)["batch_size"] == 0
+    for size in (1, 8, 64):
+        taken = plan.estimate(batch_size=size)["peak_bytes"]["total"]
+        assert plan.estimate(memory=math.ceil(taken / 0.9))["batch_size"] >= size
+    assert estimate["seconds"] == pytest.approx((80 + 8 * (80 - fork)) / 10, abs=0.1)
+    assert plan.estimate()["seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("oracle", "rule"),
+    [
+        (False, {"kv_budget": 64, "ratio_over": "thinking"}),
+        (True, {"kv_budget": 64, "ratio_over": "thinking"}),
+        # Prompts longer than the budget, which a strict one takes.
+        (False, {"kv_budget": 20, "strict_budget": True}),
+    ],
+)
+def test_the_plan_and_the_run_agree_on_decoded_tokens(
+    spec_data: Build, tmp_path: Path, oracle: bool, rule: dict[str, Any]
+) -> None:
+    """For traces of known length, to the token; the oracle needs a second trunk."""
+    names = ["window", "random", *(["oracle"] if oracle else [])]
+    settings = [{"policy": name, **rule} for name in names]
+    data = spec_data(benchmarks=["CHAIN4"], samples=1, settings=settings, expected_output_tokens=90)
+    plan = make_plan(parse_spec(data))
+    vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+    told: list[Progress] = []
+    sweep(plan, tmp_path, workers=1, tell=told.append)
+    tokens = plan.estimate()["decoded_tokens"]
+    assert told[-1].decoded_tokens == tokens["shared"]
+    assert told[-1].decoded_tokens + told[-1].saved_tokens == tokens["separate"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"models": ["embedded:none"]}, "Unknown model 'embedded:none'"),
+        ({"benchmarks": ["AIME99"]}, "Unknown benchmark 'AIME99'"),
+        ({"settings": {"policy": "none"}}, "Unknown policy 'none'; valid are"),
+        ({"settings": {"policy": "window"}}, "needs a value for kv_budget"),
+        ({"axes": {"local_window": [4], "ratio": [1.5]}}, "ratio is 1.5; valid are shares from 0 to 1"),
+        (
+            {"settings": {"policy": "window", "kv_budget": 30}},
+            "can never be compressed below it; valid are budgets above",
+        ),
+        ({"baseline": [{"policy": "full"}, {"policy": "full"}]}, "is there twice"),
+        ({"settings": {"policy": "dynts", "kv_budget": 64}}, "needs a trained predictor"),
+        ({"sampling": {"max_new_tokens": 5000}}, "sampling.max_new_tokens 5000 and the longest prompt"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_decoded(
+    spec_data: Build, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(KvatlasError) as caught:
+        make_plan(parse_spec(spec_data(**changes)))
+    assert sentence in str(caught.value)
+
+
+def test_the_seeds_of_permuted_choices_are_stored_with_the_run(
+    spec_data: Build, tmp_path: Path, r1_folder: str
+) -> None:
+    path = tmp_path / "gpqa.csv"
+    path.write_text(
+        "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
+        "Which is first?,a,b,c,d\nWhich is last?,d,a,b,c\n"
+    )
+    data = spec_data(models=[r1_folder], benchmarks=[f"GPQA_D@{path}"], settings=[], axes={}, samples=1)
+    plan = make_plan(parse_spec(data))
+    manifest = Manifest.from_json(plan.manifest().to_json())
+    seeds = {problem.id: problem.about["choice_seed"] for problem in plan.problems["GPQA_D"]}
+    assert len(set(seeds.values())) == 2
+    assert {id_: about["choice_seed"] for id_, about in manifest.about["GPQA_D"].items()} == seeds
+    assert manifest.provenance["benchmarks"][0][:4] == ["GPQA_D", 1, "r1", 1]
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_decoded(spec_data: Build) -> None:
+    with pytest.raises(KvatlasError, match=r"The tokenizer of the model .* does not fit AIME24: .* are unknown"):
+        make_plan(parse_spec(spec_data(benchmarks=[f"AIME24@{AIME}"])))
+
+
+def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> None:
+    model = save_model("llama", tmp_path / "m", template=FIRST_TEMPLATE, tags=())
+    data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
+    told: list[str] = []
+    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, note=told.append)
+    (note,) = told
+    assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
+    data["models"] = [{"model": model.name, "think_close": ""}]
+    assert make_plan(parse_spec(data)).notes == ()
+
+
+def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1_folder: str) -> None:
+    def keys(**options: Any) -> set[str]:
+        data = spec_data(models=[{"model": r1_folder, **options}], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
+        return set(make_plan(parse_spec(data)).keys.values())
+
+    plain = keys()
+    assert keys(name="R1", device="cpu", cache="somewhere") == plain
+    for options in ({"dtype": "bfloat16"}, {"think_close": "so:"}, {"think_open": "<think>"}):
+        assert not keys(**options) & plain
+    twice = [{"model": r1_folder}, {"model": r1_folder, "dtype": "bfloat16"}]
+    with pytest.raises(KvatlasError, match="Two entries of the spec are the model"):
+        make_plan(parse_spec(spec_data(models=twice)))
+    entries = [f"AIME24@{AIME}", {"name": "AIME24", "file": str(AIME), "prompt": "plain"}]
+    with pytest.raises(KvatlasError, match="Two entries of the spec are the benchmark 'AIME24'"):
+        make_plan(parse_spec(spec_data(models=[r1_folder], benchmarks=entries)))
+
+
+def test_a_plan_audits_its_budgets_and_names_the_cells_in_which_policies_cannot_differ(spec_data: Build) -> None:
+    settings = [{"policy": name, "kv_budget": 64} for name in ("window", "random")]
+    plan = make_plan(parse_spec(spec_data(settings=settings, benchmarks=["CHAIN4"], expected_output_tokens=80)))
+    (model,) = plan.models
+    prompts = plan.prompts[model.name, "CHAIN4"]
+    rows = plan.estimate()["budget_audit"]
+    assert len(rows) == 8
+    assert rows[0] == {
+        "model": model.name,
+        "benchmark": "CHAIN4",
+        "setting": "window(keep_prompt=True, kv_budget=64, local_window=4, ratio=0.2, ratio_over=older)",
+        "problems": 3,
+        "median": 0.0,
+        "worst": 0,
+        "none": 1.0,
+        "no_choice": 1.0,
+    }
+    assert min(prompts) > 12
+    # Half of 60 older tokens, less the prompt.
+    assert rows[1]["worst"] == max(0, 30 - max(prompts))
+    (warning,) = plan.estimate()["warnings"]
+    assert "policies cannot differ in some problems" in warning
+    assert "local_window 4, ratio 0.2 on CHAIN4 (100 %)" in warning
+    sound = make_plan(parse_spec(spec_data(expected_output_tokens=80)))
+    assert sound.warnings == []
+
+
+def test_a_plan_says_that_budgets_are_beyond_all_traces(spec_data: Build) -> None:
+    settings = [{"policy": "window", "kv_budget": budget, "ratio_over": "thinking"} for budget in (64, 900)]
+    (warning,) = make_plan(parse_spec(spec_data(settings=settings, benchmarks=["CHAIN4"]))).warnings
+    assert warning.startswith("4 of 8 settings with a KV budget compress nothing on CHAIN4")
+    assert warning.endswith("the least of these budgets is 900.")
+
+
+def test_a_strict_budget_of_the_spec_is_part_of_every_setting_that_compresses(spec_data: Build) -> None:
+    settings = [{"policy": "window", "kv_budget": 64}]
+    usual, strict = (
+        make_plan(parse_spec(spec_data(settings=settings, strict_budget=value))) for value in (False, True)
+    )
+    assert [policy.setting.values.get("strict_budget") for policy, _ in strict.policies] == [True] * 4 + [None]
+    assert not any("strict_budget" in policy.setting.values for policy, _ in usual.policies)
+    shared = {each.setting for each in strict.manifest().expected} & {
+        each.setting for each in usual.manifest().expected
+    }
+    assert [setting.policy for setting in shared] == ["full"]
+    with pytest.raises(KvatlasError, match="strict_budget is true and ratio_over is 'thinking'"):
+        make_plan(parse_spec(spec_data(strict_budget=True)))
+
+
+def test_where_the_prompt_fills_the_budget_all_policies_write_the_same(spec_data: Build, tmp_path: Path) -> None:
+    """What the audit foretells is what happens; under a strict budget part of the prompt goes."""
+    data = spec_data(
+        settings=[{"policy": name, "kv_budget": 64} for name in ("window", "random", "keydiff")],
+        axes={"local_window": [8], "ratio": [0.3]}, benchmarks=["CHAIN4"], problems=1, samples=1,
+    )  # fmt: skip
+    for name, strict in (("usual", False), ("strict", True)):
+        plan = make_plan(parse_spec({**data, "strict_budget": strict}))
+        (prompt,) = plan.prompts[plan.models[0].name, "CHAIN4"]
+        assert {cell.audit.no_choice for cell in plan.audit} == {1.0}
+        vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+        sweep(plan, tmp_path / name, workers=1)
+        with Store.open(tmp_path / name) as store:
+            bounded = [trace for _, trace in store.traces() if trace.setting.policy != "full"]
+        assert len({trace.tokens for trace in bounded}) == 1
+        (trace, *_) = bounded
+        assert trace.usage.compressions > 0
+        assert trace.fate is not None
+        # 16 places of 56 older tokens.
+        kept = prompt if not strict else 16
+        assert [bool(held) for held in trace.fate.held[:prompt]] == [True] * kept + [False] * (prompt - kept)

@@ -1,0 +1,150 @@
+"""The Ray executor on loopback, with real nodes and real losses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from kvatlas.sweeps.ray_executor import Desk, difference
+from kvatlas.sweeps.work import Job
+from tests.sweeps.test_run import contents
+
+ray = pytest.importorskip("ray")
+
+Build = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def finished(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run in this process."""
+    folder = tmp_path_factory.mktemp("run")
+    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without cores and two nodes of one core each."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    common = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+    for _ in range(2):
+        found.add_node(num_cpus=1, **common)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+def workers(cluster: Any) -> list[int]:
+    """Process ids of this cluster's workers that have begun; other tests may have Rays of their own."""
+    session = Path(cluster.head_node.get_session_dir_path()).name.encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if (folder / "cmdline").read_bytes().startswith(b"ray::Worker"):
+                    parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
+                    if session in (Path("/proc") / parent / "cmdline").read_bytes():
+                        found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_ray_started_here_changes_nothing_and_goes_on_with_a_local_run(
+    finished: Path, spec_data: Build, tmp_path: Path
+) -> None:
+    sweep(make_plan(parse_spec(spec_data(samples=1))), tmp_path, workers=1)
+    told: list[Progress] = []
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", workers=1, tell=told.append)
+    assert len(told) == 1 * 3 * 2 * 9
+    assert contents(tmp_path) == contents(finished)
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_only_its_unfinished_problems(
+    finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
+) -> None:
+    killed: list[int] = []
+    told: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) in (5, 30):
+            killed.append(workers(cluster)[0])
+            os.kill(killed[-1], signal.SIGKILL)
+
+    plan = make_plan(parse_spec(spec_data()))
+    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, tell=tell)
+    assert len(set(killed)) == 2
+    assert len(told) == plan.traces
+    assert contents(tmp_path) == contents(finished)
+
+
+@pytest.mark.slow
+def test_a_lost_node_costs_only_its_unfinished_problems(
+    finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
+) -> None:
+    lost: list[Any] = []
+    told: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) == 20:
+            lost.append(cluster.list_all_nodes()[-1])
+            cluster.remove_node(lost[-1], allow_graceful=False)
+
+    plan = make_plan(parse_spec(spec_data()))
+    sweep(plan, tmp_path, executor="ray", address=cluster.address, batch_size=4, tell=tell)
+    assert lost
+    assert len(told) == plan.traces
+    assert contents(tmp_path) == contents(finished)
+
+
+def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: Path) -> None:
+    ray.shutdown()
+    with pytest.raises(KvatlasError, match=r"'127.0.0.1:1' cannot be reached .* valid is HOST:PORT of its head node"):
+        sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="127.0.0.1:1")
+
+
+def test_an_address_is_nothing_for_the_local_executor(spec_data: Build, tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match="'local' has no cluster 'here:1'; valid with an address is 'ray'"):
+        sweep(make_plan(parse_spec(spec_data())), tmp_path, address="here:1")
+
+
+def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    (model,) = plan.models
+    job = Job(
+        model,
+        model.weights_digest,
+        plan.benchmarks,
+        tuple(plan.units(model, set())),
+        plan.spec.sampling.sampling(),
+        3,
+        4,
+    )
+    assert difference(job) is None
+    assert "finds other weights of the model" in str(difference(replace(job, weights="0" * 64)))
+    assert "has torch" in str(difference(replace(job, made_with={**job.made_with, "torch": "1.0"})))
+    gone = replace(job, model=replace(model, folder=tmp_path / "gone"))
+    assert "finds no folder" in str(difference(gone))
+
+
+def test_a_desk_gives_out_every_unit_once() -> None:
+    desk = Desk(3)
+    assert [desk.claim(0), desk.claim(1), desk.claim(0)] == [0, 1, 2]
+    assert (desk.claim(1), desk.left(), desk.at_work()) == (None, 0, {0, 1})
+    desk.lose(0)
+    assert desk.at_work() == {1}

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
+from kvatlas.models import Model
+from kvatlas.results import Store
+from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from kvatlas.sweeps.executors import executors, worth
+from kvatlas.sweeps.plan import Unit
+from kvatlas.sweeps.work import Job, grade
+
+Build = Callable[..., dict[str, Any]]
+
+
+def contents(folder: Path) -> dict[Any, Trace]:
+    """Everything but the wall time."""
+    with Store.open(folder) as store:
+        return {
+            (key, trace.setting, trace.benchmark, trace.problem, trace.sample): replace(
+                trace, usage=replace(trace.usage, seconds=0.0)
+            )
+            for key, trace in store.traces()
+        }
+
+
+@pytest.fixture(scope="module")
+def finished(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run in this process."""
+    folder = tmp_path_factory.mktemp("run")
+    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
+    return folder
+
+
+def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    found = contents(finished)
+    assert len(found) == plan.traces
+    assert any(trace.usage.compressions for trace in found.values())
+    assert {trace.grade.status for trace in found.values()} <= set(Status)
+    assert all(not trace.grade.correct for trace in found.values() if trace.grade.status is Status.TRUNCATED)
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 1), (1, 7), (2, 64)])
+def test_workers_and_batch_size_change_nothing(
+    finished: Path, spec_data: Build, tmp_path: Path, workers: int, batch_size: int
+) -> None:
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=workers, batch_size=batch_size)
+    assert contents(tmp_path) == contents(finished)
+
+
+def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Build, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    sweep(make_plan(parse_spec(spec_data(problems=2))), tmp_path, workers=1, tell=told.append)
+    assert len(told) == 2 * 2 * 2 * 9
+    assert told[-1].done == told[-1].total
+    assert told[-1].saved_tokens > 0
+    again: list[Progress] = []
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, tell=again.append)
+    assert len(again) == 2 * 1 * 2 * 9
+    assert (again[0].done, again[-1].done) == (len(told) + 1, again[-1].total)
+    assert contents(tmp_path) == contents(finished)
+    once_more: list[Progress] = []
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, tell=once_more.append)
+    assert once_more == []
+
+
+@pytest.mark.slow
+def test_killed_three_times_at_random_moments(finished: Path, write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    """kill -9 of the driver, then of driver and workers: the finished store equals the undisturbed one."""
+    spec, folder = write_spec(), tmp_path / "run"
+    command = [sys.executable, "-m", "kvatlas", "sweep", str(spec), "--out", str(folder), "--batch-size", "2"]
+    rng = random.Random(5)
+    counts = []
+    for workers in ("1", "1", "2"):
+        process = subprocess.Popen([*command, "--workers", workers], stderr=subprocess.DEVNULL, start_new_session=True)
+        started = time.monotonic()
+        before = counts[-1] if counts else 0
+        while process.poll() is None and _stored(folder) <= before and time.monotonic() - started < 60:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0.0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        # Killed while at work, not after it was done.
+        assert process.wait() == -signal.SIGKILL
+        counts.append(_stored(folder))
+    assert 0 < counts[0] <= counts[1] <= counts[2]
+    assert counts[0] < len(contents(finished))
+    subprocess.run([*command, "--workers", "1"], check=True, capture_output=True)
+    assert contents(folder) == contents(finished)
+
+
+def _stored(folder: Path) -> int:
+    try:
+        with Store.open(folder) as store:
+            return len(store.keys())
+    except KvatlasError:
+        return 0
+
+
+def test_another_seed_gives_other_traces(finished: Path, spec_data: Build, tmp_path: Path) -> None:
+    sweep(make_plan(parse_spec(spec_data(seed=4))), tmp_path, workers=1)
+    one = {key[1:]: trace.tokens for key, trace in contents(finished).items()}
+    other = {key[1:]: trace.tokens for key, trace in contents(tmp_path).items()}
+    assert one.keys() == other.keys()
+    assert sum(one[key] == other[key] for key in one) < len(one) / 10
+
+
+def test_a_small_job_is_not_worth_several_processes(tiny_llama: Model) -> None:
+    chain = find("CHAIN6")
+    units = tuple(Unit("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in chain.problems(20))
+    job = Job(tiny_llama, "digest", (chain,), units, Sampling(), 0)
+    assert worth(job) == 1
+    assert worth(replace(job, units=units * 200)) > 8
+    large, unknown = replace(tiny_llama), replace(tiny_llama)
+    vars(large)["weight_bytes"], vars(unknown)["weight_bytes"] = 2 * 10**9, None
+    assert worth(replace(job, model=large)) > 8
+    assert worth(replace(job, model=unknown)) == 20
+
+
+def test_workers_that_die_without_a_result_end_in_a_sentence(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "get", lambda _: lambda _job, _workers: iter(()))
+    with pytest.raises(KvatlasError, match="12 problems are still to do"):
+        sweep(make_plan(parse_spec(spec_data())), tmp_path)
+
+
+def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Path) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    assert plan.keys
+    weights = plan.models[0].folder / "model.safetensors"
+    moved = weights.rename(weights.with_suffix(".gone"))
+    try:
+        with pytest.raises(KvatlasError, match=r"weights of the model .* cannot be loaded"):
+            sweep(plan, tmp_path, workers=2)
+    finally:
+        moved.rename(weights)
+
+
+def test_an_unknown_executor_is_refused(spec_data: Build, tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match="Unknown executor 'slurm'; valid are: local, ray"):
+        sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="slurm")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux' list of processes")
+def test_workers_end_when_the_driver_is_killed(write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    spec = write_spec(problems=40, sampling={"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 400})
+    words = ["-m", "kvatlas", "sweep", spec, "--out", tmp_path / "run", "--workers", "2", "--quiet"]
+    driver = subprocess.Popen([sys.executable, *map(str, words)], start_new_session=True, stderr=subprocess.DEVNULL)
+
+    def group() -> int:
+        """Processes of the driver's group that are alive, from Linux' list of them."""
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, group, *_ = path.read_text().rpartition(")")[2].split()
+                found += int(group) == driver.pid and state != "Z"
+        return found
+
+    def wait_for(enough: Callable[[int], bool]) -> None:
+        end = time.monotonic() + 60
+        while not enough(group()) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert enough(group())
+
+    # The driver, its two workers and the process that tracks what they share.
+    wait_for(lambda count: count >= 4)
+    time.sleep(2)
+    driver.kill()
+    driver.wait()
+    wait_for(lambda count: count == 0)
+
+
+def test_what_counts_as_an_answer(tiny_llama: Model) -> None:
+    from kvatlas.benchmarks import find
+
+    chain = find("CHAIN4")
+    (problem,) = chain.problems(1)
+    answer = tuple(tiny_llama.tokenizer(problem.answer)["input_ids"])
+    (end,) = tiny_llama.stops
+    close = tiny_llama.think_close
+    assert grade(tiny_llama, chain, problem, (close, *answer, end), True).correct
+    assert grade(tiny_llama, chain, problem, (close, *answer), False).status is Status.TRUNCATED
+    assert grade(tiny_llama, chain, problem, (*answer, end), True).status is Status.NO_ANSWER
+    assert grade(tiny_llama, chain, problem, (*answer, close, end), True).status is Status.NO_ANSWER
+
+
+def test_replay_is_refused_and_older_stores_are_read(spec_data: Build, finished: Path) -> None:
+    with pytest.raises(KvatlasError, match="'replay' in spec has no meaning any more"):
+        parse_spec(spec_data(replay="auto"))
+    with Store.open(finished) as store:
+        (key, trace), *_ = store.traces()
+    with Store.create(finished.parent / "older") as store:
+        store.add(key, trace)
+    with contextlib.closing(sqlite3.connect(finished.parent / "older" / "run.sqlite")) as connection:
+        connection.execute("UPDATE traces SET usage = json_set(usage, '$.replayed_tokens', 3, '$.near_ties', 0)")
+        connection.commit()
+    with Store.open(finished.parent / "older") as store:
+        assert [found for _, found in store.traces()] == [trace]

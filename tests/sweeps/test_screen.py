@@ -1,0 +1,210 @@
+"""A screen says where settings depart from the full cache, as decoding shows it, and how far, as a masked pass does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import policies
+from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.forced import ForcedReader, Tally
+from kvatlas.models import Model
+from kvatlas.results import Store
+from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
+from kvatlas.sweeps.screen import measures, outcome
+from kvatlas.sweeps.work import departure
+from tests.engine.test_loop import endless, prompts
+
+Build = Callable[..., dict[str, Any]]
+
+FULL = policies.of(Setting.of("full"))
+
+
+def records(folder: Path) -> dict[Any, Trace]:
+    with Store.open(folder) as store:
+        return {(t.setting.id, t.benchmark, t.problem, t.sample): t for _, t in store.traces()}
+
+
+@pytest.fixture(scope="module")
+def data(spec_data: Build) -> dict[str, Any]:
+    settings = [{"policy": name, "kv_budget": 64, "ratio_over": "thinking"} for name in ("window", "h2o", "snapkv")]
+    return spec_data(settings=settings, problems=2, sampling={"temperature": 0.3, "max_new_tokens": 90})
+
+
+@pytest.fixture(scope="module")
+def decoded(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decoded")
+    sweep(make_plan(parse_spec(data)), folder, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def screened(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder, told = tmp_path_factory.mktemp("screened"), []
+    screen(screening(make_plan(parse_spec(data))), folder, workers=1, note=told.append)
+    return folder, told
+
+
+def test_it_finds_the_first_difference_of_every_decoded_trace(decoded: Path, screened: tuple[Path, list[str]]) -> None:
+    wanted, found = records(decoded), records(screened[0])
+    assert wanted.keys() == found.keys()
+    departed = 0
+    for key, trace in wanted.items():
+        full = wanted[(FULL.setting.id, *key[1:])].tokens
+        if trace.setting == FULL.setting:
+            assert found[key].tokens == full
+            continue
+        metrics = found[key].grade.metrics
+        assert found[key].tokens == ()
+        assert {name: n for name, n in metrics.items() if name == "departs_at"} == departure(trace.tokens, full)
+        assert metrics["unchanged"] == (trace.tokens == full)
+        assert all(0 <= metrics[name] <= 1 for name in ("unchanged", "agreed", "top1", "likeness"))
+        departed += trace.tokens != full
+    assert 0 < departed < len(wanted)
+
+
+def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
+    data: dict[str, Any], screened: tuple[Path, list[str]], decoded: Path, tmp_path: Path
+) -> None:
+    folder, told = screened
+    assert told == ["8 full-cache traces are not there yet: they are decoded first."]
+    plan = screening(make_plan(parse_spec(data)))
+    again: list[str] = []
+    progress: list[Any] = []
+    screen(plan, folder, workers=1, note=again.append, tell=progress.append)
+    assert (again, progress) == ([], [])
+    screen(plan, tmp_path / "s", traces=decoded, workers=1, batch_size=3, note=again.append)
+    assert again == []
+    assert {key: trace.grade for key, trace in records(tmp_path / "s").items()} == {
+        key: trace.grade for key, trace in records(folder).items()
+    }
+
+
+def test_its_maps_say_what_they_are(screened: tuple[Path, list[str]]) -> None:
+    with Store.open(screened[0]) as store:
+        manifest, traces = store.manifest(), list(store.traces(texts=False))
+    maps = maps_of_run(manifest, traces, "top1")
+    assert {one.policy for one in maps} == {"window", "h2o", "snapkv"}
+    assert all("not Pass@1" in " ".join(one.notes) for one in maps)
+    cell = next(iter(maps[0].cells.values()))
+    assert cell.estimate.low is not None
+    assert cell.estimate.low <= cell.estimate.value <= cell.estimate.high
+    with pytest.raises(KvatlasError, match=r"is a screen, .* knows no 'pass@1'; valid metrics are: unchanged, agreed"):
+        maps_of_run(manifest, traces)
+
+
+def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], decoded: Path, tmp_path: Path) -> None:
+    plan = screening(make_plan(parse_spec(data)))
+    with pytest.raises(KvatlasError, match="holds a sweep, whose maps a screen would hide; name another folder"):
+        screen(plan, decoded)
+    hotter = screening(make_plan(parse_spec({**data, "sampling": {"temperature": 0.9, "max_new_tokens": 90}})))
+    with pytest.raises(KvatlasError, match=r"cannot be read: sampling is .*0.3.* there and .*0.9.* in the spec\.$"):
+        screen(hotter, tmp_path / "a", traces=decoded)
+    other = screening(make_plan(parse_spec({**data, "benchmarks": ["CHAIN7"]})))
+    with pytest.raises(KvatlasError, match="they are of other models, benchmarks or prompts"):
+        screen(other, tmp_path / "b", traces=decoded)
+    sweep(make_plan(parse_spec({**data, "baseline": [], "problems": 1, "samples": 1})), tmp_path / "run", workers=1)
+    with pytest.raises(KvatlasError, match="has no setting 'full'"):
+        screen(plan, tmp_path / "c", traces=tmp_path / "run")
+    with pytest.raises(KvatlasError, match="no setting that compresses"):
+        screening(make_plan(parse_spec({**data, "settings": [], "axes": {}})))
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str, Model], thinks: bool) -> None:
+    """What a plain window sees at each step, as a mask over the whole trace through transformers' own attention."""
+    model = endless(random_models["qwen2"])
+    policy = policies.of(Setting.of("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking"))
+    (prompt,) = prompts(model, 1)
+    sampling = Sampling(0.8, 20, 0.95, 100)
+    engine = Engine(model, model.network(), [FULL], sampling)
+    tokens = next(engine.run([Request(0, prompt, 7, (FULL,))])).tokens
+    split = (80, 81) if thinks else (len(tokens), len(tokens))
+    if thinks:
+        vars(model)["split"] = lambda _: split
+    reader = ForcedReader(model, model.network(), [policy], sampling)
+    ((tally),) = [one.tally for one in reader.screen(Request(0, prompt, 7, (policy,), script=tokens))]
+
+    whole = torch.tensor([prompt + tokens])
+    hidden, first = _window_mask(len(prompt), whole.shape[1], 70, 10, 0.5)
+    network = model.network()
+    network.set_attn_implementation("eager")
+    with torch.inference_mode():
+        plain = network(input_ids=whole).logits[0].log_softmax(-1)
+        masked = network(input_ids=whole, attention_mask=hidden).logits[0].log_softmax(-1)
+    after = slice(first, len(prompt) + split[0] - 1)
+    kl = (plain.exp() * (plain - masked)).sum(-1)[after]
+    assert tally.thinking == len(kl) > 20
+    assert tally.kl == pytest.approx(float(kl.sum()), rel=1e-3, abs=1e-3)
+    assert abs(tally.top1 - int((plain.argmax(-1) == masked.argmax(-1))[after].sum())) <= 1
+    said = torch.arange(len(prompt) + split[1], whole.shape[1])
+    change = (masked - plain)[said - 1, whole[0, said]].sum()
+    assert tally.answer == len(said)
+    assert tally.answer_change == pytest.approx(float(change), rel=1e-3, abs=1e-3)
+
+
+def _window_mask(prompt: int, length: int, budget: int, window: int, ratio: float) -> tuple[torch.Tensor, int]:
+    """0 or -inf [1, 1, length, length], and the first position whose token sees less than all."""
+    cached, first = list(range(prompt)), length
+    mask = torch.full((length, length), float("-inf"))
+    for row in range(prompt):
+        mask[row, : row + 1] = 0
+    for position in range(prompt, length):
+        cached.append(position)
+        mask[position, cached] = 0
+        if len(cached) >= budget:
+            first = min(first, position + 1)
+            older = [each for each in cached[:-window] if each >= prompt]
+            stay = older[len(older) - int(ratio * len(older)) :]
+            cached = list(range(prompt)) + stay + cached[-window:]
+    return mask[None, None], first
+
+
+def test_what_has_lost_nothing_measures_nothing_lost() -> None:
+    assert measures(Tally(), 30) == {
+        "unchanged": 1.0, "agreed": 1.0, "top1": 1.0, "likeness": 1.0, "answer_kept": 1.0,
+        "kl": 0.0, "answer_change": 0.0,
+    }  # fmt: skip
+    lost = measures(Tally(10, thinking=4, kl=2.0, top1=3, answer=2, answer_change=-1.0), 40)
+    assert (lost["agreed"], lost["departs_at"], lost["top1"]) == (0.25, 10, 0.75)
+    assert lost["likeness"] == math.exp(-0.5)
+    assert lost["answer_kept"] == math.exp(-1)
+
+
+def test_what_is_kept_of_no_answer_is_unknown() -> None:
+    """A trace that was cut, or that never answered, must not count as one whose answer is kept."""
+    cut = measures(Tally(10, thinking=4, kl=2.0, top1=3), 40, answered=False)
+    assert cut.keys() == {"unchanged", "agreed", "top1", "likeness", "kl", "departs_at"}
+
+
+def test_a_trace_has_an_answer_when_it_says_something_after_thinking_and_ends(tiny_llama: Model) -> None:
+    close, end = tiny_llama.think_close, min(tiny_llama.stops)
+    word = tiny_llama.tokenizer("b", add_special_tokens=False).input_ids
+    assert outcome(tiny_llama, (*word, close, *word, end)) is Status.OK
+    assert outcome(tiny_llama, (*word, close, *word)) is Status.TRUNCATED
+    assert outcome(tiny_llama, word) is Status.TRUNCATED
+    assert outcome(tiny_llama, (*word, close, end)) is Status.NO_ANSWER
+    assert outcome(tiny_llama, (*word, end)) is Status.NO_ANSWER
+
+
+def test_the_oracle_is_screened_with_the_answer_that_it_asks_for(tiny_llama: Model, tmp_path: Path) -> None:
+    benchmark = find("CHAIN6")
+    room = max(len(tiny_llama.encode(benchmark.prompt(problem))) for problem in benchmark.problems(2)) + 40
+    data = {
+        "models": [tiny_llama.name], "benchmarks": ["CHAIN6"], "problems": 2, "samples": 1,
+        "sampling": {"max_new_tokens": 200},
+        "settings": {"policy": "oracle", "kv_budget": room, "ratio_over": "thinking"},
+        "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
+    }  # fmt: skip
+    screen(screening(make_plan(parse_spec(data))), tmp_path, workers=1)
+    found = [trace for trace in records(tmp_path).values() if trace.setting.policy == "oracle"]
+    assert len(found) == 8
+    assert any(trace.usage.compressions and trace.grade.metrics["kl"] > 0 for trace in found)

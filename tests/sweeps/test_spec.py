@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.sweeps import parse_spec, read_spec
+
+Build = Callable[..., dict[str, Any]]
+
+
+def test_the_grid_is_settings_times_axes_and_baselines_stand_beside_it(spec_data: Build) -> None:
+    cells = parse_spec(spec_data()).cells()
+    assert len(cells) == 2 * 2 * 2 + 1
+    wanted = Setting.of("window", kv_budget=64, ratio_over="thinking", local_window=4, ratio=0.2)
+    assert cells[0] == (wanted, False)
+    assert cells[-1] == (Setting.of("full"), True)
+
+
+def test_defaults_are_the_published_ones() -> None:
+    spec = parse_spec({"models": ["m"], "benchmarks": ["b"]})
+    assert spec.sampling.sampling() == Sampling(temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=16_384)
+    assert spec.samples == 5
+    assert spec.cells() == [(Setting.of("full"), True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sample": 3}, "Unknown key 'sample' in spec; valid are models, benchmarks, problems, samples"),
+        ({"sampling": {"temp": 1}}, "Unknown key 'sampling.temp' in spec; valid are temperature, top_k"),
+        ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "valid are name, file, prompt, columns"),
+        ({"models": [{"name": "R1"}]}, "The key 'models.0.model' is missing in spec"),
+        ({"models": "embedded:tiny-llama"}, "models: input should be a valid list"),
+        ({"samples": 0}, "Wrong value in spec, samples: input should be greater than or equal to 1, given 0"),
+        ({"samples": "many"}, "samples: input should be a valid integer"),
+        ({"sampling": {"top_p": 0}}, "sampling.top_p: input should be greater than 0, given 0"),
+        ({"benchmarks": []}, "benchmarks: list should have at least 1 item"),
+        ({"benchmarks": ["CHAIN4", "CHAIN4"]}, "names a value twice"),
+        ({"axes": {"ratio": []}}, "ratio has no values"),
+        ({"axes": {"ratio": [0.1, 0.1]}}, "names a value twice"),
+        ({"settings": [], "baseline": []}, "neither settings nor baseline name a policy"),
+        ({"settings": []}, "axes need settings to vary"),
+        ({"settings": [{"kv_budget": 3}]}, "The key 'settings.0.policy' is missing in spec"),
+    ],
+)
+def test_a_wrong_spec_is_told_in_one_sentence(spec_data: Build, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(KvatlasError) as caught:
+        parse_spec(spec_data(**changes))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match="cannot be read"):
+        read_spec(tmp_path / "none.yaml")
+    path = tmp_path / "spec.yaml"
+    for content, sentence in [
+        (b"models: [a\nb: c", "is not valid YAML in line 2"),
+        (b"- a\n- b", "is no mapping; valid keys are models, benchmarks"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"a: \x00", "is not valid YAML"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(KvatlasError, match=sentence):
+            read_spec(path)
