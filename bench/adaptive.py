@@ -22,7 +22,7 @@ from keeping import keep
 from kvatlas.core import Trace
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.cells import CellTraces, gather
-from kvatlas.stats.estimates.grid import map_axes
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.adaptive import adaptive_choices, standings
 from kvatlas.stats.inference.choice import Choice, choices
 from kvatlas.sweeps import make_plan, parse_spec
@@ -75,7 +75,7 @@ def main() -> None:
     with Store.open(options.run) as store:
         manifest, traces = store.manifest(), list(store.traces(texts=False))
     whole = gather(manifest, traces, "pass@1")
-    wanted = {choice.model: choice for choice in choices(whole, map_axes(manifest, None))}
+    wanted = {choice.model: choice for choice in choices(RunData(manifest, chosen=whole))}
     if any(choice.by_memory is None for choice in wanted.values()):
         parser.error(f"the maps of {options.run} can show nothing, so nothing is chosen from them")
     spent = tokens(whole, traces)

@@ -21,10 +21,12 @@ import numpy as np
 from scipy import stats
 
 from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.estimates import anytime
 from kvatlas.stats.estimates.at_k import bayes_at_n
 from kvatlas.stats.estimates.pass_at_1 import Z, cautious_interval, clustered_interval, conditional_interval
 from kvatlas.stats.inference import resampling, sequential
-from kvatlas.stats.pairs.paired import difference_interval, sign_flip_p
+from kvatlas.stats.inference.resampling import sign_flip_p
+from kvatlas.stats.pairs.paired import difference_interval
 
 PROBLEMS = (30, 40, 198)
 SAMPLES = (1, 2, 4, 5, 16, 64)
@@ -236,7 +238,7 @@ def adaptive_once(maps: Sequence[Floats], cost: Floats) -> dict[str, Any]:
     whole = resampling.plateau(np.concatenate(maps), strata, flips=999)
     chosen, wanted = (int(np.flatnonzero(member)[cost[member].argmin()]) for member in (active, whole.member))
     took = blocks[: state.blocks[0]]
-    low, high = sequential.mean_interval(
+    low, high = anytime.mean_interval(
         np.concatenate([block.means[:, 0] for block in took]), np.concatenate([block.strata for block in took])
     )
     return {

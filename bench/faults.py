@@ -140,7 +140,7 @@ def _forked(ledger: Ledger, folder: Path, after: float | None) -> bool:
     if not child:
         os.close(mine)
         tell: Callable[[Progress], None] = lambda done: _tell(theirs, done)  # noqa: E731
-        sweep(ledger.plan, folder, workers=1, batch_size=BATCH, tell=tell)
+        sweep(ledger.plan, folder, workers=1, batch_size=BATCH, on_trace=tell)
         os._exit(0)
     os.close(theirs)
     killer = threading.Timer(after, os.kill, (child, signal.SIGKILL)) if after is not None else None
@@ -171,7 +171,7 @@ def disk(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: f
             room = rng.randrange(4096, 200_000)
             with limited(resource.RLIMIT_FSIZE, largest + room if ledger.open else resource.RLIM_INFINITY):
                 try:
-                    sweep(ledger.plan, folder, workers=1, batch_size=BATCH, tell=_noting(ledger))
+                    sweep(ledger.plan, folder, workers=1, batch_size=BATCH, on_trace=_noting(ledger))
                     ended = True
                 except KvatlasError as error:
                     if "what was finished before is kept" not in str(error):
@@ -256,7 +256,7 @@ def _hit_while_sweeping(
                 due.pop(0)
                 ledger.blow(folder)
 
-        sweep(ledger.plan, folder, batch_size=BATCH, tell=_noting(ledger, then), **crew)
+        sweep(ledger.plan, folder, batch_size=BATCH, on_trace=_noting(ledger, then), **crew)
         ledger.end(folder)
 
 

@@ -30,7 +30,7 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.forced import ForcedReader
 from kvatlas.noise import stream_key
 from kvatlas.sweeps import make_plan, parse_spec
-from kvatlas.sweeps.screen import measures
+from kvatlas.sweeps.screen_work import measures
 from kvatlas.sweeps.work import grade
 
 FULL = policies.of(Setting.of("full"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shlex
@@ -93,3 +95,26 @@ def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for block in blocks(page, "python"):
         code = compile(block, page.name, "exec", dont_inherit=True)
         exec(code, {"__name__": "__main__"})  # noqa: S102
+
+
+@pytest.mark.slow
+def test_the_tutorials_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script as it is; the notebook cell by cell, each result shown as a notebook would."""
+    monkeypatch.chdir(tmp_path)
+    script = (ROOT / "docs" / "tutorial.py").read_text()
+    exec(compile(script, "tutorial.py", "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
+    assert (tmp_path / "report.html").is_file()
+    assert "# Overview" in capsys.readouterr().out
+    notebook = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
+    names: dict[str, object] = {}
+    shown = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            *body, last = ast.parse("".join(cell["source"])).body
+            value = isinstance(last, ast.Expr)
+            exec(compile(ast.Module([*body, *([] if value else [last])], []), "cell", "exec"), names)  # noqa: S102
+            if isinstance(last, ast.Expr):
+                shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), names))  # noqa: S307
+    pictures = [value._repr_png_() for value in shown if hasattr(value, "_repr_png_")]
+    assert [picture[:4] for picture in pictures] == [b"\x89PNG"]
+    assert (tmp_path / "tutorial-report.html").is_file()

@@ -10,7 +10,8 @@ import pytest
 from kvatlas.core import Trace
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.pairs.comparisons import comparisons_of_run
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.pairs.comparisons import comparisons
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def read(folder: Path) -> tuple[Manifest, list[tuple[str, Trace]]]:
 def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
     """On two benchmarks the best cell of dynts is within 5 points of the full cache, its worst cell and every cell of
     window are 30 points below."""
-    maps = {(one.benchmark, one.policy): one for one in maps_of_run(*run)}
+    maps = {(one.benchmark, one.policy): one for one in maps_of_run(RunData(*run))}
     for benchmark in BENCHMARKS:
         learned, window = maps[benchmark, "dynts"], maps[benchmark, "window"]
         full = learned.baselines["full"].estimate.value
@@ -61,7 +62,7 @@ def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) ->
 
 def test_learned_importance_beats_random_and_window(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
     """At equal budget, window and ratio, on the same problems, paired."""
-    found = {(c.first, c.second): c.difference for c in comparisons_of_run(*run) if not c.note}
+    found = {(c.first, c.second): c.difference for c in comparisons(RunData(*run)) if not c.note}
     for rival in ("random", "window"):
         difference = found["dynts", rival]
         assert difference.value > 0.05

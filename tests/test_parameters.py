@@ -8,7 +8,7 @@ import pytest
 
 from kvatlas import policies
 from kvatlas.cli.results import fixed
-from kvatlas.cli.sweeps import assignment, policy_parameters
+from kvatlas.cli.sweeps import assignments, policy_parameters
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
 from kvatlas.parameters import read_value, text_fields
@@ -38,7 +38,7 @@ class Parameters:
 def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
     assert [read_value(Parameters, name, text) for name in ("words", "perhaps", "scope")] == [text] * 3
     assert read_value(Parameters, "unknown", text) == text
-    assert assignment("--model-option", f"think_close={text}") == ("think_close", text)
+    assert assignments("--model-option", [f"think_close={text}"]) == {"think_close": text}
     assert policy_parameters("dynts", [f"predictor={text}"]) == {"predictor": text}
     assert Options.of({"think_close": text}).think_close == text
 

@@ -1,19 +1,49 @@
-"""kvatlas: maps of what a reasoning model can forget under KV-cache token selection."""
+"""kvatlas: maps of what a reasoning model can forget under KV-cache token selection.
+
+    run = kvatlas.open_run("runs/demo")          # or kvatlas.sweep(spec, out), kvatlas.run(model, benchmark, ...)
+    run.maps()[0].plot("map.png")                # heatmaps; a notebook shows them
+    run.cells()                                  # a DataFrame: values in [0, 1], tokens, seconds
+    run.compare("dynts", "random")               # in pairs, on the same problems
+    run.recommend(), run.describe()              # what to choose; everything as text
+    run.report("report.html")                    # one self-contained page
+
+Lengths are in tokens, values and grades are shares in [0, 1]. Errors are `KvatlasError`, each with one sentence.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvatlas.core import KvatlasError
+
 if TYPE_CHECKING:
+    from kvatlas.api import Description, Map, Run, open_run, run, sweep
     from kvatlas.integrations.transformers import generate
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "generate"]
+__all__ = [
+    "Description",
+    "KvatlasError",
+    "Map",
+    "Run",
+    "__version__",
+    "generate",
+    "open_run",
+    "run",
+    "sweep",
+]
+
+#: Statistics and transformers take seconds to import, and only who uses them waits.
+_HOMES = dict.fromkeys(("Description", "Map", "Run", "open_run", "run", "sweep"), "kvatlas.api")
+_HOMES["generate"] = "kvatlas.integrations.transformers"
 
 
 def __getattr__(name: str) -> Any:
-    # transformers takes seconds to import, and only who generates needs it.
-    if name == "generate":
-        return import_module("kvatlas.integrations.transformers").generate
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kvatlas' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class KvatlasError(Exception):
@@ -24,6 +24,16 @@ class Status(StrEnum):
     TRUNCATED = "truncated"
     NO_ANSWER = "no_answer"
     GRADER_TIMEOUT = "grader_timeout"
+
+
+class Outcome(StrEnum):
+    """What a trace came to, as text for people."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    TRUNCATED = "truncated"
+    NO_ANSWER = "no answer"
+    GRADER_TIMEOUT = "grader timeout"
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Problem:
 class Grade:
     """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about.
 
-    `metrics` holds what a benchmark measures beside: numbers (those in [0, 1] can be mapped and compared) and words,
+    `metrics` holds what else a benchmark measures: numbers (those in [0, 1] can be mapped and compared) and texts,
     by name.
     """
 
@@ -51,11 +61,11 @@ class Grade:
     metrics: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
-    def verdict(self) -> str:
-        """What the trace came to, for people: correct, wrong, truncated, no answer, grader timeout."""
+    def verdict(self) -> Outcome:
+        """What the trace came to, for people."""
         if self.status is Status.OK:
-            return "correct" if self.correct else "wrong"
-        return self.status.value.replace("_", " ")
+            return Outcome.CORRECT if self.correct else Outcome.WRONG
+        return Outcome[self.status.name]
 
 
 @dataclass(frozen=True)
@@ -225,6 +235,16 @@ class Validity:
             return Vacuous.UNANSWERED
         return Vacuous.IDENTICAL if self.same else None
 
+    @property
+    def reason(self) -> str | None:
+        """Why nothing can be recommended from these traces, as a clause; None where it can."""
+        return {
+            None: None,
+            Vacuous.UNCOMPRESSED: f"none of the {self.bounded:,} traces under a KV budget was compressed",
+            Vacuous.UNANSWERED: f"none of the {self.traces:,} traces has an answer",
+            Vacuous.IDENTICAL: f"all {self.settings} settings with a KV budget wrote identical texts",
+        }[self.vacuous]
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -246,13 +266,69 @@ class Cell:
     audit: BudgetAudit | None = None
 
 
+class NoteKind(StrEnum):
+    """What a note on a map is about; `WARNINGS` are told in the colour of warnings."""
+
+    VACUOUS = "vacuous"
+    PARTIAL = "partial"
+    SCREEN = "screen"
+    ADAPTIVE = "adaptive"
+    FIXED = "fixed"
+    UNMEASURED = "unmeasured"
+    LEFT_OUT = "left_out"
+    SCALES = "scales"
+    INTERVAL = "interval"
+
+
+WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence that belongs to a map or a description, and what it is about."""
+
+    kind: NoteKind
+    text: str
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the map cannot be read without it."""
+        return self.kind in WARNINGS
+
+    def __str__(self) -> str:
+        return self.text
+
+
+#: The values of a cell on the vertical and the horizontal axis of its map.
+CellCoord = tuple[Any, Any]
+
+
+class MapName(NamedTuple):
+    """What a map is named by. The mean over several benchmarks has the benchmark `mean of N`."""
+
+    model: str
+    benchmark: str
+    policy: str
+
+    @classmethod
+    def of_mean(cls, model: str, benchmarks: int, policy: str) -> MapName:
+        """The name of a mean over so many benchmarks."""
+        return cls(model, mean_of(benchmarks), policy)
+
+
+def mean_of(benchmarks: int) -> str:
+    """The benchmark of a mean map, in files too."""
+    return f"mean of {benchmarks}"
+
+
 @dataclass(frozen=True)
 class Map:
     """A metric over two axes of the grid, for one model and one benchmark (or the mean over several).
 
     `axes` holds the two parameters in the order (vertical, horizontal) with their values ascending; `cells` is keyed
-    by the pair of values in that order. `baselines` are settings run beside the grid, by their text. `validity` is that
-    of the cells; None where there are no traces.
+    by the pair of values in that order. `baselines` are settings outside the grid, by their text. `validity` is that
+    of the cells; None where there are no traces. `averaged` counts the benchmarks of a mean map, 0 for a single one.
+    `plateau` holds the cells that are statistically tied with the best; None where no test was made.
     """
 
     model: str
@@ -260,10 +336,33 @@ class Map:
     metric: str
     policy: str
     axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
-    cells: Mapping[tuple[Any, Any], Cell]
+    cells: Mapping[CellCoord, Cell]
     baselines: Mapping[str, Cell] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     validity: Validity | None = None
+    averaged: int = 0
+    plateau: frozenset[CellCoord] | None = None
+
+    @property
+    def name(self) -> MapName:
+        """Model, benchmark and policy."""
+        return MapName(self.model, self.benchmark, self.policy)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is a mean over benchmarks."""
+        return self.averaged > 0
+
+    @property
+    def remarks(self) -> tuple[Note, ...]:
+        """Its notes, after the reason why its traces can show nothing, if there is one."""
+        reason = self.validity.reason if self.validity else None
+        return (Note(NoteKind.VACUOUS, f"VACUOUS: {reason}"), *self.notes) if reason else self.notes
+
+    @property
+    def best(self) -> CellCoord:
+        """Where the highest cell is; of equal ones the first."""
+        return max(self.cells, key=lambda coord: self.cells[coord].estimate.value)
 
 
 def canonical(value: Any) -> str:

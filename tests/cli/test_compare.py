@@ -60,7 +60,7 @@ def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, 
     assert said.splitlines()[1].startswith("A full: L0 ")
     code, said, _ = kvatlas("curves", run, "--out", out, "--only", "B", "--no-published", "--json")
     (curve,) = json.loads(said)["curves"]
-    assert curve["system"] == "B"
+    assert curve["entrant"] == "B"
     assert [decay["amplitude"] == 1 for decay in curve["decays"]] == [True, False]
     assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
     code, said, _ = kvatlas("curves", run, "--out", out, "--by", "B")

@@ -9,7 +9,8 @@ import pytest
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.curves import curve_figure, data_csv
 from kvatlas.figures.look import Look, save
-from kvatlas.stats.estimates.curves import POLICY, curves_of_run, one_axis
+from kvatlas.stats.estimates.curves import POLICY, curves_of_run
+from kvatlas.stats.estimates.run_data import RunData
 from tests.stats.synthetic import grid, manifest, traces
 
 BUDGETS = (64, 96, 128)
@@ -33,8 +34,8 @@ def policies():
 
 def test_one_curve_for_each_model_benchmark_and_policy(budgets):
     plan, held = budgets
-    assert one_axis(plan)
-    curves = curves_of_run(plan, held)
+    assert RunData(plan).is_line
+    curves = curves_of_run(RunData(plan, held))
     assert [(one.benchmark, one.policy) for one in curves] == [
         (benchmark, policy) for benchmark in ("CHAIN6", "CHAIN8") for policy in ("dynts", "window")
     ]
@@ -55,37 +56,40 @@ def test_one_curve_for_each_model_benchmark_and_policy(budgets):
 
 def test_fixed_axes_leave_one(budgets):
     plan = manifest(grid("dynts"), problems=2, samples=1)
-    assert not one_axis(plan)
+    assert not RunData(plan).is_line
     fix = {"local_window": 16}
-    assert one_axis(plan, fix)
-    (one, _) = curves_of_run(plan, list(traces(plan)), fix=fix)
+    assert RunData(plan, fix=fix).is_line
+    (one, _) = curves_of_run(RunData(plan, list(traces(plan)), fix=fix))
     assert one.axis == "ratio"
     assert [value for value, _ in one.points] == [0.1, 0.3, 0.5]
     with pytest.raises(KvatlasError, match="one axis and this run varies 2"):
-        curves_of_run(plan, [])
+        curves_of_run(RunData(plan, []))
 
 
 def test_policies_alone_are_the_axis(policies):
     plan, held = policies
-    (one, _) = curves_of_run(plan, held)
+    (one, _) = curves_of_run(RunData(plan, held))
     assert one.axis == POLICY
     assert [value for value, _ in one.points] == ["dynts", "window", "数学", "full"]
     twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
-    (first, _) = curves_of_run(twice, list(traces(twice)))
+    (first, _) = curves_of_run(RunData(twice, list(traces(twice))))
     assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
 
 
 def test_missing_traces_are_refused_or_said(budgets):
     plan, held = budgets
     with pytest.raises(KvatlasError, match="10 of 224 traces are missing"):
-        curves_of_run(plan, held[10:])
-    assert curves_of_run(plan, held[10:], partial=True)[0].notes == ("PARTIAL: 10 of 224 traces are missing",)
+        curves_of_run(RunData(plan, held[10:]))
+    assert (
+        curves_of_run(RunData(plan, held[10:], partial=True))[0].notes[0].text
+        == "PARTIAL: 10 of 224 traces are missing"
+    )
     with pytest.raises(KvatlasError, match="none of its 224 traces"):
-        curves_of_run(plan, [], partial=True)
+        curves_of_run(RunData(plan, [], partial=True))
 
 
 def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
-    curves = curves_of_run(*budgets)
+    curves = curves_of_run(RunData(*budgets))
     figure = curve_figure(curves)
     assert [axes.get_title() for axes in figure.axes] == ["tiny | CHAIN6", "tiny | CHAIN8"]
     axes = figure.axes[0]
@@ -103,7 +107,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
 
 
 def test_words_get_points_with_bars(policies):
-    figure = curve_figure(curves_of_run(*policies), look=Look(1, dark=True))
+    figure = curve_figure(curves_of_run(RunData(*policies)), look=Look(1, dark=True))
     axes = figure.axes[0]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["dynts", "window", "数学", "full"]
     assert len(axes.containers) == 1
@@ -112,13 +116,17 @@ def test_words_get_points_with_bars(policies):
 
 
 def test_many_benchmarks_and_long_names_stand_in_rows(budgets):
-    curves = [replace(one, benchmark=f"{one.benchmark} {n}") for n in range(12) for one in curves_of_run(*budgets)[:2]]
+    curves = [
+        replace(one, benchmark=f"{one.benchmark} {n}")
+        for n in range(12)
+        for one in curves_of_run(RunData(*budgets))[:2]
+    ]
     assert len(curve_figure(curves).axes) == 12
     assert len({round(a.get_position().x0, 3) for a in curve_figure(curves, look=Look(2)).axes}) == 3
 
 
 def test_unlike_curves_and_none_are_refused(budgets):
-    curves = curves_of_run(*budgets)
+    curves = curves_of_run(RunData(*budgets))
     with pytest.raises(KvatlasError, match="no curve to draw"):
         curve_figure([])
     with pytest.raises(KvatlasError, match="the same axis and the same metric"):

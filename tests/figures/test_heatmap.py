@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import means_figure, save, series_figure
 from kvatlas.results.csv_maps import read_maps
@@ -92,7 +92,7 @@ def test_baselines_notes_and_holes_are_on_the_face(llama, tmp_path):
         llama[0],
         cells=cells,
         baselines={"full": full, "window(local_window=500)": full},
-        notes=("PARTIAL: 3 of 40 traces are missing, in 1 cell",),
+        notes=(Note(NoteKind.PARTIAL, "PARTIAL: 3 of 40 traces are missing, in 1 cell"),),
     )
     texts = _texts(series_figure([one, llama[1]]), tmp_path)
     assert "full 97.0 (90.0–99.0)," in texts

@@ -18,8 +18,8 @@ from kvatlas.figures.decay import curve, curves_figure
 from kvatlas.figures.look import save
 from kvatlas.figures.maze import ERROR_WORDS, maze_figure
 from kvatlas.figures.pairwise import density, names_of, numbers, pairwise_figure, save_pairwise
-from kvatlas.results import Store
 from kvatlas.stats.estimates.decay import PUBLISHED_L0
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import System, systems_of
 from tests.wanderers import maze_run
@@ -34,8 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def systems(run: Path, metric: str = "progress") -> list[System]:
-    with Store.open(run) as store:
-        return systems_of([(store.manifest(), store.traces(texts=False))], metric)
+    return systems_of([RunData.open(run)], metric)
 
 
 def texts(figure, folder: Path) -> list[str]:
@@ -159,11 +158,7 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     runs = [
         maze_run(tmp_path / str(b), {("A", FULL): 0.05}, benchmark=f"SEQBENCH-6x6-B{b}", problems=30) for b in (0, 1, 2)
     ]
-    stores = [Store.open(run) for run in runs]
-    merged = {
-        metric: systems_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
-        for metric in ("pass@1", "progress")
-    }
+    merged = {metric: systems_of(list(map(RunData.open, runs)), metric) for metric in ("pass@1", "progress")}
     figure, curves = curves_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
     assert [level for level, _ in curves[0].points] == [0, 1, 2]
     assert curves[0].decays == ()

@@ -23,8 +23,10 @@ from kvatlas.figures.plateau import border
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.pairs.differences import differences_of_run
+from kvatlas.stats.run_analysis import with_plateaus
 from tests.stats.synthetic import grid, manifest, traces
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,7 +41,7 @@ def llama():
 def run():
     plan = manifest(grid("dynts"))
     held = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
-    return plan, held, maps_of_run(plan, held)
+    return plan, held, maps_of_run(RunData(plan, held))
 
 
 def texts(figure, folder):
@@ -51,7 +53,7 @@ def texts(figure, folder):
 def test_a_plateau_is_framed_and_said(llama, tmp_path):
     one = llama[0]
     plateau = {(2000, 0.3), (1000, 0.2), (2000, 0.2)}
-    figure = series_figure([one], outlined={(one.model, one.benchmark, one.policy): plateau})
+    figure = series_figure([replace(one, plateau=frozenset(plateau))])
     frames = [lines for lines in figure.axes[0].collections if lines.get_gid() == "plateau"]
     assert len(frames) == 2
     # Columns 1 and 2 of rows 1 and 2 (from below), without the one cell that is not on it.
@@ -73,11 +75,11 @@ def test_a_border_goes_round_holes_and_islands():
 
 
 def test_where_nothing_is_shown_worse_a_sentence_stands_for_the_frame(llama, tmp_path):
-    plateaus = {name: verdict.plateau for name, verdict in verdicts_of_maps(llama).items()}
-    figure = series_figure(llama, outlined=plateaus)
+    maps = with_plateaus(llama, verdicts_of_maps(llama))
+    figure = series_figure(maps)
     assert not [c for axes in figure.axes for c in axes.collections if c.get_gid() == "plateau"]
-    assert "No cell is shown worse than the best." in texts(figure, tmp_path)
-    assert all(ALL_ALIKE in one.notes for one in metric_panels(llama, plateaus))
+    assert "All cells are statistically tied with the best." in texts(figure, tmp_path)
+    assert all(ALL_ALIKE in one.notes for one in metric_panels(maps))
 
 
 def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
@@ -99,8 +101,11 @@ def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
     plan, held, _ = run
     flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in held]
     words = "VACUOUS: none of the 216 traces under a KV budget was compressed"
-    for panels in (metric_panels(maps_of_run(plan, flat)), cost_panels(maps_of_run(plan, flat), "mean_kv_tokens")):
-        assert all(panel.notes[0] == words for panel in panels)
+    for panels in (
+        metric_panels(maps_of_run(RunData(plan, flat))),
+        cost_panels(maps_of_run(RunData(plan, flat)), "mean_kv_tokens"),
+    ):
+        assert all(panel.notes[0].text == words for panel in panels)
     assert words in " ".join(texts(draw(panels), tmp_path))
 
 
@@ -146,7 +151,7 @@ def test_costs_against_a_baseline_are_changes_in_percent(run):
 
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):
     plan, held, maps = run
-    found = differences_of_run(plan, held, "full")
+    found = differences_of_run(RunData(plan, held), "full")
     assert set(found) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
     panels = difference_panels([*maps, *mean_maps(maps)], found, "full")
     assert len(panels) == 3
@@ -167,7 +172,7 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
 
 def test_the_scale_of_differences_has_0_in_its_middle(run):
     plan, held, maps = run
-    figure = draw(difference_panels(maps, differences_of_run(plan, held, "full"), "full"))
+    figure = draw(difference_panels(maps, differences_of_run(RunData(plan, held), "full"), "full"))
     for bar in (axes for axes in figure.axes if axes.get_ylabel() == "Pass@1 minus full"):
         low, high = bar.get_ylim()
         assert low == pytest.approx(-high)
@@ -176,7 +181,7 @@ def test_the_scale_of_differences_has_0_in_its_middle(run):
 def test_the_mean_of_differences_recovers_its_interval():
     plan = manifest(grid("dynts"), problems=4)
     held = list(traces(plan))
-    found = differences_of_run(plan, held, "full")
+    found = differences_of_run(RunData(plan, held), "full")
     parts = [found["tiny", name, "dynts"][8, 0.1] for name in ("CHAIN6", "CHAIN8")]
     mean = found["tiny", "mean of 2", "dynts"][8, 0.1]
     assert mean.value == pytest.approx(sum(part.value for part in parts) / 2)
@@ -187,8 +192,10 @@ def test_the_mean_of_differences_recovers_its_interval():
 def test_cells_without_a_pair_are_left_out():
     plan = manifest(grid("dynts"), problems=2, samples=1)
     held = [(key, t) for key, t in traces(plan) if (t.setting.policy == "full") == (t.problem == "p0")]
-    assert all(not cells for name, cells in differences_of_run(plan, held, "full").items() if name[1] != "mean of 2")
-    assert differences_of_run(plan, held, "none") == {}
+    assert all(
+        not cells for name, cells in differences_of_run(RunData(plan, held), "full").items() if name[1] != "mean of 2"
+    )
+    assert differences_of_run(RunData(plan, held), "none") == {}
 
 
 def test_csv_maps_have_plain_differences(llama):

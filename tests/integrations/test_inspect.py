@@ -20,6 +20,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Status
 from kvatlas.results import Store
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import systems_of
 
@@ -271,8 +272,7 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
     )  # fmt: skip
     kvatlas("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
     assert (tmp_path / "pair.png").stat().st_size > 10_000
-    with Store.open(tmp_path / "served") as one, Store.open(tmp_path / "local") as two:
-        found = systems_of([(store.manifest(), store.traces(texts=False)) for store in (one, two)])
+    found = systems_of([RunData.open(tmp_path / "served"), RunData.open(tmp_path / "local")])
     ((_, _, pair),) = pairs_of(found)
     # The same weights, sampled twice: both solve these mazes, whichever program decodes.
     assert len(pair.places) == 15

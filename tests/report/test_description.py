@@ -5,23 +5,30 @@ from dataclasses import replace
 
 import pytest
 
-from kvatlas.core import Grade, KvatlasError, Status
-from kvatlas.report.description import cost, describe, p_text
+from kvatlas.core import Grade, KvatlasError, Note, NoteKind, Status
+from kvatlas.report.description import describe, p_text
+from kvatlas.report.description_json import to_json
 from kvatlas.report.markdown import as_text
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.cells import gather
 from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.pass_at_1 import BINOMIAL_NOTE, with_binomial_bounds
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import findings
 from kvatlas.stats.inference.choice import choices
-from kvatlas.stats.pairs.comparisons import comparisons_of_run
-from kvatlas.stats.run_analysis import verdicts_of_run
+from kvatlas.stats.inference.map_tests import verdicts
+from kvatlas.stats.pairs.comparisons import comparisons
 from tests.stats.synthetic import grid, manifest, traces
 
 
 @pytest.fixture(scope="module")
-def published():
+def description():
     return describe(with_binomial_bounds(read_maps("published:dynts_r1_llama")))
+
+
+@pytest.fixture(scope="module")
+def published(description):
+    return to_json(description)
 
 
 def test_the_documented_keys_are_there(published):
@@ -54,7 +61,8 @@ def test_the_numbers_are_percent(published):
 def test_the_published_maps_show_no_more_than_noise():
     """Peaks as published, and none of the eight maps, nor their means, differs by more than noise."""
     both = [one for name in ("llama", "qwen") for one in read_maps(f"published:dynts_r1_{name}")]
-    found = describe(with_binomial_bounds(both))
+    description = describe(with_binomial_bounds(both))
+    found = to_json(description)
     assert [one["evidence_of_difference"] for one in (*found["maps"], *found["means"])] == [False] * 10
     # Standard deviations over cells against the binomial standard error of one cell, as published beside the maps.
     spreads = [(round(m["stability"]["spread"], 2), round(m["stability"]["noise"], 2)) for m in found["maps"]]
@@ -72,45 +80,47 @@ def test_the_published_maps_show_no_more_than_noise():
     assert [(c["setting"], c["kept_tokens_mean"]) for c in found["recommendation"]["all"]] == [
         ("dynts(kv_budget=5000, local_window=500, ratio=0.1)", 950)
     ] * 2
-    text = as_text(found)
+    text = as_text(description)
     assert "0 of 8 maps show more than noise" in text
     assert text.count("The peak is no more than noise") == 10
 
 
 def test_the_published_mean_alone_tells_its_peak_and_what_it_cannot_tell():
-    found = describe(with_binomial_bounds(read_maps("published:dynts_r1_qwen_mean")))
+    description = describe(with_binomial_bounds(read_maps("published:dynts_r1_qwen_mean")))
+    found = to_json(description)
     (peak,) = found["maps"][0]["peaks"]
     assert peak == {"local_window": 2000, "ratio": 0.4, "value": 56.3, "low": None, "high": None}
     assert found["maps"][0]["evidence_of_difference"] is None
-    assert "a mean tells only together with the maps of its benchmarks" in as_text(found)
+    assert "a mean tells only together with the maps of its benchmarks" in as_text(description)
 
 
-def test_markdown_has_five_sections_and_the_numbers(published):
-    text = as_text(published)
+def test_markdown_has_five_sections_and_the_numbers(description):
+    text = as_text(description)
     assert [line for line in text.splitlines() if line.startswith("# ")] == [
         "# Overview", "# Components/Axes", "# Detailed Analysis", "# Key Observations", "# Interpretation",
     ]  # fmt: skip
     assert "49.3 (30.9–67.9) at local_window 2000, ratio 0.3" in text
-    assert text.count(BINOMIAL_NOTE) == 1
+    assert text.count(BINOMIAL_NOTE.text) == 1
     widths = {line.count("|") for line in text.splitlines() if line.startswith("| ") and " | – |" in line}
     assert widths == {13}
 
 
-def test_every_sentence_has_its_number(published):
-    for line in as_text(published).splitlines():
+def test_every_sentence_has_its_number(description):
+    for line in as_text(description).splitlines():
         if line.startswith("- ") or (line and line[0].isalpha()):
-            assert any(mark.isdigit() for mark in line) or line[2:] == BINOMIAL_NOTE, line
+            assert any(mark.isdigit() for mark in line) or line[2:] == BINOMIAL_NOTE.text, line
 
 
 def test_trends_are_claimed_where_a_test_supports_them():
     plan = manifest(grid("dynts"), problems=40)
     run = list(traces(plan, lambda s: {0.1: 0.1, 0.3: 0.5, 0.5: 0.9}.get(s.values.get("ratio"), 0.9)))
-    found = describe(maps_of_run(plan, run), verdicts=verdicts_of_run(plan, run))
+    description = describe(maps_of_run(RunData(plan, run)), verdicts=verdicts(RunData(plan, run)))
+    found = to_json(description)
     trends = {effect["axis"]: effect["trend"] for effect in found["maps"][0]["effects"]}
     assert trends["ratio"]["supported"]
     assert trends["ratio"]["value"] > 50
     assert not trends["local_window"]["supported"]
-    text = as_text(found)
+    text = as_text(description)
     assert "Pass@1 rises along ratio from 0.1 to 0.5: +" in text
     assert "No trend along local_window from 8 to 32 is supported" in text
     assert {cell["ratio"] for cell in found["means"][0]["plateau"]} == {0.5}
@@ -120,13 +130,15 @@ def test_trends_are_claimed_where_a_test_supports_them():
 def test_comparisons_baselines_and_notes_of_a_run():
     plan = manifest(grid("dynts", "random"))
     kept = [t for t in traces(plan, lambda s: 0.9 if s.policy == "dynts" else 0.3) if t[1].problem != "p0"]
-    maps = maps_of_run(plan, kept, partial=True)
-    description = describe(maps, comparisons=comparisons_of_run(plan, kept), notes=["by hand"])
+    maps = maps_of_run(RunData(plan, kept, partial=True))
+    compared = comparisons(RunData(plan, kept))
+    described = describe(maps, comparisons=compared, notes=[Note(NoteKind.FIXED, "by hand")])
+    description = to_json(described)
     first = description["comparisons"][0]
     assert (first["first"], first["second"], first["problems"], first["note"]) == ("dynts", "random", 22, None)
     assert 40 < first["difference"] < 80
     assert description["maps"][0]["baselines"][0]["setting"] == "full"
-    text = as_text(description)
+    text = as_text(described)
     assert "Paired comparisons: " in text
     assert all(one["p"] <= one["p_bh"] <= one["p_holm"] for one in description["comparisons"])
     assert "< 0.001" in text
@@ -141,10 +153,11 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
         for key, one in traces(plan)
     ]
     cells = gather(plan, run)
-    maps = maps_of_run(plan, run)
+    maps = maps_of_run(RunData(plan, run))
     limits = findings(cells)
-    for chosen in (choices(cells, ("local_window", "ratio")), None):
-        description = describe(maps, verdicts=verdicts_of_run(plan, run), choices=chosen, findings=limits)
+    for chosen in (choices(RunData(plan, run)), None):
+        described = describe(maps, verdicts=verdicts(RunData(plan, run)), choices=chosen, findings=limits)
+        description = to_json(described)
         assert json.loads(json.dumps(description, allow_nan=False)) == description
         assert [finding["kind"] for finding in description["findings"]] == ["unanswered", "uncompressed", "no_choice"]
         assert description["maps"][0]["validity"] == {
@@ -155,7 +168,7 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
         assert audit == {"problems": 12, "median": 0.0, "worst": 0, "none": 100.0, "no_choice": 100.0}
         (choice,) = description["recommendation"]["all"]
         assert (choice["setting"], choice["by_time"], choice["candidates"]) == (None, None, 9)
-        text = as_text(description)
+        text = as_text(described)
         first = "CHAIN6: 240 of 240 traces are without an answer (240) or truncated (0); they count as wrong."
         assert text.splitlines()[2] == f"- {first}"
         assert (
@@ -168,11 +181,12 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
 def test_means_that_cannot_be_are_said():
     maps = read_maps("published:dynts_r1_llama")
     narrow = replace(maps[1], axes=(maps[1].axes[0], ("ratio", (0.1,))))
-    description = describe([maps[0], narrow])
+    described = describe([maps[0], narrow])
+    description = to_json(described)
     assert description["means"] == []
     assert "No means over benchmarks: A mean needs equal axes" in description["notes"][0]
-    assert "mean of" not in as_text(description)
-    assert describe(maps, means=[])["means"] == []
+    assert "mean of" not in as_text(described)
+    assert to_json(describe(maps, means=[]))["means"] == []
 
 
 def test_nothing_to_describe():
@@ -180,11 +194,5 @@ def test_nothing_to_describe():
         describe([])
 
 
-def test_small_words():
+def test_p_values_have_three_places():
     assert [p_text(p) for p in (0.0004, 0.0312, 1.0)] == ["< 0.001", "0.031", "1.000"]
-    assert cost(read_maps("published:dynts_r1_llama_mean")[0].cells[500, 0.1]) == ["5 samples each"]
-    plan = manifest(grid("dynts"))
-    assert cost(maps_of_run(plan, traces(plan, lambda _: 1.0))[0].cells[8, 0.1]) == [
-        "12 problems", "2 samples each", "60 tokens kept on average", "96 at the peak", "100 tokens per answer",
-        "0 truncated",
-    ]  # fmt: skip

@@ -133,8 +133,8 @@ def test_many_missing_cells_are_named_up_to_five(read):
 def test_missing_cells_are_drawn_if_asked_for_and_noted(read):
     text = GOOD.replace("M,AIME24,1000,0.2,43\n", "") + "M,AMC23,500,0.1,4\n"
     first, second = read(text, partial=True)
-    assert first.notes == ("PARTIAL: 1 of 4 cells are missing",)
-    assert second.notes == ("PARTIAL: 3 of 4 cells are missing",)
+    assert [*map(str, first.notes)] == ["PARTIAL: 1 of 4 cells are missing"]
+    assert [*map(str, second.notes)] == ["PARTIAL: 3 of 4 cells are missing"]
     assert second.axes == first.axes
 
 

@@ -9,6 +9,7 @@ from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
 from kvatlas.results.export import csv_text, export, record, replacing
 from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace, traces
 
 NAMES = [
@@ -71,7 +72,7 @@ def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
 
 def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
     with Store.open(run) as store:
-        maps = maps_of_run(store.manifest(), store.traces(texts=False))
+        maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
     assert export(run, "csv", tmp_path / "m.csv", maps=maps) == 1
     rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
     assert list(rows[0]) == [
@@ -104,8 +105,8 @@ def test_faults_are_named(run, tmp_path):
 
 def test_maps_of_unlike_axes_do_not_share_a_table():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
-    (one,) = maps_of_run(plan, traces(plan))
-    (other,) = maps_of_run(plan, traces(plan), metric="progress")
+    (one,) = maps_of_run(RunData(plan, traces(plan)))
+    (other,) = maps_of_run(RunData(plan, traces(plan), metric="progress"))
     with pytest.raises(KvatlasError, match="differ in them"):
         csv_text([one, other])
     assert csv_text([other]).splitlines()[0].split(",")[5] == "progress"
@@ -113,7 +114,7 @@ def test_maps_of_unlike_axes_do_not_share_a_table():
 
 def test_names_with_commas_and_quotes_are_quoted():
     plan = manifest(grid("dynts"), models=('a "b", c',), benchmarks=("CHAIN6",))
-    text = csv_text(maps_of_run(plan, traces(plan)))
+    text = csv_text(maps_of_run(RunData(plan, traces(plan))))
     assert next(iter(csv.DictReader(text.splitlines())))["model"] == 'a "b", c'
 
 

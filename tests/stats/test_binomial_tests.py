@@ -7,13 +7,13 @@ import pytest
 
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.inference.binomial_tests import (
-    BOUND,
     ONE_SAMPLE,
     bound_verdict,
     model_difference,
     variance,
     verdicts_of_maps,
 )
+from kvatlas.stats.inference.map_tests import Basis
 
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
 
@@ -44,7 +44,7 @@ def test_a_map_with_one_clear_cell_is_more_than_noise(read):
     (verdict,) = verdicts_of_maps(maps).values()
     assert verdict.evidence
     assert verdict.plateau == ((500, 0.4),)
-    assert verdict.method == BOUND
+    assert verdict.basis is Basis.BOUND
     assert verdict.notes == ()
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.stats.pairs.comparisons import CHOSEN, SELECTED, comparisons_of_run
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.pairs.comparisons import CHOSEN, SELECTED, comparisons
 from tests.stats.synthetic import WINDOWS, grid, manifest, setting, traces
 
 
@@ -13,7 +14,7 @@ def _chance(one):
 
 def test_policies_meet_at_equal_parameters_pooled_over_benchmarks():
     plan = manifest(grid("dynts", "random"))
-    between = [c for c in comparisons_of_run(plan, traces(plan, _chance)) if not c.note]
+    between = [c for c in comparisons(RunData(plan, traces(plan, _chance))) if not c.note]
     assert [(c.benchmark, c.first, c.second, c.cells) for c in between] == [("2 benchmarks", "dynts", "random", 18)]
     difference = between[0].difference
     assert (difference.problems, difference.pairs) == (24, 18 * 12 * 2)
@@ -24,20 +25,20 @@ def test_policies_meet_at_equal_parameters_pooled_over_benchmarks():
 def test_a_policy_with_one_of_the_axes_meets_at_that_axis():
     beside = [Setting.of("window", kv_budget=96, local_window=w) for w in WINDOWS]
     plan = manifest([*grid("dynts"), *beside], benchmarks=("CHAIN6",))
-    between = [c for c in comparisons_of_run(plan, traces(plan, _chance)) if not c.note]
+    between = [c for c in comparisons(RunData(plan, traces(plan, _chance))) if not c.note]
     assert [(c.benchmark, c.first, c.second, c.cells) for c in between] == [("CHAIN6", "dynts", "window", 9)]
 
 
 def test_policies_that_never_agree_do_not_meet():
     other = [Setting.of("random", kv_budget=64, local_window=w, ratio=r) for w in (8, 16) for r in (0.1, 0.3)]
     plan = manifest([*grid("dynts"), *other])
-    assert all(c.note for c in comparisons_of_run(plan, traces(plan, _chance)))
+    assert all(c.note for c in comparisons(RunData(plan, traces(plan, _chance))))
 
 
 def test_the_best_cell_meets_each_baseline_and_is_said_to_be_chosen():
     plan = manifest(grid("dynts"))
     best = setting("dynts", 16, 0.3)
-    found = comparisons_of_run(plan, traces(plan, lambda s: 1.0 if s == best else 0.2))
+    found = comparisons(RunData(plan, traces(plan, lambda s: 1.0 if s == best else 0.2)))
     assert [(c.model, c.benchmark, c.second, c.note) for c in found] == [
         ("tiny", "CHAIN6", "full", CHOSEN.format(9)),
         ("tiny", "CHAIN8", "full", CHOSEN.format(9)),
@@ -49,18 +50,18 @@ def test_the_best_cell_meets_each_baseline_and_is_said_to_be_chosen():
 def test_traces_that_do_not_overlap_are_not_compared():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
     kept = [(key, one) for key, one in traces(plan) if (one.problem == "p0") == (one.setting.policy == "full")]
-    assert comparisons_of_run(plan, kept) == []
+    assert comparisons(RunData(plan, kept)) == []
 
 
 def test_a_best_cell_that_is_behind_keeps_its_p_value():
     plan = manifest(grid("dynts"))
-    found = comparisons_of_run(plan, traces(plan, lambda s: 0.9 if s.policy == "full" else 0.1))
+    found = comparisons(RunData(plan, traces(plan, lambda s: 0.9 if s.policy == "full" else 0.1)))
     assert {c.note for c in found} == {SELECTED}
 
 
 def test_models_meet_policy_by_policy():
     plan = manifest(grid("dynts", "random"), models=("one", "two"))
-    between = [c for c in comparisons_of_run(plan, traces(plan)) if c.first == "one"]
+    between = [c for c in comparisons(RunData(plan, traces(plan))) if c.first == "one"]
     assert [(c.model, c.first, c.second, c.cells, c.note) for c in between] == [
         ("one, two", "one", "two", 18, "dynts"),
         ("one, two", "one", "two", 18, "random"),

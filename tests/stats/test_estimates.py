@@ -12,6 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.stats.estimates.pass_at_1 import (
     BINOMIAL_NOTE,
+    Z,
     binomial_bound,
     clustered_interval,
     mean_over_benchmarks,
@@ -25,8 +26,9 @@ from kvatlas.stats.estimates.pass_at_1 import (
 @pytest.mark.parametrize(("right", "n"), [(0, 30), (1, 30), (15, 30), (40, 40), (91, 198)])
 def test_wilsons_interval_is_scipys_and_statsmodels(right, n):
     reference = stats.binomtest(right, n).proportion_ci(method="wilson")
-    assert wilson(right / n, n) == pytest.approx((reference.low, reference.high), abs=1e-12)
-    assert wilson(right / n, n) == pytest.approx(proportion_confint(right, n, method="wilson"), abs=1e-9)
+    found = wilson(np.array(right / n), np.array(float(n)), np.array(Z))
+    assert found == pytest.approx((reference.low, reference.high), abs=1e-12)
+    assert found == pytest.approx(proportion_confint(right, n, method="wilson"), abs=1e-9)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 30), (1, 30), (15, 30), (40, 40), (91, 198)])

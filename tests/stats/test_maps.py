@@ -6,12 +6,13 @@ import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.stats.estimates.maps import maps_of_run, mean_map, mean_maps
+from kvatlas.stats.estimates.run_data import RunData
 from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
 
 
 def test_one_map_for_each_model_benchmark_and_policy():
     plan = manifest(grid("dynts", "random"), models=("one", "two"))
-    maps = maps_of_run(plan, traces(plan))
+    maps = maps_of_run(RunData(plan, traces(plan)))
     assert [(m.model, m.benchmark, m.policy) for m in maps] == [
         (model, benchmark, policy)
         for model in ("one", "two")
@@ -31,7 +32,7 @@ def test_one_map_for_each_model_benchmark_and_policy():
 
 def test_values_are_those_of_the_traces():
     plan = manifest(grid("dynts"))
-    (first, _) = maps_of_run(plan, traces(plan, lambda s: float(s.values.get("ratio") == 0.3)))
+    (first, _) = maps_of_run(RunData(plan, traces(plan, lambda s: float(s.values.get("ratio") == 0.3))))
     assert {place: cell.estimate.value for place, cell in first.cells.items()} == {
         (w, r): float(r == 0.3) for w in WINDOWS for r in RATIOS
     }
@@ -41,17 +42,17 @@ def test_values_are_those_of_the_traces():
 
 def test_progress_is_a_metric_and_others_are_refused():
     plan = manifest(grid("dynts"))
-    (first, _) = maps_of_run(plan, traces(plan, lambda _: 0.0), metric="progress")
+    (first, _) = maps_of_run(RunData(plan, traces(plan, lambda _: 0.0), metric="progress"))
     assert first.metric == "progress"
     assert first.cells[8, 0.1].estimate.value == 0.5
     with pytest.raises(KvatlasError, match="'speed'; valid are: pass@1, progress"):
-        maps_of_run(plan, [], metric="speed")
+        maps_of_run(RunData(plan, [], metric="speed"))
 
 
 def test_a_grade_that_is_not_ok_counts_as_wrong():
     plan = manifest(grid("dynts"))
     lenient = Grade(True, 1.0, "7", Status.GRADER_TIMEOUT)
-    (first, _) = maps_of_run(plan, [(key, replace(one, grade=lenient)) for key, one in traces(plan)])
+    (first, _) = maps_of_run(RunData(plan, [(key, replace(one, grade=lenient)) for key, one in traces(plan)]))
     assert first.cells[8, 0.1].estimate.value == 0
 
 
@@ -66,9 +67,9 @@ def test_foreign_traces_do_not_count():
         (some.run_key, trace(replace(some, setting=Setting.of("dynts", ratio=0.9)), "p0", 0, True)),
         (some.run_key, trace(some, "p0", 0, True)),
     ]
-    assert maps_of_run(plan, own + foreign) == maps_of_run(plan, own)
+    assert maps_of_run(RunData(plan, own + foreign)) == maps_of_run(RunData(plan, own))
     with pytest.raises(KvatlasError, match="1 of 480 traces are missing"):
-        maps_of_run(plan, own[1:] + foreign[:-1])
+        maps_of_run(RunData(plan, own[1:] + foreign[:-1]))
 
 
 def test_missing_traces_are_refused_with_numbers_unless_partial():
@@ -79,9 +80,9 @@ def test_missing_traces_are_refused_with_numbers_unless_partial():
         if one.setting != setting("dynts", 8, 0.1) and not (one.setting.policy == "full" and one.problem == "p3")
     ]
     with pytest.raises(KvatlasError, match=r"26 of 240 traces are missing, in 2 of 10 cells; .*--partial"):
-        maps_of_run(plan, kept)
-    (partial,) = maps_of_run(plan, kept, partial=True)
-    assert partial.notes == ("PARTIAL: 26 of 240 traces are missing, in 2 cells",)
+        maps_of_run(RunData(plan, kept))
+    (partial,) = maps_of_run(RunData(plan, kept, partial=True))
+    assert [*map(str, partial.notes)] == ["PARTIAL: 26 of 240 traces are missing, in 2 cells"]
     assert (8, 0.1) not in partial.cells
     assert len(partial.cells) == 8
     assert partial.axes == AXES
@@ -90,10 +91,10 @@ def test_missing_traces_are_refused_with_numbers_unless_partial():
 
 def test_a_map_without_any_trace_is_left_out_and_an_empty_run_refused():
     plan = manifest(grid("dynts"))
-    (only,) = maps_of_run(plan, (t for t in traces(plan) if t[1].benchmark == "CHAIN8"), partial=True)
+    (only,) = maps_of_run(RunData(plan, (t for t in traces(plan) if t[1].benchmark == "CHAIN8"), partial=True))
     assert only.benchmark == "CHAIN8"
     with pytest.raises(KvatlasError, match="none of its 480 traces"):
-        maps_of_run(plan, [], partial=True)
+        maps_of_run(RunData(plan, [], partial=True))
 
 
 def test_three_axes_need_one_fixed():
@@ -103,31 +104,31 @@ def test_three_axes_need_one_fixed():
     ]
     plan = manifest(settings, axes=(*AXES, ("kv_budget", budgets)))
     with pytest.raises(KvatlasError, match=r"varies 3 \(local_window, ratio, kv_budget\).*for example kv_budget=64"):
-        maps_of_run(plan, traces(plan))
-    maps = maps_of_run(plan, traces(plan), fix={"kv_budget": 96})
-    assert [m.notes for m in maps] == [("kv_budget=96",)] * 2
+        maps_of_run(RunData(plan, traces(plan)))
+    maps = maps_of_run(RunData(plan, traces(plan), fix={"kv_budget": 96}))
+    assert [[*map(str, m.notes)] for m in maps] == [["kv_budget=96"]] * 2
     assert maps[0].cells[8, 0.1].setting.values["kv_budget"] == 96
     assert maps[0].policy == "dynts"
     with pytest.raises(KvatlasError, match="no axis 'window' to fix; its axes are: local_window, ratio, kv_budget"):
-        maps_of_run(plan, [], fix={"window": 8})
+        maps_of_run(RunData(plan, [], fix={"window": 8}))
     with pytest.raises(KvatlasError, match="cannot be fixed to 80; the run has: 64, 96"):
-        maps_of_run(plan, [], fix={"kv_budget": 80})
+        maps_of_run(RunData(plan, [], fix={"kv_budget": 80}))
 
 
 @pytest.mark.parametrize(("axes", "said"), [((), "none"), ((("ratio", (0.1, 0.3)), ("local_window", (8,))), "ratio")])
 def test_fewer_than_two_axes_are_refused(axes, said):
     plan = manifest(grid("dynts"), axes=axes)
     with pytest.raises(KvatlasError, match=f"two axes with at least two values each; this run varies {said}"):
-        maps_of_run(plan, [])
+        maps_of_run(RunData(plan, []))
 
 
 def test_policies_without_both_axes_have_no_map():
     beside = [Setting.of("window", kv_budget=96, local_window=w) for w in WINDOWS]
     plan = manifest([*grid("dynts"), *beside])
-    assert {m.policy for m in maps_of_run(plan, traces(plan))} == {"dynts"}
+    assert {m.policy for m in maps_of_run(RunData(plan, traces(plan)))} == {"dynts"}
     plan = manifest(beside)
     with pytest.raises(KvatlasError, match="No policy of this run has two or more values of both"):
-        maps_of_run(plan, traces(plan))
+        maps_of_run(RunData(plan, traces(plan)))
 
 
 def test_variants_of_a_policy_are_told_apart():
@@ -138,7 +139,7 @@ def test_variants_of_a_policy_are_told_apart():
         for r in RATIOS
     ]
     plan = manifest(settings, benchmarks=("CHAIN6",))
-    assert [m.policy for m in maps_of_run(plan, traces(plan))] == [
+    assert [m.policy for m in maps_of_run(RunData(plan, traces(plan)))] == [
         "dynts(ratio_over=older)",
         "dynts(ratio_over=thinking)",
     ]
@@ -147,13 +148,13 @@ def test_variants_of_a_policy_are_told_apart():
 def test_a_setting_can_be_both_baseline_and_cell():
     plan = manifest(grid("dynts"), baselines=(setting("dynts", 8, 0.1),), benchmarks=("CHAIN6",))
     plan = replace(plan, expected=(*(replace(e, baseline=False) for e in plan.expected[:-1]), plan.expected[-1]))
-    (only,) = maps_of_run(plan, traces(plan))
+    (only,) = maps_of_run(RunData(plan, traces(plan)))
     assert only.cells[8, 0.1].estimate == only.baselines["dynts"].estimate
 
 
 def test_mean_map_averages_cells_and_baselines():
     plan = manifest(grid("dynts"))
-    first, second = maps_of_run(plan, traces(plan))
+    first, second = maps_of_run(RunData(plan, traces(plan)))
     mean = mean_map([first, second])
     assert (mean.model, mean.benchmark, mean.policy) == ("tiny", "mean of 2", "dynts")
     for place, cell in mean.cells.items():
@@ -168,7 +169,7 @@ def test_mean_map_averages_cells_and_baselines():
 
 def test_mean_map_refuses_what_does_not_belong_together():
     plan = manifest(grid("dynts", "random"), models=("one", "two"))
-    maps = {(m.model, m.benchmark, m.policy): m for m in maps_of_run(plan, traces(plan))}
+    maps = {(m.model, m.benchmark, m.policy): m for m in maps_of_run(RunData(plan, traces(plan)))}
     first = maps["one", "CHAIN6", "dynts"]
     for other, said in (
         (maps["two", "CHAIN8", "dynts"], "one model"),
@@ -188,9 +189,9 @@ def test_mean_of_partial_maps_says_so():
     kept = [
         (key, one) for key, one in traces(plan) if (one.benchmark, one.setting) != ("CHAIN8", setting("dynts", 8, 0.1))
     ]
-    mean = mean_map(maps_of_run(plan, kept, partial=True))
+    mean = mean_map(maps_of_run(RunData(plan, kept, partial=True)))
     assert len(mean.cells) == 8
-    assert mean.notes == (
+    assert [*map(str, mean.notes)] == [
         "PARTIAL: some of the averaged maps lack traces",
         "cells that not every benchmark has are left out",
-    )
+    ]

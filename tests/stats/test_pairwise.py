@@ -22,7 +22,7 @@ def test_shares_and_difference_by_hand() -> None:
     found = pair(first, second)
     assert len(found.places) == 4
     assert (found.above, found.on, found.below) == (0.25, 0.25, 0.5)
-    value, low, high = found.difference
+    value, low, high = found.difference.value, found.difference.low, found.difference.high
     assert value == pytest.approx((-0.2 + 0 + 1.0 + 0.2) / 4)
     assert low < 0 < value < high
     assert found.given_depth is None

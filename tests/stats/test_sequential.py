@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvatlas.stats.inference.sequential import Block, largest_of, mean_interval, race
+from kvatlas.stats.estimates.anytime import mean_interval
+from kvatlas.stats.inference.sequential import Block, largest_of, race
 
 
 def _blocks(rng, truth, problems=120, count=12):

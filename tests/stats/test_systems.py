@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.results import Store
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.systems import check_complete, choose, systems_of, trace_of
 from tests.wanderers import maze_run
 
@@ -19,8 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def systems(run: Path, metric: str = "progress"):
-    with Store.open(run) as store:
-        return systems_of([(store.manifest(), store.traces(texts=False))], metric)
+    return systems_of([RunData.open(run)], metric)
 
 
 def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run: Path) -> None:
@@ -85,8 +86,7 @@ def test_names_fit_one_system_in_the_order_given(run: Path) -> None:
 
 def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Path) -> None:
     other = maze_run(tmp_path, {("B", FULL): 0.1}, benchmark="SEQBENCH-5x5", problems=5)
-    with Store.open(run) as one, Store.open(other) as two:
-        runs = [(store.manifest(), list(store.traces(texts=False))) for store in (one, two)]
+    runs = [RunData.open(run), RunData.open(other)]
     both = systems_of(runs)
     assert len(both[3].outcomes) == 17
     with pytest.raises(KvatlasError, match="compare runs that do not overlap"):
@@ -94,22 +94,20 @@ def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Pat
 
 
 def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
-    with Store.open(run) as store:
-        half = [pair for pair in store.traces(texts=False) if pair[1].sample == 0]
-        found = systems_of([(store.manifest(), half)])
+    whole = RunData.open(run)
+    found = systems_of([replace(whole, traces=[pair for pair in whole.traces if pair[1].sample == 0])])
     with pytest.raises(KvatlasError, match="48 of 96 traces are missing"):
         check_complete(found, False)
-    assert check_complete(found, True) == ["PARTIAL: 48 of 96 traces are missing"]
+    assert list(map(str, check_complete(found, True))) == ["PARTIAL: 48 of 96 traces are missing"]
     assert check_complete(systems(run), False) == []
 
 
 def test_one_trace_by_name(run: Path) -> None:
-    with Store.open(run) as store:
-        manifest, traces = store.manifest(), list(store.traces(texts=False))
-    problem = traces[0][1].problem
-    trace = trace_of(manifest, traces, problem, 1, "dynts ratio=0.1")
+    data = RunData.open(run)
+    problem = data.traces[0][1].problem
+    trace = trace_of(data, problem, 1, "dynts ratio=0.1")
     assert (trace.setting, trace.sample, trace.problem) == (SMALL, 1, problem)
     with pytest.raises(KvatlasError, match="Name one system with sample 0"):
-        trace_of(manifest, traces, problem, 0)
+        trace_of(data, problem, 0)
     with pytest.raises(KvatlasError, match="there are: none"):
-        trace_of(manifest, traces, problem, 9)
+        trace_of(data, problem, 9)

@@ -17,14 +17,15 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.figures.panels import metric_panels
 from kvatlas.report.describe import describe_sources
+from kvatlas.report.description_json import to_json
 from kvatlas.report.markdown import as_text
 from kvatlas.report.page import write_report
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.cells import gather
-from kvatlas.stats.estimates.grid import map_axes
-from kvatlas.stats.estimates.maps import maps_of_cells, maps_of_run, mean_maps
+from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import verdicts
-from kvatlas.stats.run_analysis import judge, verdicts_of_run
+from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.allocation import order
 from tests.sweeps.test_run import contents
@@ -47,7 +48,7 @@ TINY: dict[str, Any] = {
 def adaptive(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A finished adaptive run with what was said on the way."""
     folder, said = tmp_path_factory.mktemp("adaptive") / "run", list[str]()
-    sweep(make_plan(parse_spec(spec_data(**TINY))), folder, workers=1, note=said.append)
+    sweep(make_plan(parse_spec(spec_data(**TINY))), folder, workers=1, on_message=said.append)
     return folder, said
 
 
@@ -61,7 +62,7 @@ def test_settings_that_are_shown_worse_get_fewer_problems(adaptive: tuple[Path, 
         (c.expected.setting.values.get("kv_budget"), c.expected.baseline): len(c.expected.problems) for c in cells
     }
     assert problems[72, False] < problems[400, False] == problems[None, True] == 10
-    assert all(cell.found == cell.promised for cell in cells)
+    assert all(cell.stored == cell.promised for cell in cells)
     assert traces == sum(cell.promised for cell in cells) < 5 * 20
     assert said[0] == "embedded:tiny-llama: block 1 of 5, 5 of 5 settings"
     assert "with 2 of 4 settings left" in said[-1]
@@ -71,8 +72,8 @@ def test_settings_that_are_shown_worse_get_fewer_problems(adaptive: tuple[Path, 
 
 def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path, list[str]]) -> None:
     with Store.open(adaptive[0]) as store:
-        maps = maps_of_run(store.manifest(), store.traces(texts=False))
-    assert all("adaptive: cells have" in one.notes[0] for one in maps)
+        maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
+    assert all("adaptive: cells have" in one.notes[0].text for one in maps)
     for one in maps:
         good, bad = one.cells[8, 400].estimate, one.cells[8, 72].estimate
         assert bad.problems < good.problems
@@ -82,7 +83,8 @@ def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path,
 
 
 def test_its_description_names_the_plateau_over_all_policies(adaptive: tuple[Path, list[str]]) -> None:
-    found = describe_sources([str(adaptive[0])])
+    description = describe_sources([str(adaptive[0])])
+    found = to_json(description)
     (mean,) = found["means"]
     assert mean["evidence_of_difference"] is True
     assert {cell["kv_budget"] for cell in mean["plateau"]} == {400}
@@ -90,8 +92,8 @@ def test_its_description_names_the_plateau_over_all_policies(adaptive: tuple[Pat
     (choice,) = found["recommendation"]["all"]
     assert (choice["candidates"], choice["plateau"]) == (4, 2)
     assert "kv_budget=400" in choice["setting"]
-    text = as_text(found)
-    assert "2 of 4 cells are not shown worse than the best" in text
+    text = as_text(description)
+    assert "2 of 4 cells are statistically tied with the best" in text
     assert "an adaptive sweep decides on the mean over benchmarks" in text
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
@@ -100,21 +102,17 @@ def test_the_map_of_its_means_outlines_the_settings_that_are_left(adaptive: tupl
     """Those of single benchmarks have no outline: settings are dropped on the mean."""
     with Store.open(adaptive[0]) as store:
         manifest, traces = store.manifest(), list(store.traces(texts=False))
-    maps = maps_of_run(manifest, traces)
-    plateaus = {name: verdict.plateau for name, verdict in verdicts_of_run(manifest, traces).items()}
-    assert [panel.outlined for panel in metric_panels(mean_maps(maps), plateaus)] == [{(4, 400), (8, 400)}]
-    assert not any(panel.outlined for panel in metric_panels(maps, plateaus))
+    analysis = RunAnalysis(RunData(manifest, traces))
+    assert [panel.outlined for panel in metric_panels(analysis.means)] == [{(4, 400), (8, 400)}]
+    assert not any(panel.outlined for panel in metric_panels(analysis.maps))
 
 
 def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]], tmp_path: Path) -> None:
-    with Store.open(adaptive[0]) as store:
-        manifest = store.manifest()
-        cells = gather(manifest, store.traces(texts=False))
-    axes = map_axes(manifest)
-    judged = judge(manifest, cells, maps_of_cells(cells, axes), axes)
-    assert (list(judged.comparisons), len(judged.choices), len(judged.verdicts)) == ([], 1, 1)
-    assert verdicts(cells, axes) == {}
-    write_report(adaptive[0], tmp_path / "page.html", measure=0)
+    run = RunData.open(adaptive[0])
+    analysis = RunAnalysis(run)
+    assert (list(analysis.comparisons), len(analysis.choices), len(analysis.verdicts)) == ([], 1, 1)
+    assert verdicts(run) == {}
+    write_report(run, tmp_path / "page.html", measure=0)
     assert "0 paired comparisons" in (tmp_path / "page.html").read_text("utf-8")
 
 
@@ -124,7 +122,7 @@ def test_a_second_start_decides_the_same_and_decodes_nothing(
     said: list[str] = []
     before = contents(adaptive[0])
     plan = make_plan(parse_spec(spec_data(**TINY)))
-    sweep(plan, adaptive[0], workers=1, tell=lambda _: pytest.fail("decoded"), note=said.append)
+    sweep(plan, adaptive[0], workers=1, on_trace=lambda _: pytest.fail("decoded"), on_message=said.append)
     assert said == adaptive[1]
     assert contents(adaptive[0]) == before
 
@@ -169,7 +167,7 @@ def test_a_token_budget_and_a_width_end_it(spec_data: Build, tmp_path: Path) -> 
     ):
         said: list[str] = []
         spec = spec_data(**{**TINY, "allocate": {"kind": "adaptive", "blocks": 5, **allocate}})
-        sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1, note=said.append)
+        sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1, on_message=said.append)
         assert reason in said[-1]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvatlas.benchmarks import find
 from kvatlas.results import Store
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import check_complete, systems_of
 from kvatlas.sweeps import make_plan, parse_spec, sweep
@@ -25,7 +26,7 @@ def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, A
     sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
     with Store.open(tmp_path) as store:
         manifest = store.manifest()
-        found = systems_of([(manifest, store.traces(texts=False))])
+        found = systems_of([RunData(manifest, store.traces(texts=False))])
     problems = find("SEQBENCH-4x4").problems(3)
     assert manifest.about["SEQBENCH-4x4"] == {problem.id: dict(problem.about) for problem in problems}
     assert manifest.about["CHAIN4"] == {f"CHAIN4-{index:04d}": {"n": 4} for index in range(3)}

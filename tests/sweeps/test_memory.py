@@ -19,7 +19,8 @@ from kvatlas.engine.cache import PAGE
 from kvatlas.engine.memory import free, out_of_memory, peak
 from kvatlas.models import Model
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps.work import Job, decode, fitting
+from kvatlas.sweeps.job import Job, fitting
+from kvatlas.sweeps.work import decode
 from tests.engine.test_loop import endless, grid, requests, run
 
 Build = Callable[..., dict[str, Any]]

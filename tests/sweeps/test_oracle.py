@@ -11,8 +11,9 @@ from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting, Trace
 from kvatlas.models import Model
+from kvatlas.sweeps.job import Job, reference
 from kvatlas.sweeps.plan import Unit
-from kvatlas.sweeps.work import Job, decode, departure, reference
+from kvatlas.sweeps.work import decode, departure
 
 
 def setting(policy: str, **values: Any) -> Setting:

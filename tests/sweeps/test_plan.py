@@ -112,7 +112,7 @@ def test_the_plan_and_the_run_agree_on_decoded_tokens(
     plan = make_plan(parse_spec(data))
     vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
     told: list[Progress] = []
-    sweep(plan, tmp_path, workers=1, tell=told.append)
+    sweep(plan, tmp_path, workers=1, on_trace=told.append)
     tokens = plan.estimate()["decoded_tokens"]
     assert told[-1].decoded_tokens == tokens["shared"]
     assert told[-1].decoded_tokens + told[-1].saved_tokens == tokens["separate"]
@@ -169,7 +169,7 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> Non
     model = save_model("llama", tmp_path / "m", template=FIRST_TEMPLATE, tags=())
     data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
     told: list[str] = []
-    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, note=told.append)
+    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, on_message=told.append)
     (note,) = told
     assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
     data["models"] = [{"model": model.name, "think_close": ""}]

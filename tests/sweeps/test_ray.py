@@ -13,8 +13,8 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.ray_executor import Desk, difference
-from kvatlas.sweeps.work import Job
 from tests.sweeps.test_run import contents
 
 ray = pytest.importorskip("ray")
@@ -66,7 +66,7 @@ def test_a_ray_started_here_changes_nothing_and_goes_on_with_a_local_run(
 ) -> None:
     sweep(make_plan(parse_spec(spec_data(samples=1))), tmp_path, workers=1)
     told: list[Progress] = []
-    sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", workers=1, tell=told.append)
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", workers=1, on_trace=told.append)
     assert len(told) == 1 * 3 * 2 * 9
     assert contents(tmp_path) == contents(finished)
     assert not ray.is_initialized()
@@ -86,7 +86,7 @@ def test_a_killed_worker_costs_only_its_unfinished_problems(
             os.kill(killed[-1], signal.SIGKILL)
 
     plan = make_plan(parse_spec(spec_data()))
-    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, tell=tell)
+    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, on_trace=tell)
     assert len(set(killed)) == 2
     assert len(told) == plan.traces
     assert contents(tmp_path) == contents(finished)
@@ -106,7 +106,7 @@ def test_a_lost_node_costs_only_its_unfinished_problems(
             cluster.remove_node(lost[-1], allow_graceful=False)
 
     plan = make_plan(parse_spec(spec_data()))
-    sweep(plan, tmp_path, executor="ray", address=cluster.address, batch_size=4, tell=tell)
+    sweep(plan, tmp_path, executor="ray", address=cluster.address, batch_size=4, on_trace=tell)
     assert lost
     assert len(told) == plan.traces
     assert contents(tmp_path) == contents(finished)

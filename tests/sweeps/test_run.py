@@ -20,8 +20,9 @@ from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import executors, worth
+from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.plan import Unit
-from kvatlas.sweeps.work import Job, grade
+from kvatlas.sweeps.work import grade
 
 Build = Callable[..., dict[str, Any]]
 
@@ -64,17 +65,17 @@ def test_workers_and_batch_size_change_nothing(
 
 def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Build, tmp_path: Path) -> None:
     told: list[Progress] = []
-    sweep(make_plan(parse_spec(spec_data(problems=2))), tmp_path, workers=1, tell=told.append)
+    sweep(make_plan(parse_spec(spec_data(problems=2))), tmp_path, workers=1, on_trace=told.append)
     assert len(told) == 2 * 2 * 2 * 9
     assert told[-1].done == told[-1].total
     assert told[-1].saved_tokens > 0
     again: list[Progress] = []
-    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, tell=again.append)
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, on_trace=again.append)
     assert len(again) == 2 * 1 * 2 * 9
     assert (again[0].done, again[-1].done) == (len(told) + 1, again[-1].total)
     assert contents(tmp_path) == contents(finished)
     once_more: list[Progress] = []
-    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, tell=once_more.append)
+    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, on_trace=once_more.append)
     assert once_more == []
 
 

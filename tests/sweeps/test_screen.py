@@ -18,8 +18,9 @@ from kvatlas.engine.forced import ForcedReader, Tally
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
-from kvatlas.sweeps.screen import measures, outcome
+from kvatlas.sweeps.screen_work import measures, outcome
 from kvatlas.sweeps.work import departure
 from tests.engine.test_loop import endless, prompts
 
@@ -49,7 +50,7 @@ def decoded(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def screened(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder, told = tmp_path_factory.mktemp("screened"), []
-    screen(screening(make_plan(parse_spec(data))), folder, workers=1, note=told.append)
+    screen(screening(make_plan(parse_spec(data))), folder, workers=1, on_message=told.append)
     return folder, told
 
 
@@ -79,9 +80,9 @@ def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
     plan = screening(make_plan(parse_spec(data)))
     again: list[str] = []
     progress: list[Any] = []
-    screen(plan, folder, workers=1, note=again.append, tell=progress.append)
+    screen(plan, folder, workers=1, on_message=again.append, on_trace=progress.append)
     assert (again, progress) == ([], [])
-    screen(plan, tmp_path / "s", traces=decoded, workers=1, batch_size=3, note=again.append)
+    screen(plan, tmp_path / "s", traces=decoded, workers=1, batch_size=3, on_message=again.append)
     assert again == []
     assert {key: trace.grade for key, trace in records(tmp_path / "s").items()} == {
         key: trace.grade for key, trace in records(folder).items()
@@ -91,14 +92,14 @@ def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
 def test_its_maps_say_what_they_are(screened: tuple[Path, list[str]]) -> None:
     with Store.open(screened[0]) as store:
         manifest, traces = store.manifest(), list(store.traces(texts=False))
-    maps = maps_of_run(manifest, traces, "top1")
+    maps = maps_of_run(RunData(manifest, traces, "top1"))
     assert {one.policy for one in maps} == {"window", "h2o", "snapkv"}
-    assert all("not Pass@1" in " ".join(one.notes) for one in maps)
+    assert all("not Pass@1" in " ".join(map(str, one.notes)) for one in maps)
     cell = next(iter(maps[0].cells.values()))
     assert cell.estimate.low is not None
     assert cell.estimate.low <= cell.estimate.value <= cell.estimate.high
     with pytest.raises(KvatlasError, match=r"is a screen, .* knows no 'pass@1'; valid metrics are: unchanged, agreed"):
-        maps_of_run(manifest, traces)
+        maps_of_run(RunData(manifest, traces))
 
 
 def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], decoded: Path, tmp_path: Path) -> None:

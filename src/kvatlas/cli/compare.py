@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from kvatlas.core import Note
     from kvatlas.stats.pairs.systems import System
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; imported ones, too.")]
@@ -43,13 +44,15 @@ def compare(
     pairs = pairs_of(systems)
     names = names_of(systems)
     written = save_pairwise(pairwise_figure(systems, pairs, metric, notes), out, systems, metric)
-    found = [pair.to_json(names[i], names[j]) for i, j, pair in pairs]
+    documents = [pair.to_json(names[i], names[j]) for i, j, pair in pairs]
     if as_json:
-        typer.echo(json.dumps({"metric": metric, "pairs": found, "files": [str(path) for path in written]}, indent=2))
+        typer.echo(
+            json.dumps({"metric": metric, "pairs": documents, "files": [str(path) for path in written]}, indent=2)
+        )
         return
     for path in written:
         typer.echo(path)
-    for one in found:
+    for one in documents:
         value = one["difference"]
         typer.echo(
             f"x: {one['x']} vs y: {one['y']}: x ahead on {100 * one['below']:.1f} %, equal on {100 * one['on']:.1f} %, "
@@ -77,7 +80,7 @@ def curves(
     success, notes = _systems(runs, "pass@1", only, partial)
     progress, _ = _systems(runs, "progress", only, partial)
     names = names_of(success)
-    figure, found = curves_figure(success, progress, names, by=by, published=published, notes=notes)
+    figure, fitted = curves_figure(success, progress, names, by=by, published=published, notes=notes)
     written = save(figure, out)
     if as_json:
         data = [
@@ -86,13 +89,13 @@ def curves(
                 "points": [{by: level, **_plain(vars(estimate))} for level, estimate in each.points],
                 "decays": [_plain(vars(decay)) for decay in each.decays],
             }
-            for name, each in zip(names, found, strict=True)
+            for name, each in zip(names, fitted, strict=True)
         ]
         typer.echo(json.dumps({"by": by, "curves": data, "files": [str(path) for path in written]}, indent=2))
         return
     for path in written:
         typer.echo(path)
-    for name, each in zip(names, found, strict=True):
+    for name, each in zip(names, fitted, strict=True):
         if each.decays:
             one, free = each.decays
             typer.echo(f"{name}: L0 {depth_text(one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
@@ -103,16 +106,11 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}
 
 
-def _systems(runs: list[Path], metric: str, only: list[str] | None, partial: bool) -> tuple[list[System], list[str]]:
-    from contextlib import ExitStack
-
-    from kvatlas.results import Store
+def _systems(runs: list[Path], metric: str, only: list[str] | None, partial: bool) -> tuple[list[System], list[Note]]:
+    from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.pairs.systems import check_complete, choose, systems_of
 
-    with ExitStack() as open_stores:
-        stores = [open_stores.enter_context(Store.open(run)) for run in runs]
-        found = systems_of([(store.manifest(), store.traces(texts=False)) for store in stores], metric)
-    chosen = choose(found, only or [])
+    chosen = choose(systems_of([RunData.open(run) for run in runs], metric), only or [])
     return chosen, check_complete(chosen, partial)
 
 
@@ -131,20 +129,19 @@ def maze(
     from kvatlas.core import KvatlasError
     from kvatlas.figures.look import save
     from kvatlas.figures.maze import maze_figure
-    from kvatlas.results import Store
+    from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.pairs.systems import trace_of
 
     if not benchmark.startswith("SEQBENCH"):
         raise KvatlasError(f"{benchmark!r} has no mazes; valid are the benchmarks SEQBENCH-...")
-    found = find(benchmark)
-    problems = found.problems(int(problem) + 1) if problem.isdecimal() else found.problems()
+    seqbench = find(benchmark)
+    problems = seqbench.problems(int(problem) + 1) if problem.isdecimal() else seqbench.problems()
     asked = [one for i, one in enumerate(problems) if problem in (one.id, str(i))]
     if not asked:
-        raise KvatlasError(f"{found.name} has no maze {problem!r}; its first is {problems[0].id}.")
+        raise KvatlasError(f"{seqbench.name} has no maze {problem!r}; its first is {problems[0].id}.")
     trace = None
     if run is not None:
-        with Store.open(run) as store:
-            trace = trace_of(store.manifest(), store.traces(texts=False), asked[0].id, sample, only)
+        trace = trace_of(RunData.open(run), asked[0].id, sample, only)
     for path in save(maze_figure(asked[0], trace), out):
         typer.echo(path)
 

@@ -1,4 +1,4 @@
-"""What the shell completes beside commands and options: names of policies, models and benchmarks."""
+"""What the shell completes besides commands and options: names of policies, models and benchmarks."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import typer
 
 from kvatlas.cli import completing
 from kvatlas.cli.lists import Json, print_rows
-from kvatlas.cli.sweeps import ModelOption, assignment
+from kvatlas.cli.sweeps import ModelOption, assignments
 
 #: What is asked where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
 PROBE = (
@@ -54,7 +54,7 @@ def check(
     model_option: ModelOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of lines.")] = False,
 ) -> None:
-    """Look at a model before a sweep: tokenizer, think tags, layers, one step beside transformers' own, a generation.
+    """Look at a model before a sweep: tokenizer, think tags, layers, one step against transformers' own, a generation.
 
     Ends with exit code 2 if the model cannot be run.
     """
@@ -66,11 +66,11 @@ def check(
     from kvatlas.sweeps.model_check import check_model
 
     torch.set_num_threads(1)
-    found = find(model, **dict(assignment("--model-option", text) for text in model_option or []))
+    chosen = find(model, **assignments("--model-option", model_option))
     asked = [find_benchmark(name) for name in benchmark or ([OWN] if model in embedded() else [])]
     messages = [each.prompt(problem) for each in asked for problem in each.problems(problems)] or [PROBE]
     findings = []
-    for finding in check_model(found, messages, max_new_tokens):
+    for finding in check_model(chosen, messages, max_new_tokens):
         findings.append(finding)
         if not as_json:
             typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvatlas.cli.sweeps import BatchSize, ModelOption, Quiet, Workers, assignment
+from kvatlas.cli.sweeps import BatchSize, ModelOption, Quiet, Workers, assignments
 
 Address = Annotated[str, typer.Option("--model", help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")]
 Benchmarks = Annotated[list[str], typer.Option("--benchmark", help="May be given several times.")]
@@ -65,7 +65,7 @@ def train(
         sizes = [len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks]
         last = max(1, min(sizes) // 5)
     material = Material(spec, skip, last, tokens_per_trace)
-    with _progress(material, work or out.with_suffix(".work"), quiet) as tell:
+    with _progress(material, work or out.with_suffix(".work"), quiet) as on_trace:
         provenance = learn(
             material,
             work or out.with_suffix(".work"),
@@ -75,7 +75,7 @@ def train(
             loss=loss,
             workers=workers,
             batch_size=batch_size,
-            tell=tell,
+            on_trace=on_trace,
         )
     left_out = left_out_as_text(provenance["left_out"])
     typer.echo(f"learned from {provenance['traces']} traces; left out: {left_out}", err=True)
@@ -107,8 +107,8 @@ def evaluate(
     spec = _spec(model, model_option, benchmark, problems, skip, samples, seed, temperature, max_new_tokens)
     material = Material(spec, skip)
     folder = work or head.with_suffix(".eval")
-    with _progress(material, folder, quiet) as tell:
-        quality = judge(head, material, folder, workers=workers, batch_size=batch_size, tell=tell)
+    with _progress(material, folder, quiet) as on_trace:
+        quality = judge(head, material, folder, workers=workers, batch_size=batch_size, on_trace=on_trace)
     typer.echo(json.dumps(quality, indent=2))
 
 
@@ -125,7 +125,7 @@ def _spec(
 ) -> Any:
     from kvatlas.sweeps import parse_spec
 
-    options = dict(assignment("--model-option", text) for text in model_option or [])
+    options = assignments("--model-option", model_option)
     return parse_spec(
         {
             "models": [{"model": model, **options}],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two lines where the output is no terminal, and between two pictures where it is one.
 INTERVAL, REFRESH = 15.0, 0.5
-#: Lines that a map and the table of benchmarks take beside their rows.
+#: Lines that a map and the table of benchmarks take besides their rows.
 _AROUND_MAP, _AROUND_TABLE = 5, 5
 _BAR = 24
 
@@ -32,8 +32,8 @@ def showing(manifest: Manifest, folder: Path, quiet: bool) -> Iterator[Callable[
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        with _live(manifest, folder) as tell:
-            yield tell
+        with _live(manifest, folder) as on_trace:
+            yield on_trace
     else:
         yield _lines()
 
@@ -43,10 +43,10 @@ class Watch:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         from kvatlas.results.store import FILE, Store
-        from kvatlas.stats.estimates.cells import gather
         from kvatlas.stats.estimates.metrics import Measure, usual_metric
+        from kvatlas.stats.estimates.run_data import RunData
 
-        self.manifest, self.metric = manifest, usual_metric(manifest)
+        self.metric = usual_metric(manifest)
         self.measure = Measure(manifest, self.metric)
         self.began = time.monotonic()
         self.latest: Progress | None = None
@@ -54,8 +54,9 @@ class Watch:
         if (folder / FILE).is_file():
             with Store.open(folder) as store:
                 earlier = list(store.traces(texts=False))
-        self.cells: list[CellTraces] = gather(manifest, earlier, self.metric)
-        self.before = sum(cell.found for cell in self.cells)
+        self.run = RunData(manifest, earlier, self.metric, partial=True)
+        self.cells = self.run.cells
+        self.before = sum(cell.stored for cell in self.cells)
         self._by_name = {(c.expected.model, c.expected.benchmark, c.expected.setting.id): c for c in self.cells}
 
     def add(self, progress: Progress) -> None:
@@ -82,9 +83,9 @@ class Watch:
         return [
             (
                 name,
-                sum(cell.found for cell in group),
+                sum(cell.stored for cell in group),
                 sum(cell.promised for cell in group),
-                sum(cell.found >= cell.promised for cell in group),
+                sum(cell.stored >= cell.promised for cell in group),
                 len(group),
             )
             for name, group in names.items()
@@ -92,15 +93,14 @@ class Watch:
 
     def maps(self) -> list[Map]:
         """The maps so far of the benchmark at work; none where the run has not two axes."""
-        from kvatlas.stats.estimates.grid import map_axes
-        from kvatlas.stats.estimates.maps import maps_of_cells
+        from kvatlas.stats.estimates.maps import maps_of_run
 
         if self.latest is None:
             return []
         at = self.latest.trace.model, self.latest.trace.benchmark
         cells = [cell for cell in self.cells if (cell.expected.model, cell.expected.benchmark) == at]
         try:
-            return maps_of_cells(cells, map_axes(self.manifest), self.metric, partial=True)
+            return maps_of_run(self.run.with_cells(cells))
         except KvatlasError:
             return []
 
@@ -133,7 +133,7 @@ def _live(manifest: Manifest, folder: Path) -> Iterator[Callable[[Progress], Non
     last = 0.0
     with Live(picture(watch, console), console=console, auto_refresh=False, transient=True) as live:
 
-        def tell(progress: Progress) -> None:
+        def on_trace(progress: Progress) -> None:
             nonlocal last
             watch.add(progress)
             now = time.monotonic()
@@ -141,7 +141,7 @@ def _live(manifest: Manifest, folder: Path) -> Iterator[Callable[[Progress], Non
                 last = now
                 live.update(picture(watch, console), refresh=True)
 
-        yield tell
+        yield on_trace
 
 
 def picture(watch: Watch, console: Console) -> RenderableType:
@@ -190,7 +190,7 @@ def _lines() -> Callable[[Progress], None]:
     began = last = time.monotonic()
     before: int | None = None
 
-    def tell(progress: Progress) -> None:
+    def on_trace(progress: Progress) -> None:
         nonlocal last, before
         now = time.monotonic()
         before = progress.done - 1 if before is None else before
@@ -198,4 +198,4 @@ def _lines() -> Callable[[Progress], None]:
             last = now
             print(_text(progress, now - began, before), file=sys.stderr, flush=True)
 
-    return tell
+    return on_trace

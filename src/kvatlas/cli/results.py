@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,20 +40,21 @@ def describe(
     samples: Samples = None,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
-    """Say what maps hold: peaks, whether they are more than noise, plateaus, trends, comparisons, what to choose."""
+    """Describe maps: peaks, whether they are more than noise, plateaus, trends, comparisons, what to choose."""
     from kvatlas.report.describe import describe_sources
+    from kvatlas.report.description_json import to_json
     from kvatlas.report.markdown import as_text
 
     description = describe_sources(
         inputs,
         metric=metric,
         partial=partial,
-        fix=fixed(fix, inputs),
+        fix=fixed(fix),
         policy=policy,
         problems=problems,
         samples=samples,
     )
-    typer.echo(json.dumps(description, indent=2, allow_nan=False) if as_json else as_text(description))
+    typer.echo(json.dumps(to_json(description), indent=2, allow_nan=False) if as_json else as_text(description))
 
 
 def check(
@@ -68,12 +68,18 @@ def check(
     """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean."""
     from kvatlas.report.check import as_text, check_maps
 
-    given = {name: _maps_of(name, "pass@1", partial, None) for name in (first, second)}
+    given = {name: _maps(name, partial) for name in (first, second)}
     if len(given) < 2:
         given = {"A": given[first], "B": given[first]}
-    means = _maps_of(mean, "pass@1", True, None) if mean else None
-    found = check_maps(given, means, tolerance / 100)
-    typer.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else as_text(found))
+    checked = check_maps(given, _maps(mean, True) if mean else None, tolerance / 100)
+    typer.echo(json.dumps(checked, indent=2, allow_nan=False) if as_json else as_text(checked))
+
+
+def _maps(source: str, partial: bool) -> list[Map]:
+    from kvatlas.report.map_figure import maps_of_source
+    from kvatlas.stats.estimates.run_data import RunData
+
+    return maps_of_source(RunData.open(source, partial=partial) if Path(source).is_dir() else source, partial)
 
 
 def report(
@@ -86,18 +92,20 @@ def report(
         int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
     ] = 4,
     folder: Annotated[
-        bool, typer.Option("--folder/--no-folder", help="All traces in a folder beside the page, if they do not fit.")
+        bool, typer.Option("--folder/--no-folder", help="All traces in a folder next to the page, if they do not fit.")
     ] = True,
     partial: Partial = False,
     fix: Fix = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
+    from kvatlas.stats.estimates.run_data import RunData
 
+    data = RunData.open(run, metric, partial, fixed(fix))
+    limit = int(megabytes * 1e6)
     written = write_report(
-        run, out, metric, partial, fixed(fix, [run]),
-        per_cell=traces, measure=attention, limit=int(megabytes * 1e6), beside=folder and traces > 0,
-    )  # fmt: skip
+        data, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0
+    )
     typer.echo(written[0])
     if len(written) > 1:
         typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
@@ -113,54 +121,19 @@ def export(
 ) -> None:
     """Export a run: its maps as CSV, or its traces as JSON lines or Parquet."""
     from kvatlas.results.export import export as write
+    from kvatlas.stats.estimates.maps import maps_of_run
+    from kvatlas.stats.estimates.run_data import RunData
 
-    maps = maps_of([str(run)], metric, partial, fix, None) if format_ == "csv" else None
+    maps = maps_of_run(RunData.open(run, metric, partial, fixed(fix))) if format_ == "csv" else None
     write(run, format_, out, maps=maps)
     typer.echo(out)
 
 
-def maps_of(
-    inputs: list[str], metric: str | None, partial: bool, fix: list[str] | None, policy: str | None
-) -> list[Map]:
-    """The maps of all inputs, of one policy if it is named; without a metric of what each run usually shows."""
-    from kvatlas.core import KvatlasError
+def fixed(fix: list[str] | None) -> dict[str, str]:
+    """The axes of `--fix`, with their values as they were written."""
+    from kvatlas.cli.sweeps import assignments
 
-    maps = [one for source in inputs for one in _maps_of(source, metric, partial, fix)]
-    chosen = [one for one in maps if policy is None or one.policy == policy]
-    if not chosen:
-        there = ", ".join(dict.fromkeys(one.policy or "none named" for one in maps))
-        raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {there}.")
-    return chosen
-
-
-def _maps_of(source: str, metric: str | None, partial: bool, fix: list[str] | None) -> list[Map]:
-    from kvatlas.results import Store
-    from kvatlas.results.csv_maps import read_maps
-    from kvatlas.stats.estimates.maps import maps_of_run
-    from kvatlas.stats.estimates.metrics import usual_metric
-    from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-
-    if not Path(source).is_dir():
-        return with_binomial_bounds(read_maps(source, partial))
-    with Store.open(Path(source)) as store:
-        manifest = store.manifest()
-        shown = metric or usual_metric(manifest)
-        return maps_of_run(manifest, store.traces(texts=False), shown, partial, fixed(fix, [source]))
-
-
-def fixed(fix: list[str] | None, inputs: Sequence[str | Path]) -> dict[str, Any]:
-    """The axes held to one value, from `--fix`: a value that a run's axis has as text, else a number or a truth."""
-    from kvatlas.cli.sweeps import assignment
-    from kvatlas.parameters import spelled
-    from kvatlas.results import Store
-
-    pairs = dict(assignment("--fix", text) for text in fix or [])
-    texts: set[tuple[str, Any]] = set()
-    for source in inputs if pairs else ():
-        if Path(source).is_dir():
-            with Store.open(Path(source)) as store:
-                texts |= {(name, value) for name, held in store.manifest().axes for value in held}
-    return {name: value if (name, value) in texts else spelled(value) for name, value in pairs.items()}
+    return assignments("--fix", fix)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli import completing
-from kvatlas.cli.sweeps import ModelOption, assignment
+from kvatlas.cli.sweeps import ModelOption, assignments
 
 
 def serve(
@@ -47,16 +47,16 @@ def serve(
     from kvatlas.service import Service, chosen
     from kvatlas.service.asking import drawing
 
-    found = find(model, **dict(assignment("--model-option", text) for text in model_option or []))
+    loaded = find(model, **assignments("--model-option", model_option))
     values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
-    found.check()
-    if found.note:
-        typer.echo(found.note, err=True)
-    setting = chosen(found, policy, values | dict(assignment("--set", text) for text in set_ or []))
+    loaded.check()
+    if loaded.note:
+        typer.echo(loaded.note, err=True)
+    setting = chosen(loaded, policy, values | assignments("--set", set_))
     sampling = drawing(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
     if host not in LOOPBACK and not api_key:
         typer.echo(f"Warning: whoever reaches {host} can use this server; --api-key asks for a key.", err=True)
-    service = Service(found, setting, sampling, batch_size, line)
+    service = Service(loaded, setting, sampling, batch_size, line)
     run(application(service, name or model, api_key), service, host, port, grace)
 
 

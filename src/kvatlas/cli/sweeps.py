@@ -36,15 +36,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 def plan(
     spec: SpecFile,
-    tokens_per_second: Annotated[float | None, typer.Option(help="Decoding rate to foretell the time with.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(help="Decoding rate to estimate the time with.")] = None,
     rate_of: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Or the rate measured in this run, of one worker.")
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="Memory in GiB to foretell the batch size with.")] = None,
+    memory: Annotated[float | None, typer.Option(help="Memory in GiB to estimate the batch size with.")] = None,
     strict_budget: StrictBudget = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Check a spec and foretell its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
+    """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
     from kvatlas.results import Store
     from kvatlas.sweeps import make_plan
 
@@ -186,30 +186,28 @@ def run(
     import tempfile
 
     from kvatlas.cli.show import print_run
-    from kvatlas.models import find
+    from kvatlas.core import Setting
     from kvatlas.sweeps import make_plan, parse_spec
+    from kvatlas.sweeps.spec import setting_spec
 
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
-    parameters |= policy_parameters(policy, set_)
-    options = dict(assignment("--model-option", text) for text in model_option or [])
-    room = find(model, **options).positions or 16_384 + 4096
-    spec = parse_spec(
-        {
-            "models": [{"model": model, **options}],
-            "benchmarks": benchmarks,
-            "problems": problems,
-            "samples": samples,
-            "seed": seed,
-            "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens or min(16_384, room // 4 * 3)},
-            "baseline": [{"policy": policy, **parameters}],
-            "strict_budget": strict_budget,
-        },
-        "the options",
+    spec = setting_spec(
+        model,
+        benchmarks,
+        Setting.of(policy, **parameters, **policy_parameters(policy, set_)),
+        problems=problems,
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        model_options=assignments("--model-option", model_option),
+        strict_budget=strict_budget,
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
-        drive(make_plan(spec), folder, workers=workers, batch_size=batch_size, quiet=quiet)
+        plan = make_plan(parse_spec(spec, "the options"))
+        drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
         print_run(folder, show)
 
 
@@ -245,8 +243,8 @@ def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, q
         for sentence in plan.warnings:
             _note(f"Warning: {sentence}")
     try:
-        with showing(plan.manifest(), folder, quiet) as tell:
-            (work or decode_all)(plan, folder, tell=tell, note=_silent if quiet else _note, **options)
+        with showing(plan.manifest(), folder, quiet) as on_trace:
+            (work or decode_all)(plan, folder, on_trace=on_trace, on_message=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
@@ -257,14 +255,10 @@ def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, q
 
 def _findings(folder: Path) -> list[Any]:
     """What limits what a finished run can show, beyond what its plan has said."""
-    from kvatlas.results import Store
-    from kvatlas.stats.estimates.cells import gather
-    from kvatlas.stats.estimates.metrics import usual_metric
+    from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.estimates.validity import Kind, findings
 
-    with Store.open(folder) as store:
-        manifest = store.manifest()
-        cells = gather(manifest, store.traces(texts=False), usual_metric(manifest))
+    cells = RunData.open(folder, metric=None).cells
     return [finding for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]
 
 
@@ -276,23 +270,26 @@ def _silent(_: str) -> None:
     pass
 
 
-def policy_parameters(policy: str, assignments: list[str] | None) -> dict[str, Any]:
+def policy_parameters(policy: str, given: list[str] | None) -> dict[str, Any]:
     """The parameters of a policy from its `--set` options, each read by its declared type."""
     from kvatlas.parameters import read_value
     from kvatlas.policies import policies
 
-    pairs = [assignment("--set", text) for text in assignments or []]
-    return {name: read_value(policies.get(policy), name, value) for name, value in pairs}
+    pairs = assignments("--set", given)
+    return {name: read_value(policies.get(policy), name, value) for name, value in pairs.items()}
 
 
-def assignment(option: str, text: str) -> tuple[str, str]:
-    """The name and the value, just as it was written, of an option `NAME=VALUE`."""
+def assignments(option: str, given: list[str] | None) -> dict[str, str]:
+    """Names and values, just as they were written, of options `NAME=VALUE`."""
     from kvatlas.core import KvatlasError
 
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise KvatlasError(f"{option} {text!r} is not NAME=VALUE.")
-    return name.strip(), value
+    pairs = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise KvatlasError(f"{option} {text!r} is not NAME=VALUE.")
+        pairs[name.strip()] = value
+    return pairs
 
 
 def add_to(app: typer.Typer) -> None:

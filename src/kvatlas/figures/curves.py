@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, KvatlasError
 from kvatlas.figures import style
-from kvatlas.figures.look import Look
+from kvatlas.figures.look import FootLine, Look
 from kvatlas.figures.panels import cost_of, cost_of_cell
 from kvatlas.stats.estimates.curves import POLICY, Curve
 
@@ -46,7 +46,7 @@ def curve_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look
         return figure
 
 
-def _canvas(count: int, curves: Sequence[Curve], lines: Sequence[str], look: Look) -> tuple[Figure, list[Axes]]:
+def _canvas(count: int, curves: Sequence[Curve], lines: Sequence[FootLine], look: Look) -> tuple[Figure, list[Axes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,8 +67,8 @@ def _canvas(count: int, curves: Sequence[Curve], lines: Sequence[str], look: Loo
         box = (left / width, bottom / height, (width / across - 0.62) / width, (_PANEL[1] - 0.68) / height)
         panels.append(figure.add_axes(box))
     for index, line in enumerate(reversed(lines)):
-        colour = look.warning if line.startswith(("PARTIAL", "VACUOUS")) else look.soft
-        figure.text(0.12 / width, (0.06 + index * 0.13) / height, line, fontsize=6.5, color=colour)
+        colour = look.warning if line.warning else look.soft
+        figure.text(0.12 / width, (0.06 + index * 0.13) / height, line.text, fontsize=6.5, color=colour)
     return figure, panels
 
 
@@ -84,11 +84,11 @@ def _legend(figure: Figure, panel: Axes, lines: int, look: Look) -> None:
         )  # fmt: skip
 
 
-def _foot(curves: Sequence[Curve], cost: str | None) -> list[str]:
-    notes = list(dict.fromkeys(note for one in curves for note in one.notes))
-    if cost:
-        return [*notes, cost_of(cost, curves[0].model).about]
-    return [*notes, f"{style.label(curves[0].metric)} in percent with 95 % intervals."]
+def _foot(curves: Sequence[Curve], cost: str | None) -> list[FootLine]:
+    notes = dict.fromkeys(note for one in curves for note in one.notes)
+    metric = f"{style.label(curves[0].metric)} in percent with 95 % intervals."
+    about = cost_of(cost, curves[0].model).about if cost else metric
+    return [*(FootLine(note.text, note.is_warning) for note in notes), FootLine(about)]
 
 
 def _values(curve: Curve, cell: Cell, cost: str | None) -> tuple[float, float | None, float | None]:

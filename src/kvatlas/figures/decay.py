@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import Estimate, KvatlasError
-from kvatlas.figures.look import Look
+from kvatlas.core import Estimate, KvatlasError, Note
+from kvatlas.figures.look import FootLine, Look
 from kvatlas.stats.estimates.decay import PUBLISHED_L0, Decay, fit
 from kvatlas.stats.estimates.pass_at_1 import pass_at_1
 from kvatlas.stats.pairs.systems import ProblemKey, System
@@ -84,7 +84,7 @@ def curves_figure(
     *,
     by: str = "L",
     published: bool = True,
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
 ) -> tuple[Figure, list[Curve]]:
     """Success above, progress below; left on a linear, right on a logarithmic axis. Returns the success curves, too.
 
@@ -117,10 +117,10 @@ def curves_figure(
             handles=_legend(names, found, published and by == "L"), loc="upper left", fontsize=6.8, frameon=False,
             bbox_to_anchor=(7.45 / width, (height - 0.1) / height), handlelength=1.6, labelspacing=0.75,
         )  # fmt: skip
-        for line, text in enumerate(reversed(foot)):
+        for line, (text, warning) in enumerate(reversed(foot)):
             figure.text(
                 0.12 / width, (0.08 + 0.135 * line) / height, text, fontsize=6.5,
-                color="#a11a1a" if text.startswith("PARTIAL") else "#444444",
+                color="#a11a1a" if warning else "#444444",
             )  # fmt: skip
     return figure, found
 
@@ -210,9 +210,8 @@ def depth_text(decay: Decay) -> str:
     return f"{value} ({low}–{high})"
 
 
-def _foot(by: str, published: bool, notes: Sequence[str]) -> list[str]:
+def _foot(by: str, published: bool, notes: Sequence[Note]) -> list[FootLine]:
     lines = [
-        *notes,
         "Points: means over problems with 95 % intervals clustered by problem"
         + (", in bins of about equally many problems." if by == "L" else "."),
     ]
@@ -220,4 +219,4 @@ def _foot(by: str, published: bool, notes: Sequence[str]) -> list[str]:
         lines.append(
             "Lines: P(L) = A exp(-L / L0), maximum likelihood on single outcomes; in brackets the 95 % interval of L0."
         )
-    return lines
+    return [*(FootLine(note.text, note.is_warning) for note in notes), *map(FootLine, lines)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError, Map
+from kvatlas.core import CellCoord, KvatlasError, Map, Note
 from kvatlas.figures import style
-from kvatlas.figures.look import Look, save
-from kvatlas.figures.panels import SMALL, CellCoord, Name, Panel, Shown, metric_panels
+from kvatlas.figures.look import FootLine, Look, save
+from kvatlas.figures.panels import SMALL, Panel, Shown, metric_panels
 from kvatlas.figures.plateau import frame
 
 if TYPE_CHECKING:
@@ -36,22 +36,20 @@ def series_figure(
     maps: Sequence[Map],
     *,
     shared: bool = False,
-    outlined: Mapping[Name, Collection[CellCoord]] | None = None,
     look: Look | None = None,
 ) -> Figure:
     """One panel per map, titled `MODEL | BENCHMARK`, each with its colour bar; two in a row, or the policies in a row.
 
-    Cells show percent and, in small type, the 95 % interval; baselines stand under the title; the cells `outlined` for
-    a map (its plateau) are framed. With `shared` all panels have one colour scale; otherwise each has its own, and the
+    Cells show percent and, in small type, the 95 % interval; baselines stand under the title; the plateau of a map is
+    framed. With `shared` all panels have one colour scale; otherwise each has its own, and the
     figure says so. Raises KvatlasError for no maps or maps without cells.
     """
-    return draw(metric_panels(maps, outlined), shared=shared, look=look)
+    return draw(metric_panels(maps), shared=shared, look=look)
 
 
 def means_figure(
     maps: Sequence[Map],
     *,
-    outlined: Mapping[Name, Collection[CellCoord]] | None = None,
     look: Look | None = None,
 ) -> Figure:
     """Maps side by side on one shared colour scale with one bar, such as the means over benchmarks of two models.
@@ -59,7 +57,7 @@ def means_figure(
     Titles are `MODEL | BENCHMARK`, with the policy where there are several. Raises KvatlasError as `series_figure`,
     and for maps of different metrics.
     """
-    return draw(metric_panels(maps, outlined), one_bar=True, look=look)
+    return draw(metric_panels(maps), one_bar=True, look=look)
 
 
 def draw(panels: Sequence[Panel], *, shared: bool = False, one_bar: bool = False, look: Look | None = None) -> Figure:
@@ -117,7 +115,7 @@ class _Layout:
     inner: tuple[float, float]
     right: float
     under: int
-    foot: tuple[str, ...]
+    foot: tuple[FootLine, ...]
     value: float
     small: float
     one_bar: bool
@@ -195,32 +193,32 @@ def _canvas(panels: Sequence[Panel], layout: _Layout, look: Look) -> tuple[Figur
         bottom = height - (index // layout.across + 1) * step[1] + _BOTTOM
         axes.append(figure.add_axes((left / width, bottom / height, wide / width, high / height)))
     for index, line in enumerate(reversed(layout.foot)):
-        strong = line.startswith(("PARTIAL", "VACUOUS"))
         figure.text(
             0.12 / width,
             (0.06 + index * _LINE) / height,
-            line,
+            line.text,
             fontsize=_SMALL,
-            color=look.warning if strong or DIFFER in line else look.soft,
-            fontweight="bold" if strong else "normal",
+            color=look.warning if line.warning or line.text == DIFFER else look.soft,
+            fontweight="bold" if line.warning else "normal",
         )
     return figure, axes
 
 
-def _foot(panels: Sequence[Panel], notes: Sequence[str], inches: float, small: bool) -> list[str]:
+def _foot(panels: Sequence[Panel], notes: Sequence[str], inches: float, small: bool) -> list[FootLine]:
     """The lines under the panels: the maps' notes (with their names where they differ), policy, what is shown."""
-    by_note: dict[str, list[str]] = {}
+    by_note: dict[Note, list[str]] = {}
     for one in panels:
         for note in one.notes:
             by_note.setdefault(note, []).append(_title(one, panels))
-    lines = [
-        f"{note[0].upper()}{note[1:]}" + ("." if len(names) == len(panels) else f" ({', '.join(names)}).")
-        for note, names in by_note.items()
-    ]
+    lines = []
+    for note, names in by_note.items():
+        whose = "." if len(names) == len(panels) else f" ({', '.join(names)})."
+        first, *more = _wrapped([f"{note.text[0].upper()}{note.text[1:]}{whose}"], inches)
+        lines += [FootLine(first, note.is_warning), *map(FootLine, more)]
     policies = {one.policy for one in panels} - {""}
     about = [f"Policy: {policies.pop()}."] if len(policies) == 1 else []
     about += dict.fromkeys(text for one in panels for text in one.measure.about if small or text != SMALL)
-    return _wrapped([*lines, " ".join(about), *notes], inches)
+    return [*lines, *map(FootLine, _wrapped([" ".join(about), *notes], inches))]
 
 
 def _wrapped(lines: Sequence[str], inches: float) -> list[str]:

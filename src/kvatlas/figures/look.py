@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Map
 from kvatlas.results.csv_maps import VALUE_COLUMNS
@@ -31,6 +31,13 @@ _MORE_FONTS = (
 )  # fmt: skip
 #: Pixels of a PNG at most: larger figures are written with fewer dots per inch.
 _PIXELS = 80_000_000
+
+
+class FootLine(NamedTuple):
+    """A line under a figure; the first line of a warning is told in its colour."""
+
+    text: str
+    warning: bool = False
 
 
 @dataclass(frozen=True)

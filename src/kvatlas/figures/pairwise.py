@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvatlas.core import SERVED, KvatlasError
+from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
-from kvatlas.figures.look import Look, save
+from kvatlas.figures.look import FootLine, Look, save
 from kvatlas.stats.pairs.pairwise import Correlation, Floats, Pair
 from kvatlas.stats.pairs.systems import System
 
@@ -60,7 +60,7 @@ def names_of(systems: Sequence[System]) -> list[str]:
 
 
 def pairwise_figure(
-    systems: Sequence[System], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[str] = ()
+    systems: Sequence[System], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note] = ()
 ) -> Figure:
     """One panel for every pair, three in a row for up to nine; KvatlasError for more than 28 panels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -95,8 +95,7 @@ def pairwise_figure(
             )
         )
         _bar(figure, bar, colours)
-        for line, text in enumerate(reversed(foot)):
-            strong = text.startswith("PARTIAL")
+        for line, (text, strong) in enumerate(reversed(foot)):
             figure.text(
                 0.12 / width, (0.08 + 0.135 * line) / height, text, fontsize=6.5,
                 color="#a11a1a" if strong else "#444444", fontweight="bold" if strong else "normal",
@@ -176,7 +175,6 @@ def _panel(panel: Axes, pair: Pair, first: str, second: str, metric: str, colour
 
 def numbers(pair: Pair) -> list[str]:
     """What stands beside a panel."""
-    value, low, high = pair.difference
     return [
         f"{len(pair.places)} problems",
         f"y ahead {style.percent(pair.above)} %",
@@ -184,8 +182,8 @@ def numbers(pair: Pair) -> list[str]:
         f"x ahead {style.percent(pair.below)} %",
         "",
         "mean of x − y",
-        f"{_signed(value)}",
-        f"({_signed(low)} to {_signed(high)})",
+        _signed(pair.difference.value),
+        f"({_signed(pair.difference.low)} to {_signed(pair.difference.high)})",
         "",
         "Spearman",
         *_correlation(pair.spearman),
@@ -214,7 +212,7 @@ def _bar(figure: Figure, axes: Axes, colours: ScalarMappable) -> None:
     bar.set_label("Density of problems\n(share of the panel's densest point)", fontsize=7, labelpad=4)
 
 
-def _foot(pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[str], inches: float) -> list[str]:
+def _foot(pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note], inches: float) -> list[FootLine]:
     import textwrap
 
     about = (
@@ -224,4 +222,8 @@ def _foot(pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[s
     if any(pair.given_depth for _, _, pair in pairs):
         about += " Given L: partial Spearman correlation, with what a shared plan length explains taken out."
     letters = int(inches * 72 / (6.5 * 0.53))
-    return [line for text in (*notes, about) for line in textwrap.wrap(text, letters)]
+    lines = []
+    for note in notes:
+        first, *more = textwrap.wrap(note.text, letters)
+        lines += [FootLine(first, note.is_warning), *map(FootLine, more)]
+    return [*lines, *map(FootLine, textwrap.wrap(about, letters))]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvatlas.core import Cell, KvatlasError, Map
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.stats.estimates.validity import vacuous_sentence
-from kvatlas.stats.pairs.differences import Contrast, Differences
-
-CellCoord = tuple[Any, Any]
-#: A map's name: model, benchmark, policy.
-Name = tuple[str, str, str]
+from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats.pairs.differences import Differences
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Panel:
     cells: Mapping[CellCoord, Shown]
     measure: Measure
     beside: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = field(default_factory=frozenset)
     cornered: Mapping[CellCoord, float] = field(default_factory=dict)
 
@@ -89,17 +85,16 @@ COSTS: Mapping[str, Cost] = {
 #: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
 KV_MEMORY = "kv_memory"
 SMALL = "Small type: 95 % interval."
-ALL_ALIKE = "no cell is shown worse than the best"
+ALL_ALIKE = Note(NoteKind.INTERVAL, "all cells are statistically tied with the best")
 CORNER = "Corner: policies have nothing to choose in some problems, filled: in most."
 
 
-def metric_panels(maps: Sequence[Map], outlined: Mapping[Name, Collection[CellCoord]] | None = None) -> list[Panel]:
-    """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus (`outlined`) framed."""
-    plateaus = outlined or {}
-    return [_metric_panel(one, plateaus.get((one.model, one.benchmark, one.policy), ())) for one in maps]
+def metric_panels(maps: Sequence[Map], plateaus: bool = True) -> list[Panel]:
+    """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus framed if asked for."""
+    return [_metric_panel(one, (one.plateau or frozenset()) if plateaus else frozenset()) for one in maps]
 
 
-def _metric_panel(one: Map, plateau: Collection[CellCoord]) -> Panel:
+def _metric_panel(one: Map, plateau: frozenset[CellCoord]) -> Panel:
     best = max((cell.estimate.value for cell in one.cells.values()), default=0.0)
     cells = {
         place: Shown(
@@ -115,23 +110,17 @@ def _metric_panel(one: Map, plateau: Collection[CellCoord]) -> Panel:
     if any(cell.small for cell in cells.values()):
         sentences.append(SMALL)
     # A frame around everything would say nothing: a sentence does.
-    everything = bool(plateau) and set(plateau) >= set(cells)
-    notes = (*_notes(one), ALL_ALIKE) if everything else _notes(one)
-    outlined = frozenset(() if everything else plateau)
+    everything = bool(plateau) and plateau >= set(cells)
+    notes = (*one.remarks, ALL_ALIKE) if everything else one.remarks
+    outlined = frozenset() if everything else plateau
     if outlined:
-        sentences.append("Outlined: plateau, the cells not shown worse than the best.")
+        sentences.append("Outlined: plateau, the cells statistically tied with the best.")
     cornered = _cornered(one)
     if cornered:
         sentences.append(CORNER)
     measure = Measure(label, tuple(sentences))
     beside = tuple(style.beside(one.baselines))
     return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, notes, outlined, cornered)
-
-
-def _notes(one: Map) -> tuple[str, ...]:
-    """The map's notes, after the reason why it can show nothing, if there is one."""
-    vacuous = vacuous_sentence(one.validity) if one.validity else None
-    return (f"VACUOUS: {vacuous}", *one.notes) if vacuous else one.notes
 
 
 def _cornered(one: Map) -> dict[CellCoord, float]:
@@ -182,7 +171,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
             if (value := cost.value(cell)) is not None
         )
         measure = Measure(cost.label, (cost.about,), style.YLORBR, least=1e-6)
-        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, _notes(one))
+        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.remarks)
     base = cost.value(_baseline(one, against))
     if not base:
         raise KvatlasError(f"The baseline {against!r} of {one.model} on {one.benchmark} has no {name} to compare with.")
@@ -190,7 +179,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
     cells = {place: Shown(change, style.signed(change, 0)) for place, change in changes.items()}
     about = f"Change of {cost.label} against {against}, in percent."
     measure = Measure(f"{cost.label} against {against} (%)", (about,), style.RDBU[::-1], centred=True)
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), _notes(one))
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), one.remarks)
 
 
 def difference_panels(maps: Sequence[Map], differences: Differences, against: str) -> list[Panel]:
@@ -198,9 +187,7 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: st
 
     Raises KvatlasError where a map has no such baseline.
     """
-    return [
-        _difference_panel(one, differences.get((one.model, one.benchmark, one.policy), {}), against) for one in maps
-    ]
+    return [_difference_panel(one, differences.get(one.name, {}), against) for one in maps]
 
 
 def _difference_panel(one: Map, paired: Mapping[CellCoord, Contrast], against: str) -> Panel:
@@ -219,7 +206,7 @@ def _difference_panel(one: Map, paired: Mapping[CellCoord, Contrast], against: s
         about.append(CORNER)
     measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.RDBU, centred=True)
     beside = tuple(style.beside({against: base}))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, _notes(one), cornered=cornered)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.remarks, cornered=cornered)
 
 
 def _baseline(one: Map, against: str) -> Cell:

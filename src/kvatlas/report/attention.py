@@ -49,7 +49,7 @@ def measured(traces: Sequence[Trace], networks: Networks, limit: int) -> list[di
 
     A trace needs its model, with a DynTS head, its prompt, and an end of thinking.
     """
-    found: list[dict[str, Any] | None] = []
+    results: list[dict[str, Any] | None] = []
     for trace in traces:
         model, prompt = networks.sources.models.get(trace.model), networks.sources.prompt(trace)
         result = None
@@ -57,8 +57,8 @@ def measured(traces: Sequence[Trace], networks: Networks, limit: int) -> list[di
             network = networks.get(model)
             result = None if network is None else _measure(model, network, prompt, trace.tokens)
         limit -= result is not None
-        found.append(result)
-    return found
+        results.append(result)
+    return results
 
 
 def _has_head(model: Model) -> bool:
@@ -109,7 +109,7 @@ def departures(
 
     The first `limit` that depart after an eviction are looked at.
     """
-    found: list[dict[str, Any] | None] = []
+    results: list[dict[str, Any] | None] = []
     for trace, full in pairs:
         model, prompt = networks.sources.models.get(trace.model), networks.sources.prompt(trace)
         result = None
@@ -117,8 +117,8 @@ def departures(
             network = networks.get(model)
             result = None if network is None else _departure(network, prompt, trace, full)
         limit -= result is not None
-        found.append(result)
-    return found
+        results.append(result)
+    return results
 
 
 def _departure(network: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:

@@ -18,17 +18,17 @@ def check_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None, 
     is nothing to compare.
     """
     (first, mine), (second, theirs) = given.items()
-    found = agreement(mine, theirs, tolerance)
+    compared = agreement(mine, theirs, tolerance)
     fits = {name: fit_to_mean(maps, means, tolerance) for name, maps in given.items()} if means is not None else {}
     return {
         "first": first,
         "second": second,
-        "agree": not found.conflicts,
-        "common": found.common,
-        "conflicts": [_conflict(one, _axes(mine)) for one in found.conflicts],
-        "largest": round(100 * found.largest, 4),
+        "agree": not compared.conflicts,
+        "common": compared.common,
+        "conflicts": [_conflict(one, _axes(mine)) for one in compared.conflicts],
+        "largest": round(100 * compared.largest, 4),
         "tolerance": round(100 * tolerance, 4),
-        "p": None if found.p is None else round(found.p, 6),
+        "p": None if compared.p is None else round(compared.p, 6),
         "mean": {
             name: {"checked": fit.checked, "fitting": fit.fitting, "largest": round(100 * fit.largest, 4)}
             for name, fit in fits.items()
@@ -52,35 +52,35 @@ def _conflict(one: Conflict, axes: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def as_text(found: Mapping[str, Any]) -> str:
-    """The document in sentences, with a table of the conflicting cells."""
-    first, second, common = found["first"], found["second"], found["common"]
-    conflicts = found["conflicts"]
-    if found["agree"]:
+def as_text(said: Mapping[str, Any]) -> str:
+    """The said in sentences, with a table of the conflicting cells."""
+    first, second, common = said["first"], said["second"], said["common"]
+    conflicts = said["conflicts"]
+    if said["agree"]:
         lines = [
-            f"The maps agree: none of their {common} common cells differs by more than {found['tolerance']:g} points."
+            f"The maps agree: none of their {common} common cells differs by more than {said['tolerance']:g} points."
         ]
     else:
         lines = [
-            f"The maps conflict in {len(conflicts)} of {common} common cells, by up to {found['largest']:.1f} points; "
+            f"The maps conflict in {len(conflicts)} of {common} common cells, by up to {said['largest']:.1f} points; "
             f"A is {first}, B is {second}."
         ]
-    if found["p"] is not None and conflicts:
-        than = "more than" if found["p"] < 0.05 else "no more than"
+    if said["p"] is not None and conflicts:
+        than = "more than" if said["p"] < 0.05 else "no more than"
         lines.append(
-            f"As two separate measurements they would differ by {than} sampling noise gives (p {p_text(found['p'])}, "
+            f"As two separate measurements they would differ by {than} sampling noise gives (p {p_text(said['p'])}, "
             "binomial bound); as two readings of one map they cannot both be right."
         )
-    for name, fit in (found["mean"] or {}).items():
+    for name, fit in (said["mean"] or {}).items():
         lines.append(
             f"{name} fits the mean in {fit['fitting']} of {fit['checked']} cells (largest distance "
             f"{fit['largest']:.2f} points)."
         )
-    if found["right"]:
-        wrong = second if found["right"] == first else first
-        lines.append(f"So {found['right']} is right and {wrong} is not: 1 of 2 agrees with the mean everywhere.")
-    elif found["mean"]:
-        lines.append(f"The mean does not tell which of the 2 is right: {_undecided(found['mean'])}.")
+    if said["right"]:
+        wrong = second if said["right"] == first else first
+        lines.append(f"So {said['right']} is right and {wrong} is not: 1 of 2 agrees with the mean everywhere.")
+    elif said["mean"]:
+        lines.append(f"The mean does not tell which of the 2 is right: {_undecided(said['mean'])}.")
     if conflicts:
         lines += ["", *_table(conflicts)]
     return "\n".join(lines) + "\n"

@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, Map
-from kvatlas.report.description import describe
-from kvatlas.results import Store
+from kvatlas.core import KvatlasError, Map, MapName, Note
+from kvatlas.report.description import Description, describe
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.cells import CellTraces, gather
-from kvatlas.stats.estimates.grid import Axes, map_axes
-from kvatlas.stats.estimates.maps import maps_of_cells
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.grid import Axes
+from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import findings
-from kvatlas.stats.inference.choice import Choice, choices
-from kvatlas.stats.inference.map_tests import Name, Verdict, verdicts
+from kvatlas.stats.inference.choice import Choice
+from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
-from kvatlas.stats.run_analysis import judge
+from kvatlas.stats.run_analysis import RunAnalysis
 
 
 def describe_sources(
-    sources: Sequence[str],
+    sources: Sequence[str | Path | RunData],
     *,
     metric: str = "pass@1",
     partial: bool = False,
@@ -30,64 +30,71 @@ def describe_sources(
     policy: str | None = None,
     problems: int | None = None,
     samples: int | None = None,
-) -> dict[str, Any]:
-    """The document of `kvatlas describe --json` for folders of runs, CSV maps and `published:NAME`.
+) -> Description:
+    """The description of runs (or their folders), CSV maps and `published:NAME`.
 
     Runs with the same axes are compared with each other as one. `policy` keeps that policy's maps and comparisons;
-    `problems` and `samples` hold for CSV maps that do not tell. Raises KvatlasError for what cannot be read or shown.
+    `problems` and `samples` are those of CSV maps that do not tell. KvatlasError for what cannot be read or shown.
     """
     maps: list[Map] = []
-    runs: dict[Axes, list[CellTraces]] = {}
-    compared: list[Comparison] = []
-    found: dict[Name, Verdict] = {}
-    chosen: list[Choice] = []
-    notes: list[str] = []
-    gathered: list[CellTraces] = []
+    runs: list[RunData] = []
     for source in sources:
-        if not Path(source).is_dir():
-            maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
-            continue
-        with Store.open(Path(source)) as store:
-            manifest = store.manifest()
-            cells = gather(manifest, store.traces(texts=False), metric)
-        gathered += cells
-        axes = map_axes(manifest, fix)
-        drawn = maps_of_cells(cells, axes, metric, partial, fix)
-        maps += drawn
-        if manifest.allocation:
-            judged = judge(manifest, cells, drawn, axes, metric, fix)
-            found |= judged.verdicts
-            chosen += judged.choices
-            notes += judged.notes
+        if isinstance(source, RunData) or Path(source).is_dir():
+            runs.append(source if isinstance(source, RunData) else RunData.open(source, metric, partial, fix))
+            maps += maps_of_run(runs[-1])
         else:
-            runs.setdefault(axes, []).extend(cells)
+            maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
+    kept = of_policy(maps, policy)
+    _check_distinct(kept)
+    compared: list[Comparison] = []
+    verdicts: dict[MapName, Verdict] = {}
+    choices: list[Choice] = []
+    notes: list[Note] = []
+    for run in _joined(runs):
+        adaptive = bool(run.manifest.allocation)
+        analysis = RunAnalysis(run if adaptive else run.with_cells(_of_policy(run.cells, policy)))
+        verdicts |= analysis.verdicts
+        choices += analysis.choices
+        notes += analysis.notes
+        compared += [] if adaptive else comparisons(run)
+    if policy is not None:
+        compared = [one for one in compared if policy in one.first or policy in one.second]
+    limits = findings(_of_policy([cell for run in runs for cell in run.cells], policy))
+    distinct = list(dict.fromkeys(notes))
+    return describe(kept, compared, notes=distinct, verdicts=verdicts, choices=choices, findings=limits)
+
+
+def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
+    """The maps of a policy, all of them without one; KvatlasError if there is none."""
     kept = [one for one in maps if policy is None or one.policy == policy]
     if not kept:
         there = ", ".join(dict.fromkeys(one.policy or "none named" for one in maps))
         raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {there}.")
-    _check_distinct(kept)
-    for axes, cells in runs.items():
-        shown = [cell for cell in cells if policy is None or _belongs(cell, policy)]
-        compared += comparisons(cells, axes, metric, fix)
-        found |= verdicts(shown, axes, fix)
-        chosen += choices(shown, axes, fix)
-    if policy is not None:
-        compared = [one for one in compared if policy in one.first or policy in one.second]
-    limits = findings([cell for cell in gathered if policy is None or _belongs(cell, policy)])
-    return describe(kept, compared, notes=list(dict.fromkeys(notes)), verdicts=found, choices=chosen, findings=limits)
+    return kept
 
 
-def _belongs(cell: CellTraces, policy: str) -> bool:
-    return cell.expected.baseline or cell.expected.setting.policy == policy.partition("(")[0]
+def _joined(runs: Sequence[RunData]) -> list[RunData]:
+    """Adaptive runs as they are, others with the same axes as one."""
+    adaptive = [run for run in runs if run.manifest.allocation]
+    by_axes: dict[Axes, list[RunData]] = {}
+    for run in runs:
+        if not run.manifest.allocation:
+            by_axes.setdefault(run.axes, []).append(run)
+    joined = [alike[0].with_cells([cell for run in alike for cell in run.cells]) for alike in by_axes.values()]
+    return [*adaptive, *joined]
+
+
+def _of_policy(cells: Sequence[CellTraces], policy: str | None) -> list[CellTraces]:
+    named = (policy or "").partition("(")[0]
+    return [cell for cell in cells if policy is None or cell.expected.baseline or cell.expected.setting.policy == named]
 
 
 def _check_distinct(maps: Sequence[Map]) -> None:
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[MapName] = set()
     for one in maps:
-        name = one.model, one.benchmark, one.policy
-        if name in seen:
-            shown = " | ".join(filter(None, name))
+        if one.name in seen:
+            shown = " | ".join(filter(None, one.name))
             raise KvatlasError(
                 f"The map {shown} was given twice; compare two readings of one map with `kvatlas check`."
             )
-        seen.add(name)
+        seen.add(one.name)

@@ -35,9 +35,9 @@ def _made_visible(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
-        return {visible(key): _made_visible(held) for key, held in value.items()}
+        return {visible(key): _made_visible(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_made_visible(held) for held in value]
+        return [_made_visible(item) for item in value]
     return value
 
 

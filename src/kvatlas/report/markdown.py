@@ -1,311 +1,351 @@
-"""A description in words: Markdown in five sections, every sentence with its number, made of the document alone."""
+"""A description as text: sentences, each with its number, and Markdown in five sections made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from kvatlas.figures.style import label
-from kvatlas.report.description import p_text
-from kvatlas.stats.estimates.maps import MEAN_OF
+from kvatlas.core import Cell, Estimate, NoteKind, Setting
+from kvatlas.figures import style
+from kvatlas.report.description import AdjustedComparison, Description, MapDescription, p_text
+from kvatlas.stats.estimates.pass_at_1 import LEVEL
+from kvatlas.stats.inference.choice import Choice, kv_tokens_of
+from kvatlas.stats.inference.map_tests import Basis, Verdict
+from kvatlas.stats.inference.resampling import Contrast
 
+T = TypeVar("T")
 #: Cells that a sentence names before it only counts them.
 _NAMED = 6
-_NO_AXIS = frozenset(("value", "low", "high"))
-Document = dict[str, Any]
 
 
-def as_text(description: Document) -> str:
+@dataclass(frozen=True)
+class Names:
+    """What sentences call models, by name, and settings, by id; others by their full names."""
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def model(self, name: str) -> str:
+        """A model."""
+        return self.models.get(name, name)
+
+    def setting(self, setting: Setting) -> str:
+        """A setting."""
+        return self.settings.get(setting.id, str(setting))
+
+    def map(self, one: MapDescription) -> str:
+        """A map."""
+        return _joined(self.model(one.map.model), one.map.benchmark, one.map.policy)
+
+
+FULL_NAMES = Names()
+
+
+def as_text(description: Description) -> str:
     """A description as Markdown: Overview, Components/Axes, Detailed Analysis, Key Observations, Interpretation."""
-    maps = _shown(description)
+    findings = [finding.text for finding in description.findings]
     sections = {
-        "Overview": [*_findings(description), *_overview_words(description), "", *_table_of(maps)],
-        "Components/Axes": _components(description),
-        "Detailed Analysis": [line for one in maps for line in _analysis(one)],
-        "Key Observations": _observations(description),
-        "Interpretation": _interpretation(description),
-    }
+        "Overview": [
+            *_bullets(findings), *([""] if findings else []), _overview(description), "", *_table_of(description.shown),
+        ],
+        "Components/Axes": _bullets(_components(description)),
+        "Detailed Analysis": [
+            line
+            for one in description.shown
+            for line in (f"## {FULL_NAMES.map(one)}", "", *_bullets(analysis(one)), "")
+        ],
+        "Key Observations": [
+            *_bullets(observations(description)), *_comparisons(description.comparisons), *_notes(description),
+        ],
+        "Interpretation": _bullets(interpretation(description)),
+    }  # fmt: skip
     return "\n\n".join("\n".join((f"# {title}", "", *lines)).strip() for title, lines in sections.items()) + "\n"
 
 
-def _shown(description: Document) -> list[Document]:
-    """Maps, then the means that are not among them."""
-    given = {_title(one) for one in description["maps"]}
-    return [*description["maps"], *(one for one in description["means"] if _title(one) not in given)]
+def _bullets(sentences: Sequence[str]) -> list[str]:
+    return [f"- {sentence}" for sentence in sentences]
 
 
-def _findings(description: Document) -> list[str]:
-    """What limits the runs, before all else."""
-    lines = [f"- {finding['text']}" for finding in description["findings"]]
-    return [*lines, ""] if lines else []
+def _notes(description: Description) -> list[str]:
+    return ["", *_bullets(remarks(description))] if description.notes else []
 
 
-def _overview_words(description: Document) -> list[str]:
-    maps = description["maps"]
-    models = list(dict.fromkeys(one["model"] for one in maps))
-    benchmarks = list(dict.fromkeys(one["benchmark"] for one in maps))
-    policies = [policy for policy in dict.fromkeys(one["policy"] for one in maps) if policy]
-    lows, highs = [one["min"] for one in maps], [one["max"] for one in maps]
-    return [
-        f"{_count(len(maps), 'map')} of {label(maps[0]['metric'])} in percent: {_count(len(models), 'model')} "
+def remarks(description: Description) -> list[str]:
+    """The notes of a description as sentences."""
+    return [f"{note.text}." for note in description.notes]
+
+
+def _overview(description: Description) -> str:
+    maps = [one.map for one in description.maps]
+    models = list(dict.fromkeys(one.model for one in maps))
+    benchmarks = list(dict.fromkeys(one.benchmark for one in maps))
+    policies = [policy for policy in dict.fromkeys(one.policy for one in maps) if policy]
+    values = [value for one in description.maps for value in one.values]
+    return (
+        f"{_count(len(maps), 'map')} of {style.label(maps[0].metric)} in percent: {_count(len(models), 'model')} "
         f"({', '.join(models)}), {_count(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})"
         + (f", {_count(len(policies), 'policy')} ({', '.join(policies)})" if policies else "")
-        + f". Values run from {min(lows):.1f} to {max(highs):.1f}. Intervals are 95 % and speak of "
-        + ("these very problems." if maps[0]["metric"] == "bayes" else "problems like these.")
-    ]
+        + f". Values run from {_percent(min(values))} to {_percent(max(values))}. Intervals are 95 % and speak of "
+        + ("these very problems." if maps[0].metric == "bayes" else "problems like these.")
+    )
 
 
-def _table_of(maps: Sequence[Document]) -> list[str]:
+def _table_of(maps: Sequence[MapDescription]) -> list[str]:
+    header = ["Model", "Benchmark", "Policy", "Problems", "Samples", "Cells", "Mean", "Min", "Max", "Highest cells"]
     rows = [
         [
-            one["model"], one["benchmark"], one["policy"] or "–", _or_dash(one["problems"]), _or_dash(one["samples"]),
-            str(one["cells"]), f"{one['mean']:.1f}", f"{one['min']:.1f}", f"{one['max']:.1f}",
-            "; ".join(_peak(peak) for peak in one["peaks"]), _verdict_word(one),
-            "; ".join(f"{base['setting']} {_with_interval(base)}" for base in one["baselines"]) or "–",
+            one.map.model, one.map.benchmark, one.map.policy or "–", _or_dash(one.problems), _or_dash(one.samples),
+            str(len(one.map.cells)), _percent(one.mean), _percent(min(one.values)), _percent(max(one.values)),
+            "; ".join(_peak(one, coord) for coord in one.peaks), _evidence_cell(one.verdict),
+            "; ".join(f"{name} {_with_interval(cell.estimate)}" for name, cell in one.map.baselines.items()) or "–",
         ]
         for one in maps
     ]  # fmt: skip
-    header = ["Model", "Benchmark", "Policy", "Problems", "Samples", "Cells", "Mean", "Min", "Max", "Highest cells"]
     return _table([*header, "More than noise?", "Baselines"], rows)
 
 
-def _verdict_word(one: Document) -> str:
-    if one["evidence_of_difference"] is None:
-        return "unknown"
-    return f"{'yes' if one['evidence_of_difference'] else 'no'}, p {p_text(one['omnibus']['p'])}"
+def _evidence_cell(verdict: Verdict | None) -> str:
+    return f"{'yes' if verdict.evidence else 'no'}, p {p_text(verdict.omnibus.p)}" if verdict else "unknown"
 
 
-def _components(description: Document) -> list[str]:
-    maps = _shown(description)
+def _components(description: Description) -> list[str]:
+    maps = description.shown
     grids: dict[str, int] = {}
     for one in maps:
         text = "; ".join(
-            f"{name} ({label(name)}): {', '.join(map(str, held))}, {_count(len(held), 'value')}"
-            for name, held in one["axes"].items()
+            f"{name} ({style.label(name)}): {', '.join(map(str, values))}, {_count(len(values), 'value')}"
+            for name, values in one.map.axes
         )
         grids[text] = grids.get(text, 0) + 1
-    lines = [f"- {text} (in {_count(number, 'map')})" for text, number in grids.items()]
-    methods = dict.fromkeys(one["method"] for one in maps if one["method"])
-    lines += [f"- Comparisons within {_count(_with_method(maps, method), 'map')}: {method}." for method in methods]
-    lines += [f"- {note}" for note in _map_notes(maps)]
-    return lines
+    bases = [one.verdict.basis for one in maps if one.verdict]
+    return [
+        *(f"{text} (in {_count(number, 'map')})" for text, number in grids.items()),
+        *(f"Comparisons within {_count(bases.count(basis), 'map')}: {basis}." for basis in dict.fromkeys(bases)),
+        *_map_notes(maps),
+    ]
 
 
-def _with_method(maps: Sequence[Document], method: str) -> int:
-    return sum(one["method"] == method for one in maps)
-
-
-def _map_notes(maps: Sequence[Document]) -> list[str]:
+def _map_notes(maps: Sequence[MapDescription]) -> list[str]:
     """The notes of all maps, each once, with the maps that have it where not all do."""
     named: dict[str, list[str]] = {}
     for one in maps:
-        for note in one["notes"]:
-            named.setdefault(note, []).append(_title(one))
+        for note in one.notes:
+            named.setdefault(note.text, []).append(FULL_NAMES.map(one))
     return [note if len(names) == len(maps) else f"{note} ({'; '.join(names)})" for note, names in named.items()]
 
 
-def _analysis(one: Document) -> list[str]:
-    lines = [f"## {_title(one)}", ""]
-    lines.append(
-        f"- Range {one['min']:.1f} to {one['max']:.1f}, mean {one['mean']:.1f}, {_count(one['cells'], 'cell')}."
-    )
-    lines.append(f"- Highest: {_cells(one['peaks'], _peak)}. Lowest: {_cells(one['lowest'], _peak)}.")
-    if one["evidence_of_difference"] is None:
-        why = "the number of problems is not known, give it with --problems"
-        if one["problems"] is None and any("adaptive" in note for note in one["notes"]):
-            why = "an adaptive sweep decides on the mean over benchmarks"
-        if one["benchmark"].startswith(MEAN_OF):
-            why = "a mean tells only together with the maps of its benchmarks"
-        return [*lines, f"- Whether the {one['cells']} cells differ by more than noise cannot be said: {why}.", ""]
-    return [*lines, _evidence(one), _plateau(one), *_trends(one), *_stability(one), *_decide(one), ""]
+def analysis(one: MapDescription) -> list[str]:
+    """What one map says."""
+    cells = len(one.map.cells)
+    low, high = _percent(min(one.values)), _percent(max(one.values))
+    lines = [
+        f"Range {low} to {high}, mean {_percent(one.mean)}, {_count(cells, 'cell')}.",
+        f"Highest: {_listed(one.peaks, lambda coord: _peak(one, coord))}. "
+        f"Lowest: {_listed(one.lowest, lambda coord: _peak(one, coord))}.",
+    ]
+    if one.verdict is None:
+        return [*lines, f"Whether the {cells} cells differ by more than noise cannot be said: {_why_not(one)}."]
+    verdict = one.verdict
+    return [*lines, _evidence(verdict), _plateau(one, verdict), *_trends(one, verdict), *_stability(one, verdict),
+            *_decide(one, verdict)]  # fmt: skip
 
 
-def _evidence(one: Document) -> str:
-    held = one["stability"]
-    spread = f"the standard deviation over cells is {held['spread']:.2f} points"
-    if held["noise"] is not None:
-        spread += f" and chance alone gives {held['noise']:.2f}"
-    if one["evidence_of_difference"]:
-        return f"- The cells differ by more than noise: {spread} (p {p_text(one['omnibus']['p'])})."
-    return f"- The peak is no more than noise: {spread} (p {p_text(one['omnibus']['p'])})."
+def _why_not(one: MapDescription) -> str:
+    if one.map.is_mean:
+        return "a mean tells only together with the maps of its benchmarks"
+    if one.problems is None and any(note.kind is NoteKind.ADAPTIVE for note in one.notes):
+        return "an adaptive sweep decides on the mean over benchmarks"
+    return "the number of problems is not known, give it with --problems"
 
 
-def _plateau(one: Document) -> str:
-    plateau, cells = one["plateau"], one["cells"]
-    lost = f"; each may still be up to {one['may_lose']:.1f} points below the best" if one["may_lose"] else ""
+def _evidence(verdict: Verdict) -> str:
+    spread = f"the standard deviation over cells is {100 * verdict.spread:.2f} points"
+    if verdict.noise is not None:
+        spread += f" and chance alone gives {100 * verdict.noise:.2f}"
+    claim = "The cells differ by more than noise" if verdict.evidence else "The peak is no more than noise"
+    return f"{claim}: {spread} (p {p_text(verdict.omnibus.p)})."
+
+
+def _plateau(one: MapDescription, verdict: Verdict) -> str:
+    plateau, cells = verdict.plateau, len(one.map.cells)
+    lost = f"; each may still be up to {_percent(verdict.most_lost)} points below the best" if verdict.most_lost else ""
     if len(plateau) == cells:
-        return f"- All {cells} cells are on the plateau of the best{lost}."
-    named = f": {_cells(plateau, _where)}" if plateau else ""
-    return f"- {len(plateau)} of {cells} cells are not shown worse than the best{named}{lost}."
+        return f"All {cells} cells are on the plateau of the best{lost}."
+    named = f": {_listed(plateau, lambda coord: _where(one, coord))}" if plateau else ""
+    return f"{len(plateau)} of {cells} cells are statistically tied with the best{named}{lost}."
 
 
-def _trends(one: Document) -> list[str]:
+def _trends(one: MapDescription, verdict: Verdict) -> list[str]:
     lines = []
-    for effect in one["effects"]:
-        trend, levels = effect["trend"], [level["level"] for level in effect["levels"]]
-        if trend is None:
+    for effect in verdict.effects:
+        if effect.trend is None:
             continue
-        between = f"from {levels[0]} to {levels[-1]}"
-        size = f"{trend['value']:+.1f} points ({trend['low']:+.1f} to {trend['high']:+.1f})"
-        size += f", p {p_text(trend['p_holm'])} (Holm)"
-        if trend["supported"]:
-            way = "rises" if trend["value"] > 0 else "falls"
-            lines.append(f"- {label(one['metric'])} {way} along {effect['axis']} {between}: {size}.")
+        between = f"from {effect.levels[0][0]} to {effect.levels[-1][0]}"
+        size = f"{_signed(effect.trend.value)} points ({_between(effect.trend)})"
+        size += f", p {p_text(one.holm[effect.axis])} (Holm)"
+        if one.supports(effect):
+            way = "rises" if effect.trend.value > 0 else "falls"
+            lines.append(f"{style.label(one.map.metric)} {way} along {effect.axis} {between}: {size}.")
         else:
-            lines.append(f"- No trend along {effect['axis']} {between} is supported: {size}.")
+            lines.append(f"No trend along {effect.axis} {between} is supported: {size}.")
     return lines
 
 
-def _stability(one: Document) -> list[str]:
-    if one["stability"]["peak_share"] is None:
+def _stability(one: MapDescription, verdict: Verdict) -> list[str]:
+    if verdict.peak_share is None:
         return []
-    share = 100 * one["stability"]["peak_share"]
-    other = "samples of the same problems" if "bound" in one["method"] else "problems of the same kind"
-    peaks = "this cell" if len(one["peaks"]) == 1 else f"one of these {len(one['peaks'])} cells"
-    return [f"- Were these values true, with other {other} {peaks} would be the peak in {share:.0f} % of cases."]
+    other = "samples of the same problems" if verdict.basis is Basis.BOUND else "problems of the same kind"
+    peaks = "this cell" if len(one.peaks) == 1 else f"one of these {len(one.peaks)} cells"
+    share = f"{100 * round(verdict.peak_share, 4):.0f} %"
+    return [f"Were these values true, with other {other} {peaks} would be the peak in {share} of cases."]
 
 
-def _decide(one: Document) -> list[str]:
-    gap = one["max"] - one["min"]
-    samples, problems = one["samples_to_decide"], one["problems_to_decide"]
-    if gap < 1e-6 or (samples is None and problems is None):
+def _decide(one: MapDescription, verdict: Verdict) -> list[str]:
+    gap, need = max(one.values) - min(one.values), verdict.need
+    if gap < 1e-8 or (need.samples is None and need.problems is None):
         return []
-    ways = []
-    if samples is not None:
-        ways.append(f"{_count(samples, 'sample')} a problem")
-    if problems is not None:
-        ways.append(f"{problems:,} problems")
-    have = f"there are {one['problems']} problems" if one["problems"] else "the numbers of problems differ"
-    have += f" and {_count(one['samples'], 'sample')} each" if one["samples"] else ""
+    ways = [] if need.samples is None else [f"{_count(need.samples, 'sample')} a problem"]
+    ways += [] if need.problems is None else [f"{need.problems:,} problems"]
+    have = f"there are {one.problems} problems" if one.problems else "the numbers of problems differ"
+    have += f" and {_count(one.samples, 'sample')} each" if one.samples else ""
     return [
-        f"- To tell the highest from the lowest cell ({gap:.1f} points, if true) takes {' or '.join(ways)}; {have}."
+        f"To tell the highest from the lowest cell ({_percent(gap)} points, if true) takes {' or '.join(ways)}; {have}."
     ]
 
 
-def _observations(description: Document) -> list[str]:
-    tested = [one for one in _single(description) if one["evidence_of_difference"] is not None]
-    lines = [] if tested else [f"- 0 of {_count(len(description['maps']), 'map')} can be tested for noise."]
+def observations(description: Description, names: Names = FULL_NAMES) -> list[str]:
+    """What the maps say together."""
+    tested = [(one, one.verdict) for one in description.single if one.verdict]
+    lines = [] if tested else [f"0 of {_count(len(description.maps), 'map')} can be tested for noise."]
     if tested:
-        shown = [one for one in tested if one["evidence_of_difference"]]
-        low, high = min(one["omnibus"]["p"] for one in tested), max(one["omnibus"]["p"] for one in tested)
-        span = p_text(low) if low == high else f"{p_text(low)} to {p_text(high)}"
-        which = f" ({_cells(shown, _title)})" if 0 < len(shown) < len(tested) else ""
-        lines.append(f"- {len(shown)} of {_count(len(tested), 'map')} show more than noise{which}; p {span}.")
-    for across in description["across"]:
-        good, cells = across["good_for_all"], across["cells"]
-        whose = " | ".join(filter(None, (across["model"], across["policy"])))
-        named = f": {_cells(good, _where)}" if 0 < len(good) < cells else ""
-        text = (
-            f"{len(good)} of {cells} settings are on the plateau of all {len(across['benchmarks'])} benchmarks{named}."
-        )
-        lines.append(f"- {whose}: {text}")
-    trends = [(one, effect) for one in tested for effect in one["effects"] if effect["trend"]]
-    if trends:
-        supported = [(one, effect) for one, effect in trends if effect["trend"]["supported"]]
-        up = sum(effect["trend"]["value"] > 0 for _, effect in supported)
+        shown = [one for one, verdict in tested if verdict.evidence]
+        p = [verdict.omnibus.p for _, verdict in tested]
+        span = p_text(min(p)) if min(p) == max(p) else f"{p_text(min(p))} to {p_text(max(p))}"
+        which = f" ({_listed(shown, names.map)})" if 0 < len(shown) < len(tested) else ""
+        lines.append(f"{len(shown)} of {_count(len(tested), 'map')} show more than noise{which}; p {span}.")
+    for across in description.across:
+        good = across.good_for_all
+        said = f": {_listed(good, lambda coord: _at(across.axes, coord))}" if 0 < len(good) < across.cells else ""  # noqa: B023
         lines.append(
-            f"- {len(supported)} of {_count(len(trends), 'trend')} along an axis are supported after Holm's adjustment"
+            f"{_joined(names.model(across.model), across.policy)}: {len(good)} of {across.cells} settings are on the "
+            f"plateau of all {len(across.benchmarks)} benchmarks{said}."
+        )
+    trends = [(one, effect, effect.trend) for one, verdict in tested for effect in verdict.effects if effect.trend]
+    if trends:
+        supported = [trend for one, effect, trend in trends if one.supports(effect)]
+        up = sum(trend.value > 0 for trend in supported)
+        lines.append(
+            f"{len(supported)} of {_count(len(trends), 'trend')} along an axis are supported after Holm's adjustment"
             + (f", {up} rising and {len(supported) - up} falling." if supported else ".")
         )
-    if description["comparisons"]:
-        lines += ["", *_comparisons(description["comparisons"])]
-    if description["notes"]:
-        lines += ["", *(f"- {note}." for note in description["notes"])]
     return lines
 
 
-def _single(description: Document) -> list[Document]:
-    return [one for one in description["maps"] if not one["benchmark"].startswith(MEAN_OF)]
-
-
-def _comparisons(comparisons: Sequence[Document]) -> list[str]:
-    shown = sum(one["p_holm"] < 0.05 for one in comparisons)
+def _comparisons(comparisons: Sequence[AdjustedComparison]) -> list[str]:
+    if not comparisons:
+        return []
+    header = ["Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval"]
     rows = [
         [
-            one["model"], one["benchmark"], one["first"], one["second"], str(one["cells"]), str(one["problems"]),
-            f"{one['difference']:+.1f}", f"{one['low']:+.1f} to {one['high']:+.1f}", p_text(one["p"]),
-            p_text(one["p_holm"]), p_text(one["p_bh"]), one["note"] or "",
+            one.model, one.benchmark, one.first, one.second, str(one.cells), str(one.difference.problems),
+            _signed(one.difference.value), _between(one.difference), p_text(one.difference.p),
+            p_text(adjusted.p_holm), p_text(adjusted.p_bh), one.note,
         ]
-        for one in comparisons
+        for adjusted in comparisons
+        for one in [adjusted.comparison]
     ]  # fmt: skip
-    header = ["Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval"]
-    return [
-        f"Paired comparisons: {shown} of {len(comparisons)} are shown after Holm's adjustment.",
-        "",
-        *_table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows),
-    ]
+    shown = sum(adjusted.p_holm < LEVEL for adjusted in comparisons)
+    said = f"Paired comparisons: {shown} of {len(comparisons)} are shown after Holm's adjustment."
+    return ["", said, "", *_table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows)]
 
 
-def _interpretation(description: Document) -> list[str]:
-    lines = [line for choice in description["recommendation"]["all"] for line in _choice_words(choice)]
+def interpretation(description: Description, names: Names = FULL_NAMES) -> list[str]:
+    """What to choose, and what not to read into the maps."""
+    lines = [line for choice in description.choices for line in _choice(choice, names)]
     if not lines:
-        lines.append("- No setting is recommended: 0 maps tell what their settings cost and what they rest on.")
-    weak = [one for one in _single(description) if one["evidence_of_difference"] is False]
+        lines.append("No setting is recommended: 0 maps tell what their settings cost and what they rest on.")
+    weak = [one for one in description.single if one.verdict and not one.verdict.evidence]
     if weak:
         lines.append(
-            f"- {_count(len(weak), 'map')} without evidence of a difference: reading a best setting off "
+            f"{_count(len(weak), 'map')} without evidence of a difference: reading a best setting off "
             f"{'its peak' if len(weak) == 1 else 'their peaks'} is reading noise."
         )
     return lines
 
 
-def _choice_words(choice: Document) -> list[str]:
-    whose = f"{choice['model']} on {choice['benchmark']}"
-    counted = f"{choice['plateau']} of {choice['candidates']} settings"
-    if choice["vacuous"] is not None:
-        return [f"- {whose}: no setting is recommended, because {choice['vacuous']}."]
-    if choice["setting"] is None:
-        return [
-            f"- {whose}: {counted} are not shown worse than the best; which is cheapest is not known without costs."
-        ]
-    kept = f"{choice['kept_tokens_mean']:,.0f} KV tokens kept "
-    kept += "on average" if choice["kept_tokens_measured"] else "after a compression"
+def _choice(choice: Choice, names: Names) -> list[str]:
+    whose = f"{names.model(choice.model)} on {choice.benchmark}"
+    tied = f"{choice.members} of {choice.candidates} settings"
+    cell = choice.by_memory
+    if choice.vacuous is not None:
+        return [f"{whose}: no setting is recommended, because {choice.vacuous}."]
+    if cell is None:
+        return [f"{whose}: {tied} are statistically tied with the best; which is cheapest is not known without costs."]
+    kept = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens kept "
+    kept += "on average" if cell.mean_kv_tokens is not None else "after a compression"
     lines = [
-        f"- {whose}: the cheapest by KV memory of the {counted} that are not shown worse than the best is "
-        f"{choice['setting']}: {_with_interval(choice)}, {kept}{_lost(choice)}."
+        f"{whose}: the cheapest by KV memory of the {tied} that are statistically tied with the best is "
+        f"{names.setting(cell.setting)}: {_with_interval(cell.estimate)}, {kept}{_lost(cell, choice)}."
     ]
-    lines += [f"- {whose}: beside {base['setting']} it is {_ahead(base)}." for base in choice["beside"]]
-    fastest = choice["by_time"]
-    if fastest is not None:
-        same = " (the same)" if fastest["setting"] == choice["setting"] else ""
+    for baseline, contrast in choice.against.get(cell.setting.id, {}).items():
+        way = "above" if contrast.value >= 0 else "below"
+        significant = "significant" if contrast.p < LEVEL else "not significant"
         lines.append(
-            f"- {whose}: the cheapest by measured time is {fastest['setting']}{same}: {_with_interval(fastest)}, "
-            f"{fastest['seconds_mean']:.2g} s a trace{_lost(fastest)}."
+            f"{whose}: it scores {_percent(abs(contrast.value))} points {way} {names.setting(baseline)} (95 % CI "
+            f"{_between(contrast)}, p {p_text(contrast.p)}), a difference that is {significant}."
+        )
+    fastest = choice.by_time
+    if fastest is not None:
+        same = " (the same)" if fastest.setting == cell.setting else ""
+        lines.append(
+            f"{whose}: the cheapest by measured time is {names.setting(fastest.setting)}{same}: "
+            f"{_with_interval(fastest.estimate)}, {fastest.seconds_mean:.2g} s a trace{_lost(fastest, choice)}."
         )
     return lines
 
 
-def _ahead(base: Document) -> str:
-    way = "ahead" if base["value"] >= 0 else "behind"
-    shown = "shown" if base["p"] < 0.05 else "not shown"
-    between = f"{base['low']:+.1f} to {base['high']:+.1f}"
-    return f"{abs(base['value']):.1f} points {way} ({between}, p {p_text(base['p'])}), a difference that is {shown}"
+def _lost(cell: Cell, choice: Choice) -> str:
+    lost = choice.may_lose.get(cell.setting.id)
+    return "" if lost is None else f", at most {_percent(lost)} points below the best"
 
 
-def _lost(chosen: Document) -> str:
-    return "" if chosen["may_lose"] is None else f", at most {chosen['may_lose']:.1f} points below the best"
+def _joined(*parts: str) -> str:
+    return " | ".join(filter(None, parts))
 
 
-def _title(one: Document) -> str:
-    return " | ".join(filter(None, (one["model"], one["benchmark"], one["policy"])))
+def _listed(items: Sequence[T], say: Callable[[T], str]) -> str:
+    more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
+    return "; ".join(map(say, items[:_NAMED])) + more
 
 
-def _cells(cells: Sequence[Document], say: Any) -> str:
-    more = f" and {len(cells) - _NAMED} more" if len(cells) > _NAMED else ""
-    return "; ".join(say(cell) for cell in cells[:_NAMED]) + more
+def _at(axes: Sequence[str], coord: Sequence[object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(axes, coord, strict=True))
 
 
-def _where(cell: Document) -> str:
-    return ", ".join(f"{name} {value}" for name, value in cell.items() if name not in _NO_AXIS)
+def _where(one: MapDescription, coord: tuple[object, object]) -> str:
+    return _at([name for name, _ in one.map.axes], coord)
 
 
-def _peak(cell: Document) -> str:
-    return f"{_with_interval(cell)} at {_where(cell)}"
+def _peak(one: MapDescription, coord: tuple[object, object]) -> str:
+    return f"{_with_interval(one.map.cells[coord].estimate)} at {_where(one, coord)}"
 
 
-def _with_interval(estimate: Document) -> str:
-    text = f"{estimate['value']:.1f}"
-    return text if estimate["low"] is None else f"{text} ({estimate['low']:.1f}–{estimate['high']:.1f})"
+def _percent(share: float | None) -> str:
+    return style.percent(share or 0.0)
+
+
+def _signed(share: float) -> str:
+    return f"{round(100 * share, 4):+.1f}"
+
+
+def _between(one: Contrast) -> str:
+    return f"{_signed(one.low)} to {_signed(one.high)}"
+
+
+def _with_interval(estimate: Estimate) -> str:
+    interval = style.interval(estimate)
+    return _percent(estimate.value) + (f" ({interval})" if interval else "")
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page of a run, without a network; more traces in a folder beside it."""
+"""The report: one self-contained HTML page of a run, without a network; more traces in a folder next to it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Map
+from kvatlas.core import Map, NoteKind
 from kvatlas.figures import style
 from kvatlas.report.description import p_text
 from kvatlas.report.escaping import embedded, policy_hash, visible
 from kvatlas.report.pictures import Picture
-from kvatlas.report.report_data import Gathering, gathered
+from kvatlas.report.report_data import ReportData, report_data
 from kvatlas.report.traces import LETTERS
 from kvatlas.results.export import replacing
 from kvatlas.results.manifest import Manifest
+from kvatlas.stats.estimates.run_data import RunData
 
 #: Bytes of traces that stand in the page itself.
 TRACES_LIMIT = 4_000_000
@@ -24,67 +25,64 @@ _SCRIPTS = ("page.js", "maps.js", "charts.js", "problems.js", "traces.js")
 
 
 def write_report(
-    folder: Path,
+    run: RunData,
     out: Path,
-    metric: str = "pass@1",
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
     *,
     per_cell: int = 2,
     measure: int = 4,
     limit: int | None = None,
-    beside: bool = False,
+    trace_pages: bool = False,
     figures: Sequence[Picture] = (),
 ) -> list[Path]:
-    """Write the report of the run in `folder` to the HTML file `out`, whole or not at all; returns what was written.
+    """Write the report of a stored run to the HTML file `out`, whole or not at all; returns what was written.
 
-    `metric`, `partial` and `fix` as in `stats.maps.maps_of_run`. All traces stand in the page if they fit into `limit`
-    bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell do and, with `beside`, all are in a folder NAME.traces,
-    a page for each cell. `measure` traces get their predicted importance and the answer's attention (0: none).
-    `figures` are shown besides the run's own pictures. Raises KvatlasError as `maps_of_run` does, for a folder that
-    holds no run, and for a file that cannot be written.
+    All traces stand in the page if they fit into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell
+    do and, with `trace_pages`, all are in a folder NAME.traces, a page for each cell. `measure` traces get their
+    predicted importance and the answer's attention (0: none). `figures` are shown besides the run's own pictures.
+    Raises KvatlasError as `maps_of_run` does, and for a file that cannot be written.
     """
-    held = gathered(folder, metric, partial, fix, per_cell, measure, TRACES_LIMIT if limit is None else limit)
+    report = report_data(run, per_cell, measure, TRACES_LIMIT if limit is None else limit)
     pages = {}
-    if beside and not held.complete:
+    if trace_pages and not report.complete:
         name = f"{out.stem}.traces"
-        pages = {f"{name}/{number}.html": number for number in held.places.values()}
-        held.data["folder"] = name
-    html = page(held, [*held.figures, *figures])
+        pages = {f"{name}/{number}.html": number for number in report.places.values()}
+        report.data["folder"] = name
+    html = page(report, [*report.figures, *figures])
     with replacing(out) as part:
         part.write_text(html, "utf-8", newline="")
     written = [out]
-    for path, cell, data in held.shards(folder, pages):
+    for path, cell, data in report.shards(pages):
         with replacing(out.parent / path) as part:
-            part.write_text(_shard(held, cell, data, out.name), "utf-8", newline="")
+            part.write_text(_shard(report, cell, data, out.name), "utf-8", newline="")
         written.append(out.parent / path)
     return written
 
 
-def page(held: Gathering, figures: Sequence[Picture] = ()) -> str:
+def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:
     """The HTML of a report."""
-    manifest, maps = held.manifest, held.maps
+    manifest, maps = report.run.manifest, report.maps
+    partial = [note.text for one in maps for note in one.notes if note.kind is NoteKind.PARTIAL]
     return _rendered(
         title=_title(maps),
         main=True,
         metric=style.label(maps[0].metric),
         counts=_counts(manifest),
-        partial=list(dict.fromkeys(note for one in maps for note in one.notes if note.startswith("PARTIAL"))),
-        findings=[finding.text for finding in held.findings],
-        words=held.words,
+        partial=list(dict.fromkeys(partial)),
+        findings=[finding.text for finding in report.findings],
+        summary=report.summary,
         several=len({one.model for one in maps}) > 1,
-        comparisons=held.comparisons,
+        comparisons=report.comparisons,
         figures=figures,
         provenance={name: _plain(value) for name, value in manifest.provenance.items()},
         spec=json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
         keys=_keys(manifest),
-        data=held.data,
+        data=report.data,
     )
 
 
-def _shard(held: Gathering, cell: int, data: Mapping[str, Any], home: str) -> str:
-    name = held.data["cells"][cell]["name"]
-    model, benchmark = held.homes[cell]
+def _shard(report: ReportData, cell: int, data: Mapping[str, Any], home: str) -> str:
+    name = report.data["cells"][cell]["name"]
+    model, benchmark = report.homes[cell]
     return _rendered(title=f"{style.model(model)} | {benchmark} | {name}", main=False, home=home, data=data)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvatlas.core import Cell, Map, Status, Trace
+from kvatlas.core import Cell, CellCoord, Map, MapName, Status, Trace
 from kvatlas.figures import style
-from kvatlas.report.description import audit_document
-from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.report.description_json import audit_json, percent, rounded
 from kvatlas.stats.estimates.maps import mean_maps
-from kvatlas.stats.estimates.validity import vacuous_sentence
-from kvatlas.stats.inference.map_tests import Name, Verdict, name_of
-from kvatlas.stats.pairs.differences import Contrast, Differences
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.inference.map_tests import Verdict
+from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats.pairs.differences import Differences
 
-CellCoord = tuple[Any, Any]
 #: What a trace came to, in one letter: right, wrong, truncated, no answer.
 RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."
 
@@ -29,7 +27,7 @@ class Cells:
         self.documents: list[dict[str, Any]] = []
 
     def number(self, one: Map, cell: Cell, difference: Contrast | None = None) -> int:
-        """The number of a cell of a map, or of a baseline beside it, which is added when it is new."""
+        """The number of a cell of a map, or of one of its baselines, which is added when it is new."""
         key = (one.model, one.benchmark, cell.setting.id)
         if key not in self.numbers:
             self.numbers[key] = len(self.documents)
@@ -45,29 +43,27 @@ def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
     return {
         "name": str(cell.setting),
         "policy": cell.setting.policy,
-        "value": _percent(estimate.value),
-        "low": _percent(estimate.low),
-        "high": _percent(estimate.high),
+        "value": percent(estimate.value),
+        "low": percent(estimate.low),
+        "high": percent(estimate.high),
         "problems": estimate.problems,
         "samples": estimate.samples,
-        "kept": _rounded(cell.mean_kv_tokens, 1),
+        "kept": rounded(cell.mean_kv_tokens, 1),
         "peak": cell.peak_kv_tokens,
-        "output": _rounded(cell.output_tokens_mean, 1),
-        "seconds": _rounded(cell.seconds_mean, 4),
-        "audit": audit_document(cell),
-        "truncated": _percent(cell.truncated / traces) if cell.truncated is not None and traces else cell.truncated,
+        "output": rounded(cell.output_tokens_mean, 1),
+        "seconds": rounded(cell.seconds_mean, 4),
+        "audit": audit_json(cell),
+        "truncated": percent(cell.truncated / traces) if cell.truncated is not None and traces else cell.truncated,
         "difference": None
         if difference is None
-        else [_percent(difference.value), _percent(difference.low), _percent(difference.high)],
+        else [percent(difference.value), percent(difference.low), percent(difference.high)],
     }
 
 
-def document(
-    manifest: Manifest,
+def page_json(
+    run: RunData,
     maps: Sequence[Map],
-    gathered: Sequence[CellTraces],
-    statuses: Mapping[tuple[str, str, str], Mapping[tuple[str, int], str]],
-    verdicts: Mapping[Name, Verdict],
+    verdicts: Mapping[MapName, Verdict],
     differences: Differences,
     cells: Cells,
 ) -> dict[str, Any]:
@@ -76,9 +72,9 @@ def document(
     metric = maps[0].metric
     return {
         "metric": style.label(metric),
-        "maps": [_map(one, verdicts.get(name_of(one)), differences.get(name_of(one), {}), cells) for one in shown],
+        "maps": [_map(one, verdicts.get(one.name), differences.get(one.name, {}), cells) for one in shown],
         "fronts": _fronts(shown, cells),
-        "outcomes": _outcomes(maps, gathered, statuses, cells),
+        "outcomes": _outcomes(run, maps, cells),
         "colours": list(style.YLGNBU),
         "costs": list(style.YLORBR),
         "differences": list(style.RDBU),
@@ -111,8 +107,8 @@ def _map(one: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Cont
         "plateau": [[int((row, column) in plateau) for column in columns] for row in reversed(rows)],
         "evidence": verdict.evidence if verdict else None,
         "beside": [cells.number(one, cell) for cell in one.baselines.values()],
-        "notes": list(one.notes),
-        "vacuous": vacuous_sentence(one.validity) if one.validity else None,
+        "notes": [{"text": note.text, "warning": note.is_warning} for note in one.notes],
+        "vacuous": one.validity.reason if one.validity else None,
     }
 
 
@@ -138,13 +134,13 @@ def _fronts(shown: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
 def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
     """The points (cost, value) that no other beats in one and matches in the other, the cheapest first."""
     known = sorted((cost, -value, number) for number, (cost, value) in points.items() if cost is not None)
-    found: list[int] = []
+    best_first: list[int] = []
     best = -1.0
     for _, minus, number in known:
         if -minus > best + 1e-12:
             best = -minus
-            found.append(number)
-    return found
+            best_first.append(number)
+    return best_first
 
 
 def letter(trace: Trace) -> str:
@@ -154,32 +150,22 @@ def letter(trace: Trace) -> str:
     return TRUNCATED if trace.grade.status is Status.TRUNCATED else NO_ANSWER
 
 
-def _outcomes(
-    maps: Sequence[Map],
-    gathered: Sequence[CellTraces],
-    statuses: Mapping[tuple[str, str, str], Mapping[tuple[str, int], str]],
-    cells: Cells,
-) -> list[dict[str, Any]]:
+def _outcomes(run: RunData, maps: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
     """By model and benchmark: for each shown cell one letter for each problem and sample, samples side by side."""
+    letters: dict[tuple[str, str, str], dict[tuple[str, int], str]] = {}
+    for run_key, trace in run.traces:
+        stored = letters.setdefault((run_key, trace.setting.id, trace.benchmark), {})
+        stored[trace.problem, trace.sample] = letter(trace)
     tables: dict[tuple[str, str], dict[str, Any]] = {}
     for one in maps:
         tables.setdefault((one.model, one.benchmark), {"model": one.model, "benchmark": one.benchmark, "rows": []})
-    for each in gathered:
-        expected = each.expected
+    for expected in [cell.expected for cell in run.cells]:
         number = cells.numbers.get((expected.model, expected.benchmark, expected.setting.id))
         table = tables.get((expected.model, expected.benchmark))
         if number is None or table is None:
             continue
         table.update(problems=list(expected.problems), samples=expected.samples)
-        held = statuses.get((expected.run_key, expected.setting.id, expected.benchmark), {})
-        marks = "".join(held.get((p, s), MISSING) for p in expected.problems for s in range(expected.samples))
+        stored = letters.get((expected.run_key, expected.setting.id, expected.benchmark), {})
+        marks = "".join(stored.get((p, s), MISSING) for p in expected.problems for s in range(expected.samples))
         table["rows"].append({"cell": number, "marks": marks})
     return [table for table in tables.values() if table["rows"]]
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else round(100 * value, 4)
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kvatlas.core import KvatlasError, Map, Trace
+from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.figures.look import rendered
-from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.curves import curves_of_run, one_axis
+from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import mean_maps
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import System, systems_of
 
@@ -23,7 +22,7 @@ _DOTS = 130
 
 @dataclass(frozen=True)
 class Picture:
-    """A finished picture for the page: its title, what it shows in words, and its SVG or PNG content."""
+    """A finished picture for the page: its title, what it shows as text, and its SVG or PNG content."""
 
     title: str
     about: str
@@ -36,36 +35,27 @@ class Picture:
         return f"data:{kind};base64,{base64.b64encode(self.content).decode()}"
 
 
-def pictures(
-    manifest: Manifest,
-    traces: Sequence[tuple[str, Trace]],
-    maps: Sequence[Map],
-    metric: str,
-    partial: bool,
-    fix: Mapping[str, Any] | None,
-) -> list[Picture]:
+def pictures(run: RunData, maps: Sequence[Map]) -> list[Picture]:
     """The line chart of a run with one axis, and the pairwise figure where problems are graded by progress."""
-    found = []
-    if one_axis(manifest, fix):
+    made = []
+    if run.is_line:
         from kvatlas.figures.curves import curve_figure
 
-        figure = curve_figure(curves_of_run(manifest, traces, metric, partial, fix))
-        about = f"{style.label(metric)} with 95 % intervals."
-        found.append(Picture("Line chart.", about, rendered(figure, ".svg")))
-    compared = _pairwise(manifest, traces, maps)
-    return [*found, *([compared] if compared else [])]
+        about = f"{style.label(run.metric)} with 95 % intervals."
+        made.append(Picture("Line chart.", about, rendered(curve_figure(curves_of_run(run)), ".svg")))
+    pairwise = _pairwise(run, maps)
+    return [*made, *([pairwise] if pairwise else [])]
 
 
-def _pairwise(manifest: Manifest, traces: Sequence[tuple[str, Trace]], maps: Sequence[Map]) -> Picture | None:
+def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
     """Baselines and each policy's highest cell against each other; None where progress says no more than right."""
-    if not any(0 < trace.grade.progress < 1 for _, trace in traces):
+    if not any(0 < trace.grade.progress < 1 for _, trace in run.traces):
         return None
     from kvatlas.figures.pairwise import names_of, pairwise_figure
 
     try:
-        systems = _chosen(systems_of([(manifest, traces)], "progress"), maps)
-        pairs = pairs_of(systems)
-        figure = pairwise_figure(systems, pairs, "progress", [])
+        systems = _chosen(systems_of([run], "progress"), maps)
+        figure = pairwise_figure(systems, pairs_of(systems), "progress", [])
     except KvatlasError:
         return None
     about = f"Progress problem by problem, a panel for every two of {', '.join(names_of(systems))}."
@@ -80,7 +70,6 @@ def _chosen(systems: Sequence[System], maps: Sequence[Map]) -> list[System]:
         for one in mean_maps(own) or own:
             wanted |= dict.fromkeys((model, cell.setting.id) for cell in one.baselines.values())
         for one in mean_maps(own) or own:
-            best = max(one.cells.values(), key=lambda cell: cell.estimate.value)
-            wanted[model, best.setting.id] = None
+            wanted[model, one.cells[one.best].setting.id] = None
     by_name = {(system.model, system.setting.id): system for system in systems}
     return [by_name[name] for name in wanted if name in by_name][:SYSTEMS]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Map
 from kvatlas.figures import style
-from kvatlas.stats.estimates.validity import vacuous_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,12 +25,9 @@ def print_map(one: Map, console: Console) -> None:
 
     console.print(map_table(one, console.width))
     for text in style.beside(one.baselines):
-        console.print(Text(f"  beside the grid: {text}"), soft_wrap=True)
-    vacuous = vacuous_sentence(one.validity) if one.validity else None
-    if vacuous:
-        console.print(Text(f"  VACUOUS: {vacuous}", style="bold red"), soft_wrap=True)
-    for note in one.notes:
-        console.print(Text(f"  {note}", style="bold red" if note.startswith("PARTIAL") else ""), soft_wrap=True)
+        console.print(Text(f"  baseline: {text}"), soft_wrap=True)
+    for note in one.remarks:
+        console.print(Text(f"  {note}", style="bold red" if note.is_warning else ""), soft_wrap=True)
 
 
 def map_table(one: Map, width: int) -> Table:

@@ -1,4 +1,4 @@
-"""The traces of a report page: which ones, their tokens with their fate, in the page or in a folder beside it."""
+"""The traces of a report page: which ones, their tokens with their fate, in the page or in a folder next to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def choose(
     `places` gives the cell's number by (run key, setting id, benchmark). The common problem is the one on which the
     settings of its model and benchmark disagree most: there the cells can be compared trace by trace.
     """
-    held: dict[int, dict[tuple[str, int], tuple[Key, bool]]] = {}
+    by_cell: dict[int, dict[tuple[str, int], tuple[Key, bool]]] = {}
     votes: dict[tuple[str, str], dict[tuple[str, int], list[bool]]] = {}
     homes: dict[int, tuple[str, str]] = {}
     for run_key, trace in traces:
@@ -40,12 +40,12 @@ def choose(
         if place not in places:
             continue
         at = (trace.problem, trace.sample)
-        held.setdefault(places[place], {})[at] = ((*place, *at), trace.grade.correct)
+        by_cell.setdefault(places[place], {})[at] = ((*place, *at), trace.grade.correct)
         homes[places[place]] = (trace.model, trace.benchmark)
         votes.setdefault(homes[places[place]], {}).setdefault(at, []).append(trace.grade.correct)
     common = {home: max(sorted(at), key=lambda one: _disagreement(at[one])) for home, at in votes.items()}
     chosen = []
-    for cell, there in held.items():
+    for cell, there in by_cell.items():
         first = common[homes[cell]]
         order = sorted(there, key=lambda at: (at != first, there[at][1] == there.get(first, (None, True))[1], at))
         chosen += [Chosen(there[at][0], cell) for at in order[:per_cell]]
@@ -92,7 +92,7 @@ def trace_document(trace: Trace, cell: int, sources: Sources) -> dict[str, Any]:
 
 
 def verdict(trace: Trace) -> str:
-    """The grade in words."""
+    """The grade as text."""
     if trace.grade.status is Status.OK:
         return "right" if trace.grade.correct else "wrong"
     return f"wrong ({trace.grade.status.value.replace('_', ' ')})"
@@ -117,8 +117,8 @@ def coded_fate(fate: Fate, prompt: int, shown: int, window: int | None) -> dict[
     }
     if fate.holders > 1:
         document["holders"] = fate.holders
-        held = fate.held[prompt : prompt + shown]
-        document["held"] = _coded([round(50 * count / fate.holders) for count in held])
+        kept = fate.held[prompt : prompt + shown]
+        document["held"] = _coded([round(50 * count / fate.holders) for count in kept])
     return document
 
 

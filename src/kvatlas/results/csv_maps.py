@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 
 PUBLISHED = "published:"
 #: Problems of the benchmarks of the field, for maps that do not tell.
@@ -28,6 +28,7 @@ KNOWN_PROBLEMS: Mapping[str, int] = {
 #: The column that holds a metric's values, in percent.
 VALUE_COLUMNS: Mapping[str, str] = {"pass@1": "pass_at_1", "progress": "progress"}
 _AT_K = re.compile(r"(pass|avg|maj)_at_[1-9]\d*|bayes")
+_MEAN = re.compile(r"mean of (\d+)")
 AXES = ("local_window", "ratio")
 EXTRAS = (
     "low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
@@ -243,8 +244,8 @@ def _maps(name: str, rows: Sequence[_Row], axes: tuple[str, str], metric: str, p
     baselines: dict[tuple[str, str], dict[str, Cell]] = {}
     for row in rows:
         if row.place is None:
-            beside = baselines.setdefault((row.model, row.benchmark), {})
-            if beside.setdefault(row.policy, row.cell) is not row.cell:
+            named = baselines.setdefault((row.model, row.benchmark), {})
+            if named.setdefault(row.policy, row.cell) is not row.cell:
                 raise KvatlasError(
                     f"{name}, line {row.line}: the baseline {row.policy!r} of {row.benchmark} comes twice."
                 )
@@ -264,8 +265,11 @@ def _maps(name: str, rows: Sequence[_Row], axes: tuple[str, str], metric: str, p
         )
         notes = _holes(name, f"{model} on {benchmark}", group, (grid[0], grid[1]), partial)
         ordered = {(r, c): group[r, c].cell for r in grid[0][1] for c in grid[1][1] if (r, c) in group}
-        beside = baselines.get((model, benchmark), {})
-        maps.append(Map(model, benchmark, metric, policy, (grid[0], grid[1]), ordered, beside, notes))
+        named = baselines.get((model, benchmark), {})
+        mean = _MEAN.fullmatch(benchmark)
+        averaged = int(mean[1]) if mean else 0
+        axes_ = (grid[0], grid[1])
+        maps.append(Map(model, benchmark, metric, policy, axes_, ordered, named, notes, averaged=averaged))
     return maps
 
 
@@ -275,7 +279,7 @@ def _holes(
     group: Mapping[tuple[Any, Any], _Row],
     axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]],
     partial: bool,
-) -> tuple[str, ...]:
+) -> tuple[Note, ...]:
     """Notes on missing cells, refused unless `partial`; the axes are those of all the model's maps together."""
     (vertical, rows), (horizontal, columns) = axes
     missing = [(row, column) for row in rows for column in columns if (row, column) not in group]
@@ -298,7 +302,7 @@ def _holes(
             f"{whose} in {name} lacks {len(missing)} of {len(rows) * len(columns)} cells ({shown}{more}); "
             "add them, or draw what is there with --partial."
         )
-    return (f"PARTIAL: {len(missing)} of {len(rows) * len(columns)} cells are missing",)
+    return (Note(NoteKind.PARTIAL, f"PARTIAL: {len(missing)} of {len(rows) * len(columns)} cells are missing"),)
 
 
 def ascending(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -201,7 +201,7 @@ def _batches(store: Store) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A path beside `out` to write to; it takes the name `out` when all went well and is removed otherwise.
+    """A path next to `out` to write to; it takes the name `out` when all went well and is removed otherwise.
 
     Missing folders are made. Raises KvatlasError where `out` is a folder or the disk refuses.
     """

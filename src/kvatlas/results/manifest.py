@@ -11,7 +11,7 @@ from kvatlas.core import Setting
 
 @dataclass(frozen=True)
 class Expected:
-    """One cell that a run is to hold: every problem, `samples` times. `baseline` cells stand beside the grid."""
+    """One cell that a run is to hold: every problem, `samples` times. `baseline` cells are outside the grid."""
 
     model: str
     benchmark: str

@@ -123,8 +123,8 @@ class Store:
         """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
         tokens = seconds = 0.0
         for (usage,) in self._connection.execute("SELECT usage FROM traces"):
-            found = json.loads(usage)
-            tokens, seconds = tokens + found["output_tokens"], seconds + found["seconds"]
+            counts = json.loads(usage)
+            tokens, seconds = tokens + counts["output_tokens"], seconds + counts["seconds"]
         if not seconds:
             raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
         return float(tokens / seconds)

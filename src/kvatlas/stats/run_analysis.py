@@ -3,58 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from kvatlas.core import Map, Trace
-from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.cells import CellTraces, gather
-from kvatlas.stats.estimates.grid import Axes, map_axes
-from kvatlas.stats.estimates.maps import maps_of_cells
-from kvatlas.stats.inference.adaptive import NO_PAIRS, adaptive_choices, adaptive_verdicts, standings
+from kvatlas.core import Map, MapName, Note
+from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.validity import Finding, findings
+from kvatlas.stats.inference.adaptive import (
+    NO_PAIRS,
+    Standing,
+    adaptive_choices,
+    adaptive_verdicts,
+    standings,
+)
 from kvatlas.stats.inference.choice import Choice, choices
-from kvatlas.stats.inference.map_tests import Name, Verdict, verdicts
+from kvatlas.stats.inference.map_tests import Verdict, verdicts
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Verdicts by map name, what to choose, paired comparisons, and notes on what is left out."""
+class RunAnalysis:
+    """Maps, their tests, what to choose, and paired comparisons of one run, each computed when it is asked for.
 
-    verdicts: Mapping[Name, Verdict]
-    choices: Sequence[Choice]
-    comparisons: Sequence[Comparison] = ()
-    notes: Sequence[str] = ()
-
-
-def judge(
-    manifest: Manifest,
-    cells: Sequence[CellTraces],
-    maps: Sequence[Map],
-    axes: Axes,
-    metric: str = "pass@1",
-    fix: Mapping[str, Any] | None = None,
-) -> Judgement:
-    """The judgement on a run's gathered cells; `maps` are theirs. For adaptive runs only what is valid at any stop."""
-    if manifest.allocation:
-        held = standings(manifest, cells)
-        found = adaptive_verdicts(held, cells, maps, axes, fix)
-        return Judgement(found, adaptive_choices(held, cells), (), (NO_PAIRS,))
-    return Judgement(verdicts(cells, axes, fix), choices(cells, axes, fix), comparisons(cells, axes, metric, fix))
-
-
-def verdicts_of_run(
-    manifest: Manifest,
-    traces: Iterable[tuple[str, Trace]],
-    metric: str = "pass@1",
-    fix: Mapping[str, Any] | None = None,
-) -> dict[Name, Verdict]:
-    """The verdict of each map of a run and of the mean over benchmarks, by (model, benchmark or `mean of N`, policy).
-
-    Of an adaptive run only the means have one. Raises KvatlasError as `maps_of_run` does.
+    Of an adaptive run only what is valid at any stop: its means have verdicts, and nothing is compared in pairs.
+    Raises KvatlasError as `maps_of_run` does.
     """
-    cells, axes = gather(manifest, traces, metric), map_axes(manifest, fix)
-    if not manifest.allocation:
-        return verdicts(cells, axes, fix)
-    maps = maps_of_cells(cells, axes, metric, partial=True, fix=fix)
-    return adaptive_verdicts(standings(manifest, cells), cells, maps, axes, fix)
+
+    run: RunData
+
+    @cached_property
+    def maps(self) -> list[Map]:
+        """The run's maps, each with its plateau."""
+        return with_plateaus(maps_of_run(self.run), self.verdicts)
+
+    @cached_property
+    def means(self) -> list[Map]:
+        """Their means over benchmarks, each with its plateau."""
+        return with_plateaus(mean_maps(self.maps), self.verdicts)
+
+    @cached_property
+    def verdicts(self) -> Mapping[MapName, Verdict]:
+        """By map, means over benchmarks included."""
+        if not self.is_adaptive:
+            return verdicts(self.run)
+        return adaptive_verdicts(self._standings, self.run, maps_of_run(self.run))
+
+    @cached_property
+    def choices(self) -> Sequence[Choice]:
+        """What to choose, for each model."""
+        return adaptive_choices(self._standings, self.run.cells) if self.is_adaptive else choices(self.run)
+
+    @cached_property
+    def comparisons(self) -> Sequence[Comparison]:
+        """Policies, models and best cells in pairs."""
+        return [] if self.is_adaptive else comparisons(self.run)
+
+    @cached_property
+    def findings(self) -> Sequence[Finding]:
+        """What limits what the run can show."""
+        return findings(self.run.cells)
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is left out."""
+        return [NO_PAIRS] if self.is_adaptive else []
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the sweep gave out problems by what it had seen."""
+        return bool(self.run.manifest.allocation)
+
+    @cached_property
+    def _standings(self) -> Mapping[str, Standing]:
+        return standings(self.run.manifest, self.run.cells)
+
+
+def with_plateaus(maps: Iterable[Map], by_map: Mapping[MapName, Verdict]) -> list[Map]:
+    """The maps with the plateaus of their verdicts."""
+    return [replace(one, plateau=frozenset(by_map[one.name].plateau)) if one.name in by_map else one for one in maps]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.registry import Registry
-from kvatlas.sweeps.work import Job, decode
+from kvatlas.sweeps.job import Job
+from kvatlas.sweeps.work import decode
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -141,7 +142,7 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
 
 def _fault(_: str, found: object) -> str:
     """What keeps a plug-in's object from being an executor."""
-    wanted = "valid is a function of a kvatlas.sweeps.work.Job and a kvatlas.sweeps.executors.Crew"
+    wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.Crew"
     if not callable(found):
         return f"it is {found!r}; {wanted}"
     try:

@@ -68,7 +68,7 @@ def learn(
     loss: str = "",
     workers: int | None = None,
     batch_size: int | None = None,
-    tell: Callable[[Progress], None] = lambda _: None,
+    on_trace: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train a head, judge it on the held-out problems, and write it with its provenance, which is returned.
 
@@ -81,7 +81,7 @@ def learn(
     aim = Loss(_one_of("loss", loss or ("ranked" if form is Layout.OURS else "scaled"), [each.value for each in Loss]))
     plan = material.plan()
     (model,) = plan.models
-    sweep(plan, work / "run", workers=workers, batch_size=batch_size, tell=tell)
+    sweep(plan, work / "run", workers=workers, batch_size=batch_size, on_trace=on_trace)
     learned, left_out = _examples(material, plan, work, held_out=False)
     others = _examples(material, plan, work, held_out=True) if material.held_out else None
     head = train(learned, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
@@ -105,7 +105,7 @@ def judge(
     *,
     workers: int | None = None,
     batch_size: int | None = None,
-    tell: Callable[[Progress], None] = lambda _: None,
+    on_trace: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """How well a head ranks the thinking tokens of correct traces of all the material's problems, as plain data with
     the numbers of traces that were left out."""
@@ -114,7 +114,7 @@ def judge(
 
     weights = load_head(str(head))
     plan = material.plan()
-    sweep(plan, work / "run", workers=workers, batch_size=batch_size, tell=tell)
+    sweep(plan, work / "run", workers=workers, batch_size=batch_size, on_trace=on_trace)
     whole = replace(material, tokens_per_trace=0)
     found, left_out = _examples(whole, plan, work, held_out=False)
     return asdict(evaluate(weights, found)) | {"left_out": left_out}

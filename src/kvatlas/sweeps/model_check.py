@@ -1,4 +1,4 @@
-"""What `kvatlas models check` looks at: tokenizer, tags, layers, one step beside transformers' own, a generation."""
+"""What `kvatlas models check` looks at: tokenizer, tags, layers, one step against transformers' own, a generation."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _attention(model: Model, network: PreTrainedModel) -> Finding:
         return Finding("attention", Status.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
     if len(layers) != model.shape.layers:
         message = f"{len(layers)} of {model.shape.layers} layers tell their attention scale"
-        return Finding("attention", Status.WARNING, message, "trust the step beside transformers alone")
+        return Finding("attention", Status.WARNING, message, "trust only the step against transformers")
     kinds = ", ".join(
         f"{count} layers see {kind}" for kind, count in Counter(kind for kind, _ in layers.values()).items()
     )

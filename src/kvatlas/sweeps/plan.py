@@ -304,7 +304,7 @@ def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> 
 
 
 def run_key(spec: Spec, model: Model, benchmark: Benchmark, policy: Policy) -> str:
-    """Versioned hash of all that can change an answer beside setting, problem and sample, and of nothing else."""
+    """Versioned hash of all that can change an answer besides setting, problem and sample, and of nothing else."""
     return digest(
         {
             "version": RUN_KEY_VERSION,

@@ -20,7 +20,7 @@ from kvatlas.sweeps.plan import provenance
 
 if TYPE_CHECKING:
     from kvatlas.models import Model
-    from kvatlas.sweeps.work import Job
+    from kvatlas.sweeps.job import Job
 
 #: What has to be the same on every node for traces to be the same.
 SAME = ("kvatlas", "torch", "transformers")

@@ -12,8 +12,8 @@ from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import Model
 from kvatlas.results import Store
 from kvatlas.sweeps.executors import Crew, Executor, executors
+from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.plan import Plan, Unit
-from kvatlas.sweeps.work import Job
 
 FULL = Setting.of("full")
 
@@ -37,23 +37,23 @@ def sweep(
     workers: int | None = None,
     address: str = "",
     batch_size: int | None = None,
-    tell: Callable[[Progress], None] = lambda _: None,
-    note: Callable[[str], None] = lambda _: None,
+    on_trace: Callable[[Progress], None] = lambda _: None,
+    on_message: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
     Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
-    decodes as many sequences together as fit into its memory; `address` is that of a cluster. `note` is told what the
-    plan notes. An adaptive plan asks block by block, and `note` is told of each and of the reason to stop. Only this
-    process writes the store.
+    decodes as many sequences together as fit into its memory; `address` is that of a cluster. `on_message` gets what
+    the plan notes and, of an adaptive plan, which asks block by block, a sentence for each and the reason to stop. Only
+    this process writes the store.
     KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
     """
     for sentence in plan.notes:
-        note(sentence)
+        on_message(sentence)
     run = executors.get(executor)
     crew = Crew(workers, address)
     with Store.create(folder) as store:
-        decode = _Decode(plan, store, run, crew, batch_size, tell)
+        decode = _Decode(plan, store, run, crew, batch_size, on_trace)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
             for model in plan.models:
@@ -66,10 +66,10 @@ def sweep(
         for model in plan.models:
             decode.seen = adaptive.add
             for sentence in adaptive.stages(model):
-                note(sentence)
+                on_message(sentence)
                 store.put_manifest(adaptive.manifest())
                 decode.all(model, partial(adaptive.units, model=model.name))
-            note(f"{model.name}: {adaptive.stopped[model.name]}.")
+            on_message(f"{model.name}: {adaptive.stopped[model.name]}.")
         store.put_manifest(adaptive.manifest())
 
 
@@ -83,9 +83,9 @@ class _Decode:
         run: Executor,
         crew: Crew,
         batch_size: int | None,
-        tell: Callable[[Progress], None],
+        on_trace: Callable[[Progress], None],
     ) -> None:
-        self.plan, self.store, self.batch_size, self.tell = plan, store, batch_size, tell
+        self.plan, self.store, self.batch_size, self.on_trace = plan, store, batch_size, on_trace
         self.run, self.crew = run, crew
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
@@ -118,7 +118,7 @@ class _Decode:
                 self.finished += 1
                 self.decoded += own
                 self.saved += len(trace.tokens) - own
-                self.tell(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
+                self.on_trace(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
             units = asked(self.plan.units(model, self.store.keys()))
             if units and self.finished == before:
                 raise KvatlasError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +103,7 @@ class Spec(BaseModel):
 
     Models and benchmarks are texts (their address or name) or mappings with options.
 
-    `settings` are crossed with `axes`; `baseline` settings run once beside the grid. `problems` limits each benchmark
+    `settings` are crossed with `axes`; `baseline` settings run once, outside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
     `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `strict_budget` makes the
     budgets of all settings strict (docs/policies.md).
@@ -157,7 +158,7 @@ class Spec(BaseModel):
         if self.axes and not self.settings:
             raise ValueError("axes need settings to vary")
         if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
-            raise ValueError("allocate: adaptive needs at least two settings beside the baselines")
+            raise ValueError("allocate: adaptive needs at least two settings besides the baselines")
         return self
 
     def cells(self) -> list[tuple[Setting, bool]]:
@@ -192,6 +193,33 @@ def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
         return Spec.model_validate(data)
     except ValidationError as error:
         raise KvatlasError(_sentence(error, source)) from error
+
+
+def setting_spec(
+    model: str,
+    benchmarks: Sequence[str],
+    setting: Setting,
+    *,
+    problems: int | None,
+    samples: int,
+    seed: int,
+    temperature: float,
+    max_new_tokens: int | None,
+    model_options: Mapping[str, Any],
+    strict_budget: bool,
+) -> dict[str, Any]:
+    """The spec, as data, of a sweep with one setting; new tokens are at most 16,384, or what the model has room for."""
+    room = models.find(model, **model_options).positions or 16_384 + 4096
+    return {
+        "models": [{"model": model, **model_options}],
+        "benchmarks": list(benchmarks),
+        "problems": problems,
+        "samples": samples,
+        "seed": seed,
+        "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens or min(16_384, room // 4 * 3)},
+        "baseline": [{"policy": setting.policy, **setting.values}],
+        "strict_budget": strict_budget,
+    }
 
 
 def _sentence(error: ValidationError, source: str) -> str:

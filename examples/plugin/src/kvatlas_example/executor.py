@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.sweeps.executors import Crew
-from kvatlas.sweeps.work import Job, decode
+from kvatlas.sweeps.job import Job
+from kvatlas.sweeps.work import decode
 
 
 def one_by_one(job: Job, crew: Crew) -> Iterator[tuple[Trace, int]]:

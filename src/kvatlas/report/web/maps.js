@@ -71,7 +71,7 @@ function panel(map, measure, scale) {
   if (everywhere) caption.append(". No cell is shown worse than the best.");
   if (map.cells.flat().filter(known).some((n) => noChoice(data.cells[n]))) caption.append(`${everywhere ? "" : "."} Corner: policies have nothing to choose in some problems, filled: in most.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
-  for (const note of map.notes) caption.append(el("br"), el("span", { class: note.startsWith("PARTIAL") ? "warn" : "" }, note));
+  for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : "" }, note.text));
   return el("figure", {}, caption, scaleBar(scale, measure.steps), el("div", { class: "scroll" }, table));
 }
 

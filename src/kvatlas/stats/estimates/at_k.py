@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Estimate, KvatlasError
+from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
 from kvatlas.stats.estimates.pass_at_1 import Floats, Z, cautious_interval, from_problem_means, pass_at_1
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
-BAYES_NOTE = "posterior means and 95 % credible intervals (Bayes@N, uniform prior), for these very problems"
+BAYES_NOTE = Note(
+    NoteKind.INTERVAL,
+    "posterior means and 95 % credible intervals (Bayes@N, uniform prior), for these very problems",
+)
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,16 @@ class Rule:
     def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[str | None]]) -> Floats:
         """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` or None."""
         if self.kind == "maj":
-            return np.array([majority(held, self.k) for held in votes.values()])
+            return np.array([majority(samples, self.k) for samples in votes.values()])
         if self.kind == "pass":
-            return np.array([any_right(len(held), round(math.fsum(held)), self.k) for held in grades.values()])
-        return np.array([math.fsum(held[: self.k or None]) / len(held[: self.k or None]) for held in grades.values()])
+            return np.array([any_right(len(samples), round(math.fsum(samples)), self.k) for samples in grades.values()])
+        return np.array(
+            [math.fsum(samples[: self.k or None]) / len(samples[: self.k or None]) for samples in grades.values()]
+        )
 
     def check(self, grades: Mapping[Any, Sequence[float]]) -> None:
         """Raise KvatlasError where a problem has fewer than k samples."""
-        fewest = min((len(held) for held in grades.values()), default=0)
+        fewest = min((len(samples) for samples in grades.values()), default=0)
         if fewest < max(self.k, 1):
             raise KvatlasError(
                 f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that one has is {fewest}."
@@ -48,24 +53,24 @@ class Rule:
         if self.kind == "bayes":
             return bayes_at_n(grades)
         if self.kind == "avg":
-            return pass_at_1({problem: held[: self.k] for problem, held in grades.items()})
+            return pass_at_1({problem: samples[: self.k] for problem, samples in grades.items()})
         values = self.values(grades, votes)
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
-        groups = [len(held) // self.k for held in grades.values()]
-        found = from_problem_means(values, np.full(len(values), math.nan), groups)
+        groups = [len(samples) // self.k for samples in grades.values()]
+        estimate = from_problem_means(values, np.full(len(values), math.nan), groups)
         if self.k > 1:
             low, high = cautious_interval(values, float(np.mean(groups)))
-            found = replace(found, low=float(low), high=float(high))
-        counts = {len(held) for held in grades.values()}
-        return replace(found, samples=counts.pop() if len(counts) == 1 else None)
+            estimate = replace(estimate, low=float(low), high=float(high))
+        counts = {len(samples) for samples in grades.values()}
+        return replace(estimate, samples=counts.pop() if len(counts) == 1 else None)
 
 
 def rule(metric: str) -> Rule | None:
     """The rule of `pass@K`, `avg@K`, `maj@K` or `bayes`; None for any other name, `pass@1` included."""
     if metric == "bayes":
         return Rule("bayes")
-    found = re.fullmatch(r"(pass|avg|maj)@([1-9]\d{0,5})", metric)
-    return None if found is None or metric == "pass@1" else Rule(found[1], int(found[2]))
+    match = re.fullmatch(r"(pass|avg|maj)@([1-9]\d{0,5})", metric)
+    return None if match is None or metric == "pass@1" else Rule(match[1], int(match[2]))
 
 
 def any_right(samples: int, right: int, k: int) -> float:
@@ -111,8 +116,8 @@ def bayes_at_n(grades: Mapping[str, Sequence[float]]) -> Estimate:
     is taken as normal. Shrunk towards 1/2, the more the fewer samples: with few it is not calibrated (see
     bench/results/calibration.json), which is why it is an option. Source: Hariri et al. (2026), arXiv 2510.04265.
     """
-    counts = np.array([len(held) for held in grades.values()], float)
-    right = np.array([math.fsum(held) for held in grades.values()])
+    counts = np.array([len(samples) for samples in grades.values()], float)
+    right = np.array([math.fsum(samples) for samples in grades.values()])
     means = (right + 1) / (counts + 2)
     value = float(means.mean())
     error = math.sqrt(float((means * (1 - means) / (counts + 3)).sum())) / len(counts)

@@ -10,13 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
-from kvatlas.core import BudgetAudit, Cell, Estimate, Status, Trace
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Outcome, Trace
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.stats.estimates.anytime import mean_interval
 from kvatlas.stats.estimates.at_k import RIGHT, Rule
 from kvatlas.stats.estimates.metrics import Measure
 from kvatlas.stats.estimates.pass_at_1 import pass_at_1
-from kvatlas.stats.inference.sequential import mean_interval
 
 
 @dataclass
@@ -40,16 +40,14 @@ class CellTraces:
     output_tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     peak_kv_tokens: int = 0
-    truncated: int = 0
     unmeasured: set[tuple[str, int]] = field(default_factory=set)
-    verdicts: Counter[str] = field(default_factory=Counter)
-    no_answer: int = 0
+    verdicts: Counter[Outcome] = field(default_factory=Counter)
     compressed: int = 0
     prompts: dict[str, int] = field(default_factory=dict)
     written: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @property
-    def found(self) -> int:
+    def stored(self) -> int:
         """How many traces of this cell are there."""
         return len(self.output_tokens)
 
@@ -67,12 +65,12 @@ class CellTraces:
         """Count a trace of this setting, once, if its problem and sample are promised."""
         if trace.problem not in self._problems or not 0 <= trace.sample < self.expected.samples:
             return
-        place = trace.problem, trace.sample
-        if place in self.unmeasured or trace.sample in self.outcomes.get(trace.problem, {}):
+        key = trace.problem, trace.sample
+        if key in self.unmeasured or trace.sample in self.outcomes.get(trace.problem, {}):
             return
         value = grade(trace)
         if value is None:
-            self.unmeasured.add(place)
+            self.unmeasured.add(key)
         else:
             self.outcomes.setdefault(trace.problem, {})[trace.sample] = value
             if self.rule is not None and self.rule.kind == "maj":
@@ -83,12 +81,15 @@ class CellTraces:
         self.output_tokens.append(trace.usage.output_tokens)
         self.seconds += trace.usage.seconds
         self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
-        self.truncated += trace.grade.status is Status.TRUNCATED
-        self.no_answer += trace.grade.status is Status.NO_ANSWER
         self.compressed += trace.usage.compressions > 0
         self.prompts[trace.problem] = trace.usage.prompt_tokens
         if trace.written:
-            self.written[trace.problem, trace.sample] = trace.written
+            self.written[key] = trace.written
+
+    def coord(self, axes: tuple[str, str]) -> CellCoord:
+        """Its values on the vertical and the horizontal axis."""
+        values = self.expected.setting.values
+        return values[axes[0]], values[axes[1]]
 
     @cached_property
     def _problems(self) -> frozenset[str]:
@@ -99,11 +100,11 @@ class CellTraces:
         return Cell(
             self.expected.setting,
             self._estimate(),
-            mean_kv_tokens=math.fsum(self.kv_tokens) / self.found,
+            mean_kv_tokens=math.fsum(self.kv_tokens) / self.stored,
             peak_kv_tokens=self.peak_kv_tokens,
-            output_tokens_mean=sum(self.output_tokens) / self.found,
-            truncated=self.truncated,
-            seconds_mean=self.seconds / self.found,
+            output_tokens_mean=sum(self.output_tokens) / self.stored,
+            truncated=self.verdicts[Outcome.TRUNCATED],
+            seconds_mean=self.seconds / self.stored,
             unmeasured=len(self.unmeasured),
             audit=self.audit(),
         )
@@ -114,12 +115,13 @@ class CellTraces:
 
     def _estimate(self) -> Estimate:
         grades, votes = self._by_sample()
-        found = pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
+        fixed_size = pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
         if not self.adaptive:
-            return found
-        values = np.array([np.mean(list(held.values())) for held in self.compared().values()])
+            return fixed_size
+        values = np.array([np.mean(list(samples.values())) for samples in self.compared().values()])
         low, high = mean_interval(values, np.zeros(len(values), int))
-        return Estimate(found.value, min(low, found.value), max(high, found.value), found.problems, found.samples)
+        value = fixed_size.value
+        return Estimate(value, min(low, value), max(high, value), fixed_size.problems, fixed_size.samples)
 
     def compared(self) -> dict[str, dict[int, float]]:
         """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
@@ -129,8 +131,8 @@ class CellTraces:
         return {problem: {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}
 
     def _by_sample(self) -> tuple[dict[str, list[float]], dict[str, list[str | None]]]:
-        grades = {problem: [held[n] for n in sorted(held)] for problem, held in self.outcomes.items()}
-        return grades, {problem: [held[n] for n in sorted(held)] for problem, held in self.votes.items()}
+        grades = {problem: [by_n[n] for n in sorted(by_n)] for problem, by_n in self.outcomes.items()}
+        return grades, {problem: [by_n[n] for n in sorted(by_n)] for problem, by_n in self.votes.items()}
 
 
 def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str = "pass@1") -> list[CellTraces]:

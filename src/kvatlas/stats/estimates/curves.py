@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvatlas.core import Cell, KvatlasError, Trace
+from kvatlas.core import Cell, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.results.csv_maps import ascending
-from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.cells import CellTraces, gather
-from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import SCREEN_NOTE, check_measured, unmeasured_notes
-from kvatlas.stats.estimates.validity import vacuous_sentence, validity
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.grid import short_names, varied
+from kvatlas.stats.estimates.maps import SCREEN_NOTE, check_complete, check_measured, partial_note, unmeasured_notes
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.validity import validity
 
 POLICY = "policy"
 
@@ -21,7 +21,7 @@ POLICY = "policy"
 class Curve:
     """A metric along `axis` for one model, benchmark and policy: cells by the axis' values, ascending.
 
-    Where a run varies no parameter the axis is `policy` and the values are settings in words; `policy` is then empty.
+    Where a run varies no parameter the axis is `policy` and the values are settings as text; `policy` is then empty.
     """
 
     model: str
@@ -31,78 +31,46 @@ class Curve:
     axis: str
     points: tuple[tuple[Any, Cell], ...]
     baselines: Mapping[str, Cell] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
-def one_axis(manifest: Manifest, fix: Mapping[str, Any] | None = None) -> bool:
-    """Whether a run varies fewer than two parameters, so that it has curves and no maps."""
-    return len(_varied(manifest, fix)) < 2
-
-
-def _varied(manifest: Manifest, fix: Mapping[str, Any] | None) -> list[str]:
-    return [name for name, held in manifest.axes if len(set(held)) > 1 and name not in (fix or {})]
-
-
-def curves_of_run(
-    manifest: Manifest,
-    traces: Iterable[tuple[str, Trace]],
-    metric: str = "pass@1",
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
-) -> list[Curve]:
+def curves_of_run(run: RunData) -> list[Curve]:
     """One curve for each model, benchmark and policy, in the manifest's order.
 
-    Raises KvatlasError as `maps_of_run` does for an unknown metric and for missing traces (noted if `partial`), and
-    for a run that varies two parameters or more.
+    Raises KvatlasError as `maps_of_run` does for an unknown metric and for missing traces (noted if the run is
+    `partial`), and for a run that varies two parameters or more.
     """
-    varied = _varied(manifest, fix)
-    if len(varied) > 1:
-        raise KvatlasError(f"A curve has one axis and this run varies {len(varied)} ({', '.join(varied)}).")
-    cells = [cell for cell in gather(manifest, traces, metric) if _fits(cell, fix)]
-    missing = sum(cell.promised - cell.found for cell in cells)
-    promised = sum(cell.promised for cell in cells)
-    if missing == promised:
-        raise KvatlasError(f"The run has none of its {promised} traces yet, so there is nothing to draw.")
-    if missing and not partial:
-        raise KvatlasError(
-            f"{missing} of {promised} traces are missing; finish the sweep, or draw what is there with --partial."
-        )
-    notes: tuple[str, ...] = (f"PARTIAL: {missing} of {promised} traces are missing",) if missing else ()
-    if manifest.screened:
+    names = varied(run.manifest, run.fix)
+    if not run.is_line:
+        raise KvatlasError(f"A curve has one axis and this run varies {len(names)} ({', '.join(names)}).")
+    cells = [cell for cell in run.cells if run.fits(cell)]
+    check_complete(cells, run.partial, "curve")
+    notes = partial_note(cells, counted=False)
+    if run.manifest.screened:
         notes = (*notes, SCREEN_NOTE)
-    check_measured(cells, metric, partial)
-    there = [cell for cell in cells if cell.measured]
-    groups: dict[tuple[str, str, str], list[CellTraces]] = {}
-    for cell in there:
-        along = bool(varied) and not cell.expected.baseline and varied[0] in cell.expected.setting.values
-        if along or not varied:
-            policy = cell.expected.setting.policy if varied else ""
-            groups.setdefault((cell.expected.model, cell.expected.benchmark, policy), []).append(cell)
-    axis = varied[0] if varied else POLICY
+    check_measured(cells, run.metric, run.partial)
+    measured = [cell for cell in cells if cell.measured]
+    groups: dict[MapName, list[CellTraces]] = {}
+    for cell in measured:
+        along = bool(names) and not cell.expected.baseline and names[0] in cell.expected.setting.values
+        if along or not names:
+            policy = cell.expected.setting.policy if names else ""
+            groups.setdefault(MapName(cell.expected.model, cell.expected.benchmark, policy), []).append(cell)
     return [
         Curve(
-            model,
-            benchmark,
-            metric,
-            policy,
-            axis,
-            _points(group, varied),
-            _beside(there, (model, benchmark), varied),
-            (*_vacuous(group), *notes, *unmeasured_notes(group, metric)),
+            *(name.model, name.benchmark, run.metric, name.policy),
+            names[0] if names else POLICY,
+            _points(group, names),
+            _baselines(measured, name, names),
+            (*_vacuous(group), *notes, *unmeasured_notes(group, run.metric)),
         )
-        for (model, benchmark, policy), group in groups.items()
+        for name, group in groups.items()
     ]
 
 
-def _vacuous(group: Sequence[CellTraces]) -> tuple[str, ...]:
+def _vacuous(group: Sequence[CellTraces]) -> tuple[Note, ...]:
     checked = validity(group)
-    reason = vacuous_sentence(checked) if checked is not None else None
-    return (f"VACUOUS: {reason}",) if reason else ()
-
-
-def _fits(cell: CellTraces, fix: Mapping[str, Any] | None) -> bool:
-    values = cell.expected.setting.values
-    return all(values.get(name, value) == value for name, value in (fix or {}).items())
+    return (Note(NoteKind.VACUOUS, f"VACUOUS: {checked.reason}"),) if checked is not None and checked.reason else ()
 
 
 def _points(group: Sequence[CellTraces], varied: Sequence[str]) -> tuple[tuple[Any, Cell], ...]:
@@ -113,11 +81,32 @@ def _points(group: Sequence[CellTraces], varied: Sequence[str]) -> tuple[tuple[A
     return tuple((value, by_value[value].cell()) for value in ascending(by_value))
 
 
-def _beside(cells: Sequence[CellTraces], name: tuple[str, str], varied: Sequence[str]) -> dict[str, Cell]:
-    beside = [cell for cell in cells if varied and cell.expected.baseline and _name(cell) == name]
-    names = short_names(cell.expected.setting for cell in beside)
-    return {names[cell.expected.setting.id]: cell.cell() for cell in beside}
+def _baselines(cells: Sequence[CellTraces], name: MapName, varied_names: Sequence[str]) -> dict[str, Cell]:
+    chosen = [
+        cell
+        for cell in cells
+        if varied_names
+        and cell.expected.baseline
+        and (cell.expected.model, cell.expected.benchmark) == (name.model, name.benchmark)
+    ]
+    names = short_names(cell.expected.setting for cell in chosen)
+    return {names[cell.expected.setting.id]: cell.cell() for cell in chosen}
 
 
-def _name(cell: CellTraces) -> tuple[str, str]:
-    return cell.expected.model, cell.expected.benchmark
+def flat_maps(curves: Sequence[Curve]) -> list[Map]:
+    """Curves as maps, a map for each model and benchmark: policies by the axis' values, or settings in one column."""
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for one in curves:
+        groups.setdefault((one.model, one.benchmark), []).append(one)
+    maps = []
+    for (model, benchmark), group in groups.items():
+        first = group[0]
+        if first.axis == POLICY:
+            cells = {(value, first.metric): cell for value, cell in first.points}
+            axes = ((POLICY, tuple(value for value, _ in first.points)), ("", (first.metric,)))
+        else:
+            cells = {(one.policy, value): cell for one in group for value, cell in one.points}
+            values = dict.fromkeys(value for one in group for value, _ in one.points)
+            axes = ((POLICY, tuple(one.policy for one in group)), (first.axis, tuple(values)))
+        maps.append(Map(model, benchmark, first.metric, "", axes, cells, first.baselines, first.notes))
+    return maps

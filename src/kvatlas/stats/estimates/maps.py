@@ -2,136 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, Trace
+from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, mean_of
 from kvatlas.results.csv_maps import ascending
-from kvatlas.results.manifest import Manifest
 from kvatlas.stats.estimates.at_k import BAYES_NOTE
-from kvatlas.stats.estimates.cells import CellTraces, gather
-from kvatlas.stats.estimates.grid import Axes, grid_groups, map_axes, short_names
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.pass_at_1 import mean_over_benchmarks
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import together, validity
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
-SCREEN_NOTE = "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
+SCREEN_NOTE = Note(
+    NoteKind.SCREEN, "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
+)
 
 
-def maps_of_run(
-    manifest: Manifest,
-    traces: Iterable[tuple[str, Trace]],
-    metric: str = "pass@1",
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
-) -> list[Map]:
+def maps_of_run(run: RunData) -> list[Map]:
     """One map for each model, benchmark and policy that varies both axes, in the manifest's order.
 
-    `traces` are a store's `(run key, trace)` pairs, texts not needed; `metric` is `pass@1` or `progress`; `fix` holds
-    axes beyond two to one value each. Raises KvatlasError if the run does not have two axes, or if traces are
-    missing; with `partial` the maps say so in their notes instead, and cells without any trace are left out.
+    Raises KvatlasError if the run does not have two axes, or if traces are missing; if the run is `partial` the maps
+    say so in their notes instead, and cells without any trace are left out.
     """
-    return maps_of_cells(gather(manifest, traces, metric), map_axes(manifest, fix), metric, partial, fix)
-
-
-def maps_of_cells(
-    cells: Sequence[CellTraces],
-    axes: Axes,
-    metric: str = "pass@1",
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
-) -> list[Map]:
-    """As `maps_of_run`, from cells that were gathered already."""
-    groups = grid_groups(cells, axes, fix)
-    if not groups:
-        raise KvatlasError(f"No policy of this run has two or more values of both {axes[0]} and {axes[1]}.")
-    beside: dict[tuple[str, str], list[CellTraces]] = {}
-    for cell in cells:
+    if not run.groups:
+        raise KvatlasError(f"No policy of this run has two or more values of both {run.axes[0]} and {run.axes[1]}.")
+    baselines: dict[tuple[str, str], list[CellTraces]] = {}
+    for cell in run.cells:
         if cell.expected.baseline:
-            beside.setdefault((cell.expected.model, cell.expected.benchmark), []).append(cell)
-    shown = [cell for group in groups.values() for cell in group]
-    _check_complete(shown + [cell for group in beside.values() for cell in group], partial)
-    check_measured(shown, metric, partial)
-    fixed = tuple(f"{name}={value}" for name, value in (fix or {}).items())
+            baselines.setdefault((cell.expected.model, cell.expected.benchmark), []).append(cell)
+    shown = [cell for group in run.groups.values() for cell in group]
+    check_complete(shown + [cell for group in baselines.values() for cell in group], run.partial)
+    check_measured(shown, run.metric, run.partial)
     return [
-        _map((model, benchmark, policy), metric, axes, group, beside.get((model, benchmark), []), fixed)
-        for (model, benchmark, policy), group in groups.items()
+        _map(name, run, group, baselines.get((name.model, name.benchmark), []))
+        for name, group in run.groups.items()
         if any(cell.measured for cell in group)
     ]
 
 
-def _check_complete(cells: Sequence[CellTraces], partial: bool) -> None:
-    promised = sum(cell.promised for cell in cells)
-    missing = promised - sum(cell.found for cell in cells)
+def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map") -> None:
+    """Raise KvatlasError where traces are missing, unless `partial`, and where all are."""
+    promised, missing = _missing(cells)
     if missing == promised:
-        raise KvatlasError(f"The run has none of its {promised} traces yet, so there is no map to draw.")
+        raise KvatlasError(f"The run has none of its {promised} traces yet, so there is no {what} to draw.")
     if missing and not partial:
-        holes = sum(cell.found < cell.promised for cell in cells)
+        holes = sum(cell.stored < cell.promised for cell in cells)
         raise KvatlasError(
             f"{missing} of {promised} traces are missing, in {holes} of {len(cells)} cells; the missing ones are often "
             "the hardest problems, so finish the sweep, or draw what is there with --partial."
         )
 
 
+def _missing(cells: Sequence[CellTraces]) -> tuple[int, int]:
+    """How many traces are promised, and how many of them are missing."""
+    promised = sum(cell.promised for cell in cells)
+    return promised, promised - sum(cell.stored for cell in cells)
+
+
+def partial_note(cells: Sequence[CellTraces], counted: bool = True) -> tuple[Note, ...]:
+    """A note where traces are missing; where `counted` it says in how many cells."""
+    promised, missing = _missing(cells)
+    holes = sum(cell.stored < cell.promised for cell in cells)
+    where = f", in {holes} cell{'s' * (holes > 1)}" if counted else ""
+    text = f"PARTIAL: {missing} of {promised} traces are missing{where}"
+    return (Note(NoteKind.PARTIAL, text),) if missing else ()
+
+
 def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> None:
     """Raise KvatlasError where the metric is known of no trace of a benchmark, so that its map would be missing."""
-    unknown = [cell for cell in cells if cell.found and not cell.measured]
+    unknown = [cell for cell in cells if cell.stored and not cell.measured]
     if unknown and (not partial or len(unknown) == len(cells)):
         first = unknown[0]
         raise KvatlasError(
-            f"{metric} is unknown of all {first.found} traces of {first.expected.model} on {first.expected.benchmark}: "
-            "none of them has an answer; choose another metric, or leave them out with --partial."
+            f"{metric} is unknown of all {first.stored} traces of {first.expected.model} on "
+            f"{first.expected.benchmark}: none of them has an answer; choose another metric, or leave them out with "
+            "--partial."
         )
 
 
-def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[str, ...]:
+def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ...]:
     """A note where the metric is unknown of some traces: of the same in all cells, which read the same ones."""
     most = max(cells, key=lambda cell: len(cell.unmeasured))
     if not most.unmeasured:
         return ()
-    about = f"{len(most.unmeasured)} of {most.found} traces of {most.expected.benchmark}"
-    return (f"{about} have no answer and are left out of {metric}",)
+    about = f"{len(most.unmeasured)} of {most.stored} traces of {most.expected.benchmark}"
+    return (Note(NoteKind.UNMEASURED, f"{about} have no answer and are left out of {metric}"),)
 
 
-def _map(
-    name: tuple[str, str, str],
-    metric: str,
-    axes: Axes,
-    group: Sequence[CellTraces],
-    beside: Sequence[CellTraces],
-    notes: tuple[str, ...],
-) -> Map:
-    model, benchmark, policy = name
-    missing = sum(cell.promised - cell.found for cell in (*group, *beside))
-    if missing:
-        promised = sum(cell.promised for cell in (*group, *beside))
-        holes = sum(cell.found < cell.promised for cell in (*group, *beside))
-        cells = "1 cell" if holes == 1 else f"{holes} cells"
-        notes = (*notes, f"PARTIAL: {missing} of {promised} traces are missing, in {cells}")
+def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:
+    by_coord = {cell.coord(run.axes): cell for cell in group}
+    rows, columns = ascending(row for row, _ in by_coord), ascending(column for _, column in by_coord)
+    coords = [(r, c) for r in rows for c in columns if (r, c) in by_coord and by_coord[r, c].measured]
+    names = short_names(cell.expected.setting for cell in baselines)
+    return Map(
+        name.model,
+        name.benchmark,
+        run.metric,
+        name.policy,
+        ((run.axes[0], rows), (run.axes[1], columns)),
+        {coord: by_coord[coord].cell() for coord in coords},
+        {names[cell.expected.setting.id]: cell.cell() for cell in baselines if cell.measured},
+        _notes(run, group, baselines),
+        validity(group),
+    )
+
+
+def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> tuple[Note, ...]:
+    notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
+    notes += partial_note((*group, *baselines))
     if any(cell.adaptive for cell in group):
-        notes = (*notes, _adaptive_note([len(cell.expected.problems) for cell in group]))
+        notes.append(_adaptive_note([len(cell.expected.problems) for cell in group]))
     if any(cell.screened for cell in group):
-        notes = (*notes, SCREEN_NOTE)
-    notes = (*notes, *unmeasured_notes(group, metric))
+        notes.append(SCREEN_NOTE)
+    notes += unmeasured_notes(group, run.metric)
     if any(cell.rule is not None and cell.rule.kind == "bayes" for cell in group):
-        notes = (*notes, BAYES_NOTE)
-    vertical, horizontal = axes
-    places = {
-        (cell.expected.setting.values[vertical], cell.expected.setting.values[horizontal]): cell for cell in group
-    }
-    rows, columns = ascending(row for row, _ in places), ascending(column for _, column in places)
-    found = {(r, c): places[r, c].cell() for r in rows for c in columns if (r, c) in places and places[r, c].measured}
-    names = short_names(cell.expected.setting for cell in beside)
-    baselines = {names[cell.expected.setting.id]: cell.cell() for cell in beside if cell.measured}
-    both = ((vertical, rows), (horizontal, columns))
-    return Map(model, benchmark, metric, policy, both, found, baselines, notes, validity(group))
+        notes.append(BAYES_NOTE)
+    return tuple(notes)
 
 
-def _adaptive_note(problems: Sequence[int]) -> str:
-    return (
+def _adaptive_note(problems: Sequence[int]) -> Note:
+    return Note(
+        NoteKind.ADAPTIVE,
         f"adaptive: cells have {min(problems)} to {max(problems)} problems, those with few were shown worse early; "
-        "intervals hold for any reason to stop"
+        "intervals hold for any reason to stop",
     )
 
 
@@ -160,20 +157,26 @@ def mean_map(maps: Sequence[Map]) -> Map:
             )
     if len({one.benchmark for one in maps}) < len(maps):
         raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(m.benchmark for m in maps)}.")
-    cells = {place: mean_cell([one.cells[place] for one in maps]) for place in _common([m.cells for m in maps])}
+    cells = {coord: mean_cell([one.cells[coord] for one in maps]) for coord in _common([m.cells for m in maps])}
     baselines = {
         name: mean_cell([one.baselines[name] for one in maps]) for name in _common([m.baselines for m in maps])
     }
-    notes = list(dict.fromkeys(note if "PARTIAL" not in note else _PARTIAL_MEAN for m in maps for note in m.notes))
+    partial = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
+    notes = dict.fromkeys(partial if n.kind is NoteKind.PARTIAL else n for one in maps for n in one.notes)
     if any(len(one.cells) > len(cells) for one in maps):
-        notes.append("cells that not every benchmark has are left out")
-    name = f"{MEAN_OF}{len(maps)}"
-    checked = together([one.validity for one in maps])
-    return Map(first.model, name, first.metric, first.policy, first.axes, cells, baselines, tuple(notes), checked)
-
-
-MEAN_OF = "mean of "
-_PARTIAL_MEAN = "PARTIAL: some of the averaged maps lack traces"
+        notes[Note(NoteKind.LEFT_OUT, "cells that not every benchmark has are left out")] = None
+    return Map(
+        first.model,
+        mean_of(len(maps)),
+        first.metric,
+        first.policy,
+        first.axes,
+        cells,
+        baselines,
+        tuple(notes),
+        together([one.validity for one in maps]),
+        averaged=len(maps),
+    )
 
 
 def mean_maps(maps: Sequence[Map]) -> list[Map]:
@@ -186,7 +189,7 @@ def mean_maps(maps: Sequence[Map]) -> list[Map]:
     given: dict[tuple[str, str, str], Map] = {}
     for one in maps:
         name = one.model, one.policy, one.metric
-        if one.benchmark.startswith(MEAN_OF):
+        if one.is_mean:
             given.setdefault(name, one)
         else:
             groups.setdefault(name, []).append(one)
@@ -200,23 +203,30 @@ def _common(mappings: Sequence[Mapping[T, Cell]]) -> list[T]:
 
 def mean_cell(cells: Sequence[Cell]) -> Cell:
     """One setting over several benchmarks; costs are known where all of them know theirs."""
-    kept = [cell.mean_kv_tokens for cell in cells if cell.mean_kv_tokens is not None]
-    output = [cell.output_tokens_mean for cell in cells if cell.output_tokens_mean is not None]
-    peaks = [cell.peak_kv_tokens for cell in cells if cell.peak_kv_tokens is not None]
-    truncated = [cell.truncated for cell in cells if cell.truncated is not None]
-    seconds = [cell.seconds_mean for cell in cells if cell.seconds_mean is not None]
-    unmeasured = [cell.unmeasured for cell in cells if cell.unmeasured is not None]
-    count = len(cells)
+
+    def known(values: Sequence[N | None]) -> list[N] | None:
+        there = [value for value in values if value is not None]
+        return there if len(there) == len(cells) else None
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        there = known(values)
+        return sum(there) / len(cells) if there else None
+
+    def total(values: Sequence[int | None]) -> int | None:
+        there = known(values)
+        return None if there is None else sum(there)
+
+    peaks = known([cell.peak_kv_tokens for cell in cells])
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
-        mean_kv_tokens=sum(kept) / count if len(kept) == count else None,
-        peak_kv_tokens=max(peaks) if len(peaks) == count else None,
-        output_tokens_mean=sum(output) / count if len(output) == count else None,
-        truncated=sum(truncated) if len(truncated) == count else None,
-        seconds_mean=sum(seconds) / count if len(seconds) == count else None,
-        unmeasured=sum(unmeasured) if len(unmeasured) == count else None,
-        audit=_mean_audit([cell.audit for cell in cells if cell.audit is not None], count),
+        mean_kv_tokens=mean([cell.mean_kv_tokens for cell in cells]),
+        peak_kv_tokens=max(peaks) if peaks else None,
+        output_tokens_mean=mean([cell.output_tokens_mean for cell in cells]),
+        truncated=total([cell.truncated for cell in cells]),
+        seconds_mean=mean([cell.seconds_mean for cell in cells]),
+        unmeasured=total([cell.unmeasured for cell in cells]),
+        audit=_mean_audit([cell.audit for cell in cells if cell.audit is not None], len(cells)),
     )
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+LEVEL = 0.05
 #: The 97.5 % quantile of the normal distribution.
 Z = float(stats.norm.ppf(0.975))
 #: Imagined problems of full binomial spread, at a mean of 0 or 1; found by bench/calibration.py.
@@ -22,16 +24,9 @@ _UNSEEN_WITHIN = 1.5
 #: With fewer hits or misses than this, Wilson's interval is joined by the mid-P one.
 _FEW = 15.0
 
-BINOMIAL_NOTE = "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
-
-
-def wilson(value: float, n: float) -> tuple[float, float]:
-    """Score interval (95 %) of a share `value` in [0, 1] seen on `n` independent units; `n` need not be whole.
-
-    Source: Wilson (1927), JASA 22:209-212. Holds near 0 and 1 and for small n, where the normal interval fails.
-    """
-    low, high = _wilson(np.asarray(value, float), np.asarray(n, float), np.asarray(Z))
-    return float(low), float(high)
+BINOMIAL_NOTE = Note(
+    NoteKind.INTERVAL, "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
+)
 
 
 def share_interval(value: ArrayLike, n: ArrayLike, quantile: ArrayLike = Z) -> tuple[Floats, Floats]:
@@ -44,14 +39,15 @@ def share_interval(value: ArrayLike, n: ArrayLike, quantile: ArrayLike = Z) -> t
     share, units, q = np.broadcast_arrays(
         np.asarray(value, float), np.asarray(n, float), np.minimum(np.asarray(quantile, float), 1e3)
     )
-    low, high = _wilson(share, units, q)
+    low, high = wilson(share, units, q)
     reduced = units * (Z / q) ** 2
     low = np.minimum(low, _mid_p_low(share * reduced, reduced))
     high = np.maximum(high, 1 - _mid_p_low((1 - share) * reduced, reduced))
     return np.where(share <= 0, 0.0, np.maximum(low, 0.0)), np.where(share >= 1, 1.0, np.minimum(high, 1.0))
 
 
-def _wilson(share: Floats, n: Floats, quantile: Floats) -> tuple[Floats, Floats]:
+def wilson(share: Floats, n: Floats, quantile: Floats) -> tuple[Floats, Floats]:
+    """Score intervals of shares seen on `n` units. Source: Wilson (1927), JASA 22:209-212."""
     square = quantile * quantile / n
     centre = (share + square / 2) / (1 + square)
     half = quantile / (1 + square) * np.sqrt(np.maximum(share * (1 - share), 0) / n + square / (4 * n))
@@ -98,7 +94,7 @@ def clustered_interval(means: Floats, samples: ArrayLike) -> tuple[Floats, Float
     quantile = float(stats.t.ppf(0.975, problems - 1))
     if np.all(np.asarray(samples) <= 1):
         return share_interval(share, units, quantile)
-    return _wilson(share, units, np.asarray(quantile))
+    return wilson(share, units, np.asarray(quantile))
 
 
 def cautious_interval(values: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
@@ -135,7 +131,7 @@ def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> t
     units = np.where(known, full / np.where(known, variance, 1.0), 0.0)
     units = np.maximum(units, draws)
     few = np.isinf(variance) | (units * np.minimum(share, 1 - share) < _FEW)
-    (low, high), (wide_low, wide_high) = _wilson(share, units, np.asarray(Z)), share_interval(share, units)
+    (low, high), (wide_low, wide_high) = wilson(share, units, np.asarray(Z)), share_interval(share, units)
     return np.where(few, wide_low, low), np.where(few, wide_high, high)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvatlas.core import Vacuous, Validity
+from kvatlas.core import Outcome, Validity
 from kvatlas.policies.audit import AuditedCell, no_choice_sentence
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import short_names
@@ -36,18 +36,18 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
 
     Cells of several benchmarks count together: settings are identical if they are so on all of them.
     """
-    kept = [cell for cell in cells if cell.found and not cell.screened]
+    kept = [cell for cell in cells if cell.stored and not cell.screened]
     if not kept:
         return None
     bounded = [cell for cell in kept if "kv_budget" in cell.expected.setting.values]
     groups = _identical(kept)
     compressing = {cell.expected.setting.id for cell in bounded}
     return Validity(
-        traces=sum(cell.found for cell in kept),
-        bounded=sum(cell.found for cell in bounded),
+        traces=sum(cell.stored for cell in kept),
+        bounded=sum(cell.stored for cell in bounded),
         compressed=sum(cell.compressed for cell in bounded),
-        no_answer=sum(cell.no_answer for cell in kept),
-        truncated=sum(cell.truncated for cell in kept),
+        no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in kept),
+        truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in kept),
         settings=len(compressing),
         identical=groups,
         same=len(compressing) > 1 and any(compressing <= set(group) for group in groups),
@@ -100,16 +100,6 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
         identical=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         same=all(part.same for part in checked),
     )
-
-
-def vacuous_sentence(checked: Validity) -> str | None:
-    """Why nothing can be recommended from these traces, as a clause; None where it can."""
-    return {
-        None: None,
-        Vacuous.UNCOMPRESSED: f"none of the {checked.bounded:,} traces under a KV budget was compressed",
-        Vacuous.UNANSWERED: f"none of the {checked.traces:,} traces has an answer",
-        Vacuous.IDENTICAL: f"all {checked.settings} settings with a KV budget wrote identical texts",
-    }[checked.vacuous]
 
 
 def findings(cells: Sequence[CellTraces]) -> list[Finding]:

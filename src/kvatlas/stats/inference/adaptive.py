@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Map
+from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, mean_of
 from kvatlas.results.manifest import Manifest
+from kvatlas.stats.estimates.anytime import mean_interval
 from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.grid import Axes, grid_groups
-from kvatlas.stats.estimates.maps import MEAN_OF, mean_cell, mean_map
+from kvatlas.stats.estimates.maps import mean_cell, mean_map
+from kvatlas.stats.estimates.pass_at_1 import LEVEL, Ints
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import validity
 from kvatlas.stats.inference.choice import Choice, cheapest, kv_tokens_of, unless_vacuous
-from kvatlas.stats.inference.map_tests import CellCoord, Name, Verdict
-from kvatlas.stats.inference.resampling import LEVEL, Ints, Need, Test
-from kvatlas.stats.inference.sequential import EARLY, Block, Race, mean_interval, race
+from kvatlas.stats.inference.map_tests import Basis, Verdict
+from kvatlas.stats.inference.resampling import Need, Test, TestMethod
+from kvatlas.stats.inference.sequential import EARLY, Block, Race, race
 
-E_VALUES = "e-values of an adaptive sweep, over all its settings on the mean over benchmarks; valid at any stop"
-NO_PAIRS = "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes"
+NO_PAIRS = Note(
+    NoteKind.LEFT_OUT,
+    "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes",
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Standing:
     @property
     def active(self) -> frozenset[str]:
         """The ids of the settings that are not dropped."""
-        return frozenset(one for one, held in zip(self.settings, self.race.active, strict=True) if held)
+        return frozenset(setting for setting, active in zip(self.settings, self.race.active, strict=True) if active)
 
     def widest(self) -> float:
         """The width of the widest always-valid interval of the active settings, on the mean over benchmarks."""
@@ -62,7 +65,7 @@ def standing(
             by_setting.setdefault(cell.expected.setting.id, {})[cell.expected.benchmark] = cell
     settings = tuple(by_setting)
     total = sum(sizes.values())
-    found: list[Block] = []
+    complete: list[Block] = []
     state = race([], len(settings))
     for number in range(blocks):
         places = [
@@ -76,15 +79,15 @@ def standing(
         promised = sum(len(range(sizes[name])[cut(sizes[name], blocks, number)]) for name in orders)
         if len(places) < promised or bool(np.isnan(means[:, state.active]).any()):
             break
-        found.append(Block(np.where(state.active, means, math.nan), np.array([stratum for stratum, _, _ in places])))
-        state = race(found, len(settings), total - sum(len(block.strata) for block in found))
-    return Standing(settings, state, len(found), _values(settings, state, found))
+        complete.append(Block(np.where(state.active, means, math.nan), np.array([stratum for stratum, _, _ in places])))
+        state = race(complete, len(settings), total - sum(len(block.strata) for block in complete))
+    return Standing(settings, state, len(complete), _values(settings, state, complete))
 
 
 def _mean(cell: CellTraces | None, problem: str) -> float:
-    held = cell.outcomes.get(problem, {}) if cell is not None else {}
-    full = cell is not None and len(held) == cell.expected.samples
-    return math.fsum(held.values()) / len(held) if full else math.nan
+    samples = cell.outcomes.get(problem, {}) if cell is not None else {}
+    full = cell is not None and len(samples) == cell.expected.samples
+    return math.fsum(samples.values()) / len(samples) if full else math.nan
 
 
 def _values(settings: Sequence[str], state: Race, blocks: Sequence[Block]) -> dict[str, tuple[np.ndarray, Ints]]:
@@ -116,13 +119,7 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces]) -> dict[str, Stan
     }
 
 
-def adaptive_verdicts(
-    held: Mapping[str, Standing],
-    cells: Sequence[CellTraces],
-    maps: Sequence[Map],
-    axes: Axes,
-    fix: Mapping[str, Any] | None,
-) -> dict[Name, Verdict]:
+def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict of each mean map (of the only benchmark's map where there is one) of an adaptive run.
 
     Its plateau holds the settings that were not dropped, over all policies together. "All settings are equal" is
@@ -131,19 +128,19 @@ def adaptive_verdicts(
     groups: dict[tuple[str, str], list[Map]] = {}
     for one in maps:
         groups.setdefault((one.model, one.policy), []).append(one)
-    found: dict[Name, Verdict] = {}
+    by_map: dict[MapName, Verdict] = {}
     for (model, policy), parts in groups.items():
-        if model not in held:
+        if model not in by_model:
             continue
         mean = mean_map(parts) if len(parts) > 1 else parts[0]
         ids = {
-            (cell.expected.setting.values[axes[0]], cell.expected.setting.values[axes[1]]): cell.expected.setting.id
-            for (owner, _, label), group in grid_groups(cells, axes, fix).items()
+            cell.coord(run.axes): cell.expected.setting.id
+            for name, group in run.groups.items()
             for cell in group
-            if (owner, label) == (model, policy)
+            if (name.model, name.policy) == (model, policy)
         }
-        found[model, mean.benchmark, policy] = _verdict(held[model], mean, ids)
-    return found
+        by_map[mean.name] = _verdict(by_model[model], mean, ids)
+    return by_map
 
 
 def _verdict(one: Standing, mean: Map, ids: Mapping[CellCoord, str]) -> Verdict:
@@ -159,7 +156,7 @@ def _verdict(one: Standing, mean: Map, ids: Mapping[CellCoord, str]) -> Verdict:
     return Verdict(
         peaks=tuple(place for place, value in zip(places, values, strict=True) if value >= values.max() - 1e-9),
         lowest=places[int(values.argmin())],
-        omnibus=Test(float(np.exp(one.race.log_e.max())), smallest, E_VALUES),
+        omnibus=Test(float(np.exp(one.race.log_e.max())), smallest, TestMethod.E_VALUES),
         plateau=tuple(place for place in places if ids[place] in one.active),
         p_best={place: float(p[ids[place]]) for place in places},
         may_lose={},
@@ -168,24 +165,29 @@ def _verdict(one: Standing, mean: Map, ids: Mapping[CellCoord, str]) -> Verdict:
         spread=spread,
         noise=None,
         need=Need(None, None),
-        method=E_VALUES,
-        notes=(f"adaptive: {dropped} of {len(one.settings)} settings of all policies were shown worse than the best",),
+        basis=Basis.E_VALUES,
+        notes=(
+            Note(
+                NoteKind.ADAPTIVE,
+                f"adaptive: {dropped} of {len(one.settings)} settings of all policies were shown worse than the best",
+            ),
+        ),
     )
 
 
-def adaptive_choices(held: Mapping[str, Standing], cells: Sequence[CellTraces]) -> list[Choice]:
+def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces]) -> list[Choice]:
     """What to choose in an adaptive run: the cheapest of each model's settings that were not dropped."""
-    found = []
-    for model, one in held.items():
+    chosen = []
+    for model, one in by_model.items():
         own: dict[str, list[CellTraces]] = {}
         for cell in cells:
-            if cell.expected.model == model and cell.expected.setting.id in one.active and cell.found:
+            if cell.expected.model == model and cell.expected.setting.id in one.active and cell.stored:
                 own.setdefault(cell.expected.setting.id, []).append(cell)
         members = [mean_cell([cell.cell() for cell in group]) for group in own.values()]
         benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
         choice = Choice(
             model,
-            benchmarks[0] if len(benchmarks) == 1 else f"{MEAN_OF}{len(benchmarks)}",
+            benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks)),
             len(one.settings),
             len(members),
             cheapest(members, [kv_tokens_of(cell) for cell in members]),
@@ -193,5 +195,5 @@ def adaptive_choices(held: Mapping[str, Standing], cells: Sequence[CellTraces]) 
             {},
         )
         grid = [cell for cell in cells if cell.expected.model == model and not cell.expected.baseline]
-        found.append(unless_vacuous(choice, validity(grid)))
-    return found
+        chosen.append(unless_vacuous(choice, validity(grid)))
+    return chosen

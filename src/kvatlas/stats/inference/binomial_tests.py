@@ -9,16 +9,15 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
-from kvatlas.core import Cell, Map
-from kvatlas.stats.estimates.maps import MEAN_OF, mean_map
-from kvatlas.stats.estimates.pass_at_1 import Floats, Z
-from kvatlas.stats.inference.map_tests import CellCoord, Name, Verdict, assembled, effects, name_of
-from kvatlas.stats.inference.resampling import LEVEL, POWER, Contrast, Need, Plateau, Test, shares_of_best
+from kvatlas.core import Cell, CellCoord, Map, MapName, Note, NoteKind
+from kvatlas.stats.estimates.maps import mean_map
+from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Z
+from kvatlas.stats.inference.map_tests import Basis, Verdict, assembled, effects
+from kvatlas.stats.inference.resampling import POWER, Contrast, Need, Plateau, Test, TestMethod, shares_of_best
 
 DRAWS = 10_000
-BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
-#: Said where a CSV map does not tell its samples.
-ONE_SAMPLE = "the number of samples is not known, so 1 is taken; give it with --samples"
+#: For a CSV map that does not tell its samples.
+ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it with --samples")
 
 
 def variance(one: Map) -> float | None:
@@ -35,27 +34,27 @@ def variance(one: Map) -> float | None:
     return centre * (1 - centre) / (problems * samples)
 
 
-def verdicts_of_maps(maps: Sequence[Map]) -> dict[Name, Verdict]:
+def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks.
 
     A mean that is given as a map (`mean of N`) gets a verdict only where its benchmarks are given, too.
     """
-    found: dict[Name, Verdict] = {}
-    together: dict[tuple[str, str], list[Map]] = {}
+    by_map: dict[MapName, Verdict] = {}
+    by_policy: dict[tuple[str, str], list[Map]] = {}
     for one in maps:
-        each = variance(one)
-        if one.benchmark.startswith(MEAN_OF):
+        if one.is_mean:
             continue
-        together.setdefault((one.model, one.policy), []).append(one)
-        if each is not None:
-            found[name_of(one)] = bound_verdict(one, each, _samples([one]))
-    for parts in together.values():
-        variances = [each for each in map(variance, parts) if each is not None]
+        by_policy.setdefault((one.model, one.policy), []).append(one)
+        largest = variance(one)
+        if largest is not None:
+            by_map[one.name] = bound_verdict(one, largest, _samples([one]))
+    for parts in by_policy.values():
+        variances = [largest for largest in map(variance, parts) if largest is not None]
         alike = len({one.axes for one in parts}) == 1 and len({one.benchmark for one in parts}) == len(parts)
         if alike and len(variances) == len(parts) > 1:
             mean = mean_map(parts)
-            found[name_of(mean)] = bound_verdict(mean, math.fsum(variances) / len(parts) ** 2, _samples(parts))
-    return found
+            by_map[mean.name] = bound_verdict(mean, math.fsum(variances) / len(parts) ** 2, _samples(parts))
+    return by_map
 
 
 def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
@@ -71,7 +70,7 @@ def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
     scale = math.sqrt(each) if known else 1.0
     square = float(((values - values.mean()) ** 2).sum()) / scale**2
     freedom = max(len(values) - 1, 1)
-    test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), f"chi-square test with the {BOUND}")
+    test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), TestMethod.CHI_SQUARE)
     noise = _noise(len(values))
     gap = float(values.max() - values.min())
     wanted = (gap / (Z + POWER)) ** 2
@@ -84,7 +83,7 @@ def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
         effects(places, (one.axes[0][0], one.axes[1][0]), lambda c: _contrast(values, scale, c)),
         shares_of_best(values + scale * noise),
         Need(None if enough is None else max(enough, 1), None),
-        BOUND,
+        Basis.BOUND,
         () if samples else (ONE_SAMPLE,),
     )
 

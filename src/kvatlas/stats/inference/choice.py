@@ -1,20 +1,19 @@
-"""What to choose: the cheapest setting that is not shown worse than the best, by KV memory and by measured time."""
+"""What to choose: the cheapest setting that is statistically tied with the best, by KV memory and by measured time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Cell, Map, Validity
+from kvatlas.core import Cell, Map, MapName, Setting, Validity, mean_of
 from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.grid import Axes, grid_groups
-from kvatlas.stats.estimates.maps import MEAN_OF, mean_cell
-from kvatlas.stats.estimates.validity import vacuous_sentence, validity
+from kvatlas.stats.estimates.maps import mean_cell
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.validity import validity
 from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.map_tests import Name, Verdict, name_of, table
+from kvatlas.stats.inference.map_tests import Verdict, table
 from kvatlas.stats.inference.resampling import Contrast
 
 
@@ -25,7 +24,7 @@ class Choice:
     `candidates` settings of the grid were compared, `members` of them are on the plateau. `by_memory` is the one with
     the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time` the one with the least
     measured time a trace; None where the cost is unknown. `may_lose` is by how much each may be below the best of the
-    grid with 95 % confidence, `beside` what a chosen one is ahead of each baseline, by setting id and baseline.
+    grid with 95 % confidence, `against` by how much a chosen one is ahead of each baseline, by setting id and baseline.
     `vacuous` says, as a clause, why nothing is chosen: the traces of all candidates cannot tell them apart.
     """
 
@@ -36,36 +35,36 @@ class Choice:
     by_memory: Cell | None
     by_time: Cell | None
     may_lose: Mapping[str, float]
-    beside: Mapping[str, Mapping[str, Contrast]] = field(default_factory=dict)
+    against: Mapping[str, Mapping[Setting, Contrast]] = field(default_factory=dict)
     vacuous: str | None = None
 
 
-def choices(cells: Sequence[CellTraces], axes: Axes, fix: Mapping[str, Any] | None = None) -> list[Choice]:
+def choices(run: RunData) -> list[Choice]:
     """One choice for each model of a run, among the grid cells of all its policies on the mean over benchmarks."""
     grid: dict[str, dict[str, list[CellTraces]]] = {}
-    for (model, benchmark, _), group in grid_groups(cells, axes, fix).items():
-        grid.setdefault(model, {}).setdefault(benchmark, []).extend(group)
-    found = []
+    for name, group in run.groups.items():
+        grid.setdefault(name.model, {}).setdefault(name.benchmark, []).extend(group)
+    made = []
     for model, benchmarks in grid.items():
         rows = list(benchmarks.values())
-        held = table(rows, _id)
-        if held is None:
+        cells = table(rows, _id)
+        if cells is None:
             continue
-        best = resampling.plateau(held.means, held.strata)
-        ids = [place for place, member in zip(held.places, best.member, strict=True) if member]
-        members = [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == place]) for place in ids]
-        may_lose = {str(place): float(lost) for place, lost in zip(held.places, best.may_lose, strict=True)}
-        name = next(iter(benchmarks)) if len(benchmarks) == 1 else f"{MEAN_OF}{len(benchmarks)}"
+        best = resampling.plateau(cells.means, cells.strata)
+        ids = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
+        members = [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == setting]) for setting in ids]
+        may_lose = {str(setting): float(lost) for setting, lost in zip(cells.columns, best.may_lose, strict=True)}
+        benchmark = next(iter(benchmarks)) if len(benchmarks) == 1 else mean_of(len(benchmarks))
         checked = validity(cell for row in rows for cell in row)
-        choice = unless_vacuous(_choice(model, name, len(held.places), members, may_lose), checked)
-        baselines = [cell for cell in cells if cell.expected.baseline and cell.expected.model == model]
-        found.append(replace(choice, beside=_beside(choice, benchmarks, baselines)))
-    return found
+        choice = unless_vacuous(_choice(model, benchmark, len(cells.columns), members, may_lose), checked)
+        baselines = [cell for cell in run.cells if cell.expected.baseline and cell.expected.model == model]
+        made.append(replace(choice, against=_against(choice, benchmarks, baselines)))
+    return made
 
 
 def unless_vacuous(choice: Choice, checked: Validity | None) -> Choice:
     """The choice, or none and the reason where the traces of its candidates cannot tell them apart."""
-    reason = vacuous_sentence(checked) if checked is not None else None
+    reason = checked.reason if checked is not None else None
     return choice if reason is None else replace(choice, by_memory=None, by_time=None, vacuous=reason)
 
 
@@ -73,42 +72,42 @@ def _id(cell: CellTraces) -> str:
     return cell.expected.setting.id
 
 
-def _beside(
+def _against(
     choice: Choice, benchmarks: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]
-) -> dict[str, dict[str, Contrast]]:
+) -> dict[str, dict[Setting, Contrast]]:
     """The chosen settings minus each baseline, paired by problem, on the mean over benchmarks."""
     chosen = {cell.setting.id for cell in (choice.by_memory, choice.by_time) if cell is not None}
-    found: dict[str, dict[str, Contrast]] = {one: {} for one in chosen}
+    contrasts: dict[str, dict[Setting, Contrast]] = {setting: {} for setting in chosen}
     for baseline in dict.fromkeys(cell.expected.setting for cell in baselines):
         rows = [
             [cell for cell in group if _id(cell) in chosen]
             + [b for b in baselines if (b.expected.benchmark, b.expected.setting) == (benchmark, baseline)]
             for benchmark, group in benchmarks.items()
         ]
-        held = table(rows, lambda cell: (cell.expected.baseline, _id(cell)))
-        if held is None or (True, baseline.id) not in held.places:
+        cells = table(rows, lambda cell: (cell.expected.baseline, _id(cell)))
+        if cells is None or (True, baseline.id) not in cells.columns:
             continue
-        against = held.places.index((True, baseline.id))
-        for one in chosen:
-            if (False, one) in held.places:
-                coefficients = np.zeros(len(held.places))
-                coefficients[[held.places.index((False, one)), against]] = 1.0, -1.0
-                found[one][str(baseline)] = resampling.contrast(held.means, held.strata, coefficients)
-    return found
+        other = cells.columns.index((True, baseline.id))
+        for setting in chosen:
+            if (False, setting) in cells.columns:
+                coefficients = np.zeros(len(cells.columns))
+                coefficients[[cells.columns.index((False, setting)), other]] = 1.0, -1.0
+                contrasts[setting][baseline] = resampling.contrast(cells.means, cells.strata, coefficients)
+    return contrasts
 
 
-def choices_of_maps(maps: Sequence[Map], verdicts: Mapping[Name, Verdict]) -> list[Choice]:
+def choices_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[Choice]:
     """One choice for each map of a model's mean, or of its only benchmark, that has a verdict (a CSV map's)."""
-    found = []
+    made = []
     for one in maps:
-        verdict = verdicts.get(name_of(one))
+        verdict = verdicts.get(one.name)
         if verdict is None:
             continue
-        members = [one.cells[place] for place in verdict.plateau]
-        may_lose = {one.cells[place].setting.id: lost for place, lost in verdict.may_lose.items()}
+        members = [one.cells[coord] for coord in verdict.plateau]
+        may_lose = {one.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()}
         choice = _choice(one.model, one.benchmark, len(one.cells), members, may_lose)
-        found.append(unless_vacuous(choice, one.validity))
-    return found
+        made.append(unless_vacuous(choice, one.validity))
+    return made
 
 
 def kv_tokens_of(cell: Cell) -> float | None:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Map
+from kvatlas.core import CellCoord, MapName, Note, NoteKind
 from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.grid import Axes, grid_groups
-from kvatlas.stats.estimates.maps import MEAN_OF
-from kvatlas.stats.estimates.pass_at_1 import Floats
+from kvatlas.stats.estimates.grid import Axes
+from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.resampling import Contrast, Ints, Need, Plateau, Test
+from kvatlas.stats.inference.resampling import Contrast, Need, Plateau, Test, TestMethod
 
-#: A cell of a map: its values on the two axes.
-CellCoord = tuple[Any, Any]
-#: A map's name: model, benchmark (or `mean of N`), policy.
-Name = tuple[str, str, str]
 _TIE = 1e-9
+
+
+class Basis(StrEnum):
+    """What a verdict rests on."""
+
+    TRACES = "paired by problem on all traces"
+    BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
+    E_VALUES = TestMethod.E_VALUES.value
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one map says. Shares in [0, 1]; `method` says whether it rests on traces, on a bound or on e-values.
+    """What one map says. Shares in [0, 1]; `basis` says what it rests on.
 
     `peaks` are the cells with the highest value and `peak_share` how often one of them would be the highest with other
     problems (other samples, for a bound). `spread` is the standard deviation over cells, `noise` what chance alone
@@ -58,13 +63,18 @@ class Verdict:
     spread: float
     noise: float | None
     need: Need
-    method: str
-    notes: tuple[str, ...] = ()
+    basis: Basis
+    notes: tuple[Note, ...] = ()
 
     @property
     def evidence(self) -> bool:
         """Whether there is evidence of any difference between the cells, at 5 %."""
-        return self.omnibus.p < resampling.LEVEL
+        return self.omnibus.p < LEVEL
+
+    @property
+    def most_lost(self) -> float | None:
+        """By how much a cell of the plateau may at most be below the best."""
+        return max((self.may_lose.get(coord, 0.0) for coord in self.plateau), default=None)
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Table:
     each problem; `left_out` counts problems that not every cell has.
     """
 
-    places: tuple[Hashable, ...]
+    columns: tuple[Hashable, ...]
     grades: Floats
     strata: Ints
     left_out: int = 0
@@ -85,82 +95,76 @@ class Table:
         object.__setattr__(self, "means", np.nanmean(self.grades, axis=2))
 
 
-TRACES = "paired by problem on all traces"
-
-
-def table(benchmarks: Sequence[Sequence[CellTraces]], place: Callable[[CellTraces], Hashable]) -> Table | None:
-    """The cells of one or more benchmarks, by `place`; places that not all benchmarks have are left out.
+def table(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> Table | None:
+    """The cells of one or more benchmarks, named by `column`; names that not all benchmarks have are left out.
 
     None where no problem has a sample that all cells have.
     """
-    compared = [{place(cell): cell.compared() for cell in cells if cell.measured} for cells in benchmarks]
-    places = [one for one in compared[0] if all(one in others for others in compared[1:])] if compared else []
+    compared = [{column(cell): cell.compared() for cell in cells if cell.measured} for cells in benchmarks]
+    columns = [name for name in compared[0] if all(name in others for others in compared[1:])] if compared else []
     rows: list[list[list[float]]] = []
     strata: list[int] = []
     left_out = 0
     for number, cells in enumerate(compared):
-        held = [cells[one] for one in places]
-        problems = list(dict.fromkeys(problem for outcomes in held for problem in outcomes))
-        for problem in problems:
-            each = [outcomes.get(problem, {}) for outcomes in held]
-            shared = sorted(set(each[0]).intersection(*each[1:]))
+        outcomes = [cells[name] for name in columns]
+        for problem in dict.fromkeys(problem for by_problem in outcomes for problem in by_problem):
+            samples = [by_problem.get(problem, {}) for by_problem in outcomes]
+            shared = sorted(set(samples[0]).intersection(*samples[1:]))
             if shared:
-                rows.append([[outcomes[sample] for sample in shared] for outcomes in each])
+                rows.append([[by_sample[sample] for sample in shared] for by_sample in samples])
                 strata.append(number)
             left_out += not shared
     if not rows or len(set(strata)) < len(compared):
         return None
-    samples = max(len(row[0]) for row in rows)
-    grades = np.full((len(rows), len(places), samples), math.nan)
+    grades = np.full((len(rows), len(columns), max(len(row[0]) for row in rows)), math.nan)
     for index, row in enumerate(rows):
         grades[index, :, : len(row[0])] = row
-    return Table(tuple(places), grades, np.array(strata), left_out)
+    return Table(tuple(columns), grades, np.array(strata), left_out)
 
 
-def verdicts(cells: Sequence[CellTraces], axes: Axes, fix: Mapping[str, Any] | None = None) -> dict[Name, Verdict]:
-    """The verdict of each map of gathered cells, of one run or of several, and of the mean over benchmarks.
+def verdicts(run: RunData) -> dict[MapName, Verdict]:
+    """The verdict of each map of a run's cells, and of the mean over benchmarks.
 
-    They are found by (model, benchmark or `mean of N`, policy). Maps without a problem that all their cells have are
-    missing. Cells of adaptive sweeps are passed over: `stats.adaptive` speaks for them.
+    Maps without a problem that all their cells have are missing. Cells of adaptive sweeps are passed over:
+    `stats.inference.adaptive` judges them.
     """
-    found: dict[Name, Verdict] = {}
-    together: dict[tuple[str, str], list[list[CellTraces]]] = {}
+    by_map: dict[MapName, Verdict] = {}
+    by_policy: dict[tuple[str, str], list[list[CellTraces]]] = {}
 
-    def place(cell: CellTraces) -> Hashable:
-        values = cell.expected.setting.values
-        return values[axes[0]], values[axes[1]]
+    def judge(name: MapName, groups: Sequence[Sequence[CellTraces]]) -> None:
+        cells = table(groups, lambda cell: cell.coord(run.axes))
+        if cells is not None:
+            by_map[name] = verdict(cells, run.axes)
 
-    for name, group in grid_groups([cell for cell in cells if not cell.adaptive], axes, fix).items():
-        together.setdefault((name[0], name[2]), []).append(group)
-        held = table([group], place)
-        if held is not None:
-            found[name] = verdict(held, axes)
-    for (model, policy), groups in together.items():
-        held = table(groups, place) if len(groups) > 1 else None
-        if held is not None:
-            found[model, f"{MEAN_OF}{len(groups)}", policy] = verdict(held, axes)
-    return found
+    for name, group in run.with_cells([cell for cell in run.cells if not cell.adaptive]).groups.items():
+        by_policy.setdefault((name.model, name.policy), []).append(group)
+        judge(name, [group])
+    for (model, policy), groups in by_policy.items():
+        if len(groups) > 1:
+            judge(MapName.of_mean(model, len(groups), policy), groups)
+    return by_map
 
 
-def verdict(held: Table, axes: Axes) -> Verdict:
-    """The verdict on a table whose places are pairs of values of the two `axes`."""
-    places: list[CellCoord] = [(place[0], place[1]) for place in held.places if isinstance(place, tuple)]
-    values = resampling.weights(held.strata) @ held.means
-    test = resampling.omnibus(held.means, held.strata)
-    best = resampling.plateau(held.means, held.strata)
-    shares = resampling.peak_shares(held.means, held.strata)
+def verdict(cells: Table, axes: Axes) -> Verdict:
+    """The verdict on a table whose columns are pairs of values of the two `axes`."""
+    places: list[CellCoord] = [(place[0], place[1]) for place in cells.columns if isinstance(place, tuple)]
+    values = resampling.weights(cells.strata) @ cells.means
+    test = resampling.omnibus(cells.means, cells.strata)
+    best = resampling.plateau(cells.means, cells.strata)
+    shares = resampling.peak_shares(cells.means, cells.strata)
     high, low = int(values.argmax()), int(values.argmin())
-    whole = held.grades if not np.isnan(held.grades).any() else held.means[:, :, None]
-    left = (f"{held.left_out} problems that not every cell has are left out of the tests",) if held.left_out else ()
+    whole = cells.grades if not np.isnan(cells.grades).any() else cells.means[:, :, None]
+    text = f"{cells.left_out} problems that not every cell has are left out of the tests"
+    left = (Note(NoteKind.LEFT_OUT, text),) if cells.left_out else ()
     return assembled(
         places,
         values,
         test,
         best,
-        effects(places, axes, lambda coefficients: resampling.contrast(held.means, held.strata, coefficients)),
+        effects(places, axes, lambda coefficients: resampling.contrast(cells.means, cells.strata, coefficients)),
         shares,
-        resampling.need(whole[:, high], whole[:, low], held.strata),
-        TRACES,
+        resampling.need(whole[:, high], whole[:, low], cells.strata),
+        Basis.TRACES,
         left,
     )
 
@@ -173,8 +177,8 @@ def assembled(
     main_effects: tuple[Effect, ...],
     shares: Floats,
     needed: Need,
-    method: str,
-    notes: tuple[str, ...] = (),
+    basis: Basis,
+    notes: tuple[Note, ...] = (),
 ) -> Verdict:
     """A verdict from its parts; `values`, `shares` and the arrays of `best` are in the order of `places`."""
     peaks = values >= values.max() - _TIE
@@ -191,7 +195,7 @@ def assembled(
         spread=spread,
         noise=spread / math.sqrt(test.statistic) if test.statistic > 0 else 0.0,
         need=needed,
-        method=method,
+        basis=basis,
         notes=notes,
     )
 
@@ -204,7 +208,7 @@ def effects(places: Sequence[CellCoord], axes: Axes, measure: Callable[[Floats],
     levels = [list(dict.fromkeys(place[side] for place in places)) for side in (0, 1)]
     if len(places) < len(levels[0]) * len(levels[1]):
         return ()
-    found = []
+    measured = []
     for side, axis in enumerate(axes):
         ordered = all(isinstance(level, int | float) for level in levels[side])
         ranks = sorted(levels[side]) if ordered else levels[side]
@@ -213,10 +217,5 @@ def effects(places: Sequence[CellCoord], axes: Axes, measure: Callable[[Floats],
         of_cell = [ranks.index(place[side]) for place in places]
         each = tuple((level, measure(resampling.level_effect(of_cell, rank))) for rank, level in enumerate(ranks))
         trend = measure(resampling.slope(of_cell, len(ranks))) if ordered else None
-        found.append(Effect(axis, each, trend))
-    return tuple(found)
-
-
-def name_of(one: Map) -> Name:
-    """The name under which a map's verdict is found."""
-    return one.model, one.benchmark, one.policy
+        measured.append(Effect(axis, each, trend))
+    return tuple(measured)

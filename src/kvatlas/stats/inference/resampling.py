@@ -10,23 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from kvatlas.stats.estimates.pass_at_1 import Floats, Z
+from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints, Z
 
-Ints = NDArray[np.int64]
 FLIPS = 10_000
 #: Up to this many problems all sign patterns are tried instead of a sample of them.
-EXACT_UP_TO = 12
-LEVEL = 0.05
+EXACT_UP_TO = 14
 #: The quantile to add for a power of 0.8.
 POWER = float(stats.norm.ppf(0.8))
 
-FLIP_TEST = "permutation test by problem (sign flips of each problem's deviations from its own mean)"
+
+class TestMethod(StrEnum):
+    """How "all cells equal" was tested."""
+
+    SIGN_FLIPS = "permutation test by problem (sign flips of each problem's deviations from its own mean)"
+    CHI_SQUARE = (
+        "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
+        "equal difficulty"
+    )
+    E_VALUES = "e-values of an adaptive sweep, over all its settings on the mean over benchmarks; valid at any stop"
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Test:
 
     statistic: float
     p: float
-    method: str
+    method: TestMethod
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,12 @@ class Plateau:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference with its 95 % interval and the two-sided p-value of "none"."""
+    """A difference with its 95 % interval and the two-sided p-value of "none"; NaN where that was not asked for."""
 
     value: float
     low: float
     high: float
-    p: float
+    p: float = math.nan
 
 
 def weights(strata: Ints) -> Floats:
@@ -77,14 +85,14 @@ def omnibus(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0) -
     Source: Romano (1990), JASA 85:686-692 (sign changes); Phipson and Smyth (2010), SAGMB 9:39 (p is never 0).
     """
     if means.shape[1] < 2:
-        return Test(0.0, 1.0, FLIP_TEST)
+        return Test(0.0, 1.0, TestMethod.SIGN_FLIPS)
     deviations = _weighed(means - means.mean(1, keepdims=True), strata)
     observed = float((deviations.sum(0) ** 2).sum())
     chance = ((signs(len(means), flips, seed) @ deviations) ** 2).sum(1)
     expected = float((deviations**2).sum())
     if expected < 1e-18:
-        return Test(0.0, 1.0, FLIP_TEST)
-    return Test(observed / expected, _share(chance >= observed - 1e-12, len(means)), FLIP_TEST)
+        return Test(0.0, 1.0, TestMethod.SIGN_FLIPS)
+    return Test(observed / expected, _share(chance >= observed - 1e-12, len(means)), TestMethod.SIGN_FLIPS)
 
 
 def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, gate: bool = True) -> Plateau:
@@ -128,10 +136,22 @@ def contrast(means: Floats, strata: Ints, coefficients: Floats, *, flips: int = 
     if freedom >= 1 and error < 1e-12:
         # No spread says nothing; as for two settings, one problem each of the extremes is added.
         half = Z * float(np.append(each, [reach, -reach]).std()) / math.sqrt(len(each) + 2)
-    own = _weighed(each[:, None], strata)
-    flipped = np.abs(signs(len(each), flips, seed) @ own)[:, 0]
-    p = _share(flipped >= abs(value) - 1e-12, len(each)) if np.abs(own).max() > 1e-12 else 1.0
+    p = sign_flip_p(weights(strata) * each, flips=flips, seed=seed)
     return Contrast(value, max(-reach, value - half), min(reach, value + half), p)
+
+
+def sign_flip_p(differences: Floats, *, flips: int = FLIPS, seed: int = 0) -> float:
+    """Two-sided permutation p-value of "no difference" from a difference (weighed, if need be) for each problem.
+
+    Under "no difference" each could as well have the other sign (Romano 1990, JASA 85:686-692). Problems without a
+    difference do not count; without any that has one p is 1. Exact for few problems, else never 0 (Phipson and Smyth
+    2010, SAGMB 9:39).
+    """
+    nonzero = differences[np.abs(differences) > 1e-12 * np.abs(differences).max(initial=1e-12)]
+    if not len(nonzero):
+        return 1.0
+    bar = abs(float(nonzero.sum())) - 1e-12
+    return _share(np.abs(signs(len(nonzero), flips, seed) @ nonzero) >= bar, len(nonzero))
 
 
 def slope(levels: Sequence[int], count: int) -> Floats:
@@ -149,7 +169,7 @@ def level_effect(levels: Sequence[int], level: int) -> Floats:
     """Coefficients over cells of the mean of one level minus the mean of all levels."""
     sizes = np.bincount(levels)
     used = int((sizes > 0).sum())
-    return np.asarray([((held == level) - 1 / used) / sizes[held] for held in levels], float)
+    return np.asarray([((at == level) - 1 / used) / sizes[at] for at in levels], float)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from kvatlas.stats.estimates.pass_at_1 import Floats
-from kvatlas.stats.inference.resampling import LEVEL, Ints, difference_errors
+from kvatlas.stats.estimates.anytime import STAKES, benchmark_means, stake_shares
+from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints
+from kvatlas.stats.inference.resampling import difference_errors
 
-#: Shares of the wealth that are staked; the bettor starts with as much on each, which needs no foresight.
-STAKES = (0.05, 0.1, 0.2, 0.35, 0.6, 0.9)
 #: The part of the error of 5 % that is spent on dropping settings early; the rest is for the final test.
 EARLY = 0.01
 #: No case against a setting is given up before this share of the full grid is spent, nor while finishing the run would
@@ -87,7 +86,7 @@ def race(blocks: Sequence[Block], settings: int, left: int = 0) -> Race:
         for piece in _pieces(block):
             bets.append(_bets(piece, active, totals))
             wealth += np.log1p(np.asarray(STAKES) * bets[-1][:, :, None]).sum(0)
-            totals = totals + np.where(active, _means(np.where(active, piece.means, 0.0), piece.strata), 0.0)
+            totals = totals + np.where(active, benchmark_means(np.where(active, piece.means, 0.0), piece.strata), 0.0)
         now = special.logsumexp(wealth, axis=1) - math.log(len(STAKES))
         log_e = np.where(active, np.maximum(log_e, now), log_e)
         values = np.where(active, _so_far(blocks[: counted.max()], active), values)
@@ -132,7 +131,7 @@ def _bets(piece: Block, active: NDArray[np.bool_], totals: Floats) -> Floats:
         standing[leader] = -np.inf
         if np.isfinite(standing.max()):
             rivals[:, leader] = grades[:, int(standing.argmax())]
-    return np.asarray(np.where(active, _shares(piece.strata)[:, None] * (rivals - grades), 0.0), float)
+    return np.asarray(np.where(active, stake_shares(piece.strata)[:, None] * (rivals - grades), 0.0), float)
 
 
 def _worse_at_last(
@@ -170,27 +169,15 @@ def largest_of(rivals: int, level: float) -> float:
     return float(optimize.brentq(lambda bar: exceeds(bar) - level, 0.0, 10.0)) if rivals > 0 else math.inf
 
 
-def _shares(strata: Ints) -> Floats:
-    """What each problem may stake, at most 1: benchmarks alike in all."""
-    sizes = np.bincount(strata)
-    each = 1.0 / sizes[strata]
-    return np.asarray(each / each.max(), float)
-
-
-def _means(grades: Floats, strata: Ints) -> Floats:
-    count = int(strata.max()) + 1
-    return np.asarray(np.stack([grades[strata == one].mean(0) for one in range(count)]).mean(0), float)
-
-
 def _so_far(blocks: Sequence[Block], active: NDArray[np.bool_]) -> Floats:
     means = np.where(active, np.concatenate([block.means for block in blocks]), 0.0)
-    return _means(means, np.concatenate([block.strata for block in blocks]))
+    return benchmark_means(means, np.concatenate([block.strata for block in blocks]))
 
 
 def _hopeless(bets: Sequence[Floats], active: NDArray[np.bool_], left: int) -> bool:
     """Whether no active setting can be expected to be dropped by the problems that are left.
 
-    What the bets won so far was won without foresight, so it foretells the t values of the final test, shrunk towards 0
+    What the bets won so far was won without foresight, so it predicts the t values of the final test, shrunk towards 0
     by as much as their mean square over settings is luck (James and Stein 1961).
     """
     won = np.concatenate(bets)
@@ -199,21 +186,3 @@ def _hopeless(bets: Sequence[Floats], active: NDArray[np.bool_], left: int) -> b
     square = float((now[active] ** 2).mean())
     at_last = now / math.sqrt(done) * max(0.0, 1 - 1 / max(square, 1e-9))
     return not bool((at_last >= largest_of(len(active) - 1, LEVEL - EARLY))[active].any())
-
-
-def mean_interval(values: Floats, strata: Ints) -> tuple[float, float]:
-    """A 95 % interval for the mean over benchmarks that holds whenever and for whatever reason one stopped.
-
-    `values` [problems] are in [0, 1]. All means against which neither a bet that the grades are higher nor one that
-    they are lower has won 40 times the stake; weighed so that benchmarks count equally.
-    """
-    share = _shares(strata)
-    guesses = np.linspace(0.0, 1.0, 1001)
-    gains = share[:, None] * (values[:, None] - guesses)
-    kept = np.ones(len(guesses), bool)
-    for sign in (1.0, -1.0):
-        log_wealth = np.stack([np.log1p(sign * stake * gains).sum(0) for stake in STAKES])
-        kept &= special.logsumexp(log_wealth, axis=0) - math.log(len(STAKES)) < math.log(2 / LEVEL)
-    centre = float(_means(values[:, None], strata)[0])
-    held = guesses[kept]
-    return min(centre, float(held.min(initial=1.0))), max(centre, float(held.max(initial=0.0)))

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from kvatlas.core import KvatlasError, Map
-from kvatlas.stats.estimates.maps import MEAN_OF
+from kvatlas.core import CellCoord, KvatlasError, Map
 from kvatlas.stats.inference.binomial_tests import variance
-from kvatlas.stats.inference.map_tests import CellCoord
 
 #: Half a unit of the last digit of maps in percent with one decimal, as a share.
 ROUNDING = 0.0005
@@ -90,8 +88,7 @@ def fit_to_mean(maps: Sequence[Map], means: Sequence[Map], tolerance: float = RO
     distances: list[float] = []
     for mean in means:
         parts = [one for one in maps if one.model == mean.model and _same_policy(one, mean)]
-        wanted = mean.benchmark.removeprefix(MEAN_OF)
-        if not parts or (mean.benchmark.startswith(MEAN_OF) and wanted != str(len(parts))):
+        if not parts or (mean.is_mean and mean.averaged != len(parts)):
             continue
         for place, cell in mean.cells.items():
             values = [one.cells[place].estimate.value for one in parts if place in one.cells]

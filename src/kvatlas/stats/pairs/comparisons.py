@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
-from kvatlas.core import Setting, Trace
-from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.cells import CellTraces, gather
-from kvatlas.stats.estimates.grid import Axes, grid_groups, map_axes, short_names
+from kvatlas.core import Setting
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.grid import short_names
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import table
 from kvatlas.stats.inference.resampling import chosen_best
 from kvatlas.stats.pairs.paired import Difference, paired_difference
@@ -38,58 +37,44 @@ class Comparison:
     note: str = ""
 
 
-def comparisons_of_run(
-    manifest: Manifest,
-    traces: Iterable[tuple[str, Trace]],
-    metric: str = "pass@1",
-    fix: Mapping[str, Any] | None = None,
-) -> list[Comparison]:
-    """The `comparisons` of a run's cells. Raises KvatlasError as `maps_of_run` does for axes and metric."""
-    return comparisons(gather(manifest, traces, metric), map_axes(manifest, fix), metric, fix)
-
-
-def comparisons(
-    cells: Iterable[CellTraces], axes: Axes, metric: str = "pass@1", fix: Mapping[str, Any] | None = None
-) -> list[Comparison]:
-    """All paired comparisons that the cells of one or more runs support, on the problems and samples of both sides.
+def comparisons(run: RunData) -> list[Comparison]:
+    """All paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
     have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells and benchmarks.
     The same for each policy and each pair of models. For each map: its best cell against each baseline. None for the
-    cells of adaptive sweeps: which problems two of them share depends on their outcomes.
+    cells of adaptive sweeps: which problems two of them share depends on their outcomes. Raises KvatlasError as
+    `maps_of_run` does for axes and metric.
     """
-    found = [cell for cell in cells if cell.measured and not cell.adaptive]
-    policies = _policies(found, axes, fix)
+    run = run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
+    policies = _policies(run)
     made = [
-        _over_cells(metric, first, policies[first], second, policies[second])
+        _over_cells(run.metric, first, policies[first], second, policies[second])
         for first, second in combinations(policies, 2)
         if (first[0] == second[0]) != (first[1] == second[1])
     ]
-    beside = short_names(cell.expected.setting for cell in found if cell.expected.baseline)
-    for (model, benchmark, policy), group in grid_groups(found, axes, fix).items():
+    baselines = [cell for cell in run.cells if cell.expected.baseline]
+    names = short_names(cell.expected.setting for cell in baselines)
+    for name, group in run.groups.items():
         best = max(group, key=lambda cell: cell.cell().estimate.value)
-        for baseline in found:
-            expected = baseline.expected
-            if expected.baseline and (expected.model, expected.benchmark) == (model, benchmark):
-                place = ", ".join(f"{axis}={best.expected.setting.values[axis]}" for axis in axes)
-                names = (f"best {policy} cell ({place})", beside[expected.setting.id])
-                made.append(_with_baseline(metric, (model, benchmark), names, group, best, baseline))
+        where = ", ".join(f"{axis}={best.expected.setting.values[axis]}" for axis in run.axes)
+        for baseline in baselines:
+            if (baseline.expected.model, baseline.expected.benchmark) == (name.model, name.benchmark):
+                pair = f"best {name.policy} cell ({where})", names[baseline.expected.setting.id]
+                made.append(_with_baseline(run.metric, (name.model, name.benchmark), pair, group, best, baseline))
     return [comparison for comparison in made if comparison is not None]
 
 
-def _policies(
-    cells: Iterable[CellTraces], axes: tuple[str, str], fix: Mapping[str, Any] | None
-) -> dict[tuple[str, str], list[CellTraces]]:
+def _policies(run: RunData) -> dict[tuple[str, str], list[CellTraces]]:
     """The grid cells by (model, policy), over benchmarks: whole maps, and policies with one of the two axes."""
-    cells = list(cells)
     policies: dict[tuple[str, str], list[CellTraces]] = {}
-    for (model, _, policy), group in grid_groups(cells, axes, fix).items():
-        policies.setdefault((model, policy), []).extend(group)
+    for name, group in run.groups.items():
+        policies.setdefault((name.model, name.policy), []).extend(group)
     mapped = {id(cell) for group in policies.values() for cell in group}
-    for cell in cells:
+    for cell in run.cells:
         setting = cell.expected.setting
-        fits = all(setting.values.get(name, value) == value for name, value in (fix or {}).items())
-        if not cell.expected.baseline and id(cell) not in mapped and fits and set(axes) & set(setting.values):
+        alone = not cell.expected.baseline and id(cell) not in mapped
+        if alone and run.fits(cell) and set(run.axes) & set(setting.values):
             policies.setdefault((cell.expected.model, setting.policy), []).append(cell)
     return policies
 
@@ -135,9 +120,9 @@ def _with_baseline(
     if difference is None:
         return None
     rivals = [cell for cell in group if best.outcomes.keys() <= cell.outcomes.keys()]
-    held = table([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
-    if difference.value > 0 and held is not None:
-        p = chosen_best(held.means[:, 1:], held.means[:, 0], held.strata)
+    cells = table([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
+    if difference.value > 0 and cells is not None:
+        p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
         difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
     return Comparison(*name, metric, *names, 1, difference, note)
 
@@ -156,5 +141,5 @@ def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | 
 
 def _add(outcomes: _Outcomes, cell: CellTraces, number: int) -> None:
     for problem, samples in cell.compared().items():
-        held = outcomes.setdefault((cell.expected.benchmark, problem), {})
-        held.update(((number, sample), grade) for sample, grade in samples.items())
+        graded = outcomes.setdefault((cell.expected.benchmark, problem), {})
+        graded.update(((number, sample), grade) for sample, grade in samples.items())

@@ -11,30 +11,25 @@ import numpy as np
 from scipy import stats
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.estimates.pass_at_1 import Z
+from kvatlas.stats.estimates.pass_at_1 import Floats, Z
+from kvatlas.stats.inference.resampling import Contrast, sign_flip_p
 
+#: Sign patterns behind a p-value, where not all are tried.
 FLIPS = 20_000
-#: With at most this many nonzero differences all sign patterns are tried (2^14 of them) instead of a sample.
-EXACT_UP_TO = 14
 
 P = TypeVar("P", bound=Hashable)
 S = TypeVar("S", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The mean over problems of (first - second), its 95 % interval, the two-sided p-value of "no difference".
+class Difference(Contrast):
+    """The mean over problems of (first - second), in [-1, 1].
 
-    `value`, `low` and `high` are in [-1, 1]; `problems` are those that both settings have, `pairs` the samples of
-    both on which the difference rests.
+    `problems` are those that both settings have, `pairs` the samples of both on which the difference rests.
     """
 
-    value: float
-    low: float
-    high: float
-    p: float
-    problems: int
-    pairs: int
+    problems: int = 0
+    pairs: int = 0
 
 
 def paired_difference(
@@ -45,6 +40,18 @@ def paired_difference(
     A problem's difference is the mean over its pairs; problems weigh equally and are the independent units. Raises
     KvatlasError where the two have no pair in common.
     """
+    differences, pairs = problem_differences(first, second)
+    if not pairs:
+        raise KvatlasError("The two settings have no problem and sample in common, so there is nothing to compare.")
+    low, high = difference_interval(differences)
+    p = sign_flip_p(differences, flips=flips, seed=seed)
+    return Difference(float(differences.mean()), low, high, p, len(differences), pairs)
+
+
+def problem_differences(
+    first: Mapping[P, Mapping[S, float]], second: Mapping[P, Mapping[S, float]]
+) -> tuple[Floats, int]:
+    """[problems]: the mean of first - second over the samples that both have; and how many such pairs there are."""
     differences: list[float] = []
     pairs = 0
     for problem, samples in first.items():
@@ -53,17 +60,7 @@ def paired_difference(
         if shared:
             differences.append(math.fsum(samples[s] - other[s] for s in shared) / len(shared))
             pairs += len(shared)
-    if not differences:
-        raise KvatlasError("The two settings have no problem and sample in common, so there is nothing to compare.")
-    array = np.array(differences)
-    low, high = difference_interval(array)
-    p = sign_flip_p(array, flips=flips, seed=seed)
-    return Difference(float(array.mean()), low, high, p, len(array), pairs)
-
-
-def pooled(benchmarks: Mapping[str, Mapping[P, Mapping[S, float]]]) -> dict[tuple[str, P], Mapping[S, float]]:
-    """The problems of several benchmarks as one set, for a comparison over all of them; each problem weighs equally."""
-    return {(name, problem): samples for name, problems in benchmarks.items() for problem, samples in problems.items()}
+    return np.array(differences), pairs
 
 
 def difference_interval(differences: np.ndarray) -> tuple[float, float]:
@@ -83,28 +80,3 @@ def difference_interval(differences: np.ndarray) -> tuple[float, float]:
         widened = np.append(differences, [1.0, -1.0])
         half = Z * float(widened.std()) / math.sqrt(count + 2)
     return max(-1.0, mean - half), min(1.0, mean + half)
-
-
-def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -> float:
-    """Two-sided permutation p-value: under "no difference" each problem's difference could as well have the other sign.
-
-    With up to 14 nonzero differences all sign patterns are counted, otherwise `flips` random ones from a generator
-    of this seed, and p = (1 + hits) / (1 + flips), never 0 (Phipson and Smyth 2010, SAGMB 9:39). All zero: 1.
-    """
-    nonzero = differences[np.abs(differences) > 1e-12]
-    count = len(nonzero)
-    if count == 0:
-        return 1.0
-    bar = abs(float(nonzero.sum())) - 1e-9
-    if count <= EXACT_UP_TO:
-        bits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
-        return float(np.mean(np.abs((1 - 2 * bits) @ nonzero) >= bar))
-    generator = np.random.default_rng(seed)
-    hits, left = 0, flips
-    chunk = max(1, 2_000_000 // count)
-    while left:
-        rows = min(chunk, left)
-        signs = 1 - 2 * generator.integers(0, 2, size=(rows, count), dtype=np.int8)
-        hits += int(np.count_nonzero(np.abs(signs @ nonzero) >= bar))
-        left -= rows
-    return (1 + hits) / (1 + flips)

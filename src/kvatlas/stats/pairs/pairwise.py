@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kvatlas.core import KvatlasError
+from kvatlas.stats.inference.resampling import Contrast
 from kvatlas.stats.pairs.paired import difference_interval
 from kvatlas.stats.pairs.systems import ProblemKey, System
 
@@ -49,7 +50,7 @@ class Pair:
     above: float
     on: float
     below: float
-    difference: tuple[float, float, float]
+    difference: Contrast
     spearman: Correlation | None
     given_depth: Correlation | None
 
@@ -62,7 +63,7 @@ class Pair:
             "above": self.above,
             "on": self.on,
             "below": self.below,
-            "difference": dict(zip(("value", "low", "high"), self.difference, strict=True)),
+            "difference": {name: getattr(self.difference, name) for name in ("value", "low", "high")},
             "spearman": vars(self.spearman) if self.spearman else None,
             "spearman_given_L": vars(self.given_depth) if self.given_depth else None,
         }
@@ -96,7 +97,7 @@ def pair(first: System, second: System, seed: int = 0) -> Pair:
         above=float(np.mean(ahead > EQUAL)),
         on=float(np.mean(np.abs(ahead) <= EQUAL)),
         below=float(np.mean(ahead < -EQUAL)),
-        difference=(float(-ahead.mean()), low, high),
+        difference=Contrast(float(-ahead.mean()), low, high),
         spearman=correlation(np.stack([x, y]), seed),
         given_depth=None if depth is None else correlation(np.stack([x, y, depth]), seed),
     )
@@ -111,7 +112,7 @@ def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
     """Spearman's correlation of the first two rows of [rows, problems], partial given the third where there is one.
 
     The interval is made of the percentiles over resampled problems: ties, which a bounded metric has plenty of, are in
-    it as they are. None where a row does not vary, or not beside what the third row explains.
+    it as they are. None where a row does not vary, or only as the third row explains.
     """
     value = float(_rank_correlation(rows[:, None, :])[0])
     if math.isnan(value):

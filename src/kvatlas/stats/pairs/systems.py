@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.results.manifest import Manifest
+from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
 from kvatlas.stats.estimates.at_k import RIGHT, Rule
 from kvatlas.stats.estimates.metrics import Measure
+from kvatlas.stats.estimates.run_data import RunData
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
@@ -39,6 +39,10 @@ class System:
     def missing(self) -> int:
         return self.promised - self.unmeasured - sum(len(samples) for samples in self.outcomes.values())
 
+    def compared(self) -> Mapping[ProblemKey, Mapping[int, float]]:
+        """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
+        return self.outcomes if self.rule is None else {key: {0: value} for key, value in self.means().items()}
+
     def means(self) -> dict[ProblemKey, float]:
         """The metric of each problem: the mean over samples, or what its rule makes of them.
 
@@ -52,25 +56,26 @@ class System:
         return {place: math.fsum(samples.values()) / len(samples) for place, samples in self.outcomes.items()}
 
 
-def systems_of(runs: Sequence[tuple[Manifest, Iterable[tuple[str, Trace]]]], metric: str = "progress") -> list[System]:
+def systems_of(runs: Sequence[RunData], metric: str = "progress") -> list[System]:
     """All systems of some runs, in the order of their manifests.
 
-    `metric` is any that the runs have (`stats.metrics`). Raises KvatlasError for one that they do not have, and where
-    two runs hold the same trace.
+    `metric` is any that the runs have (`stats.estimates.metrics`). Raises KvatlasError for one that they do not have,
+    and where two runs hold the same trace.
     """
-    found: dict[tuple[str, Setting], System] = {}
-    for manifest, traces in runs:
+    by_name: dict[tuple[str, Setting], System] = {}
+    for run in runs:
+        manifest = run.manifest
         measure = Measure(manifest, metric)
         promised: dict[tuple[str, str, str], tuple[System, frozenset[str], int]] = {}
         for cell in manifest.expected:
             name = cell.model, cell.setting
-            system = found.setdefault(name, System(*name, rule=measure.rule))
+            system = by_name.setdefault(name, System(*name, rule=measure.rule))
             system.promised += len(cell.problems) * cell.samples
             promised[cell.run_key, cell.setting.id, cell.benchmark] = system, frozenset(cell.problems), cell.samples
             about = manifest.about.get(cell.benchmark, {})
             system.about.update({(cell.benchmark, id_): about[id_] for id_ in cell.problems if id_ in about})
         seen: set[tuple[ProblemKey, str, Setting, int]] = set()
-        for run_key, trace in traces:
+        for run_key, trace in run.traces:
             expected = promised.get((run_key, trace.setting.id, trace.benchmark))
             place = trace.benchmark, trace.problem
             if expected is None or trace.problem not in expected[1] or not 0 <= trace.sample < expected[2]:
@@ -91,7 +96,7 @@ def systems_of(runs: Sequence[tuple[Manifest, Iterable[tuple[str, Trace]]]], met
                 system.votes.setdefault(place, {})[trace.sample] = vote
             seen.add(key)
         measure.check()
-    return [system for system in found.values() if system.outcomes]
+    return [system for system in by_name.values() if system.outcomes]
 
 
 def choose(systems: Sequence[System], names: Sequence[str]) -> list[System]:
@@ -125,24 +130,22 @@ def _fits(word: str, system: System) -> bool:
     return any(fnmatchcase(text, word) for text in names)
 
 
-def trace_of(
-    manifest: Manifest, traces: Iterable[tuple[str, Trace]], problem: str, sample: int, name: str | None = None
-) -> Trace:
+def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -> Trace:
     """The trace of one problem and sample, of the system that the name fits; KvatlasError if that is not one."""
-    keys = {(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected}
-    found = [
+    keys = {(cell.run_key, cell.setting.id, cell.benchmark) for cell in run.manifest.expected}
+    matching = [
         trace
-        for run_key, trace in traces
+        for run_key, trace in run.traces
         if (trace.problem, trace.sample) == (problem, sample) and (run_key, trace.setting.id, trace.benchmark) in keys
     ]
-    fitting = choose([System(trace.model, trace.setting) for trace in found], [name] if name else [])
+    fitting = choose([System(trace.model, trace.setting) for trace in matching], [name] if name else [])
     if len(fitting) != 1:
-        there = "; ".join(f"{trace.model} {trace.setting}" for trace in found) or "none"
+        there = "; ".join(f"{trace.model} {trace.setting}" for trace in matching) or "none"
         raise KvatlasError(f"Name one system with sample {sample} of {problem}; there are: {there}.")
-    return next(t for t in found if (t.model, t.setting) == (fitting[0].model, fitting[0].setting))
+    return next(t for t in matching if (t.model, t.setting) == (fitting[0].model, fitting[0].setting))
 
 
-def check_complete(systems: Sequence[System], partial: bool) -> list[str]:
+def check_complete(systems: Sequence[System], partial: bool) -> list[Note]:
     """Notes for a figure of these systems; KvatlasError where traces are missing and `partial` is false."""
     missing = sum(system.missing for system in systems)
     if not missing:
@@ -152,4 +155,4 @@ def check_complete(systems: Sequence[System], partial: bool) -> list[str]:
         raise KvatlasError(
             f"{missing} of {promised} traces are missing; finish the runs, or compare what is there with --partial."
         )
-    return [f"PARTIAL: {missing} of {promised} traces are missing"]
+    return [Note(NoteKind.PARTIAL, f"PARTIAL: {missing} of {promised} traces are missing")]

@@ -1,0 +1,281 @@
+"""What Python users call: open or make a run, then look at its maps, cells, traces, comparisons, and report.
+
+Everything here is in the package itself: `import kvatlas; run = kvatlas.open_run("runs/demo")`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvatlas import core
+from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.report import description
+from kvatlas.results import Store
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.inference.choice import Choice
+from kvatlas.stats.pairs.comparisons import Comparison
+from kvatlas.stats.pairs.paired import paired_difference
+from kvatlas.stats.pairs.systems import choose, systems_of
+from kvatlas.stats.run_analysis import RunAnalysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from kvatlas.sweeps import Progress
+
+T = TypeVar("T")
+
+
+class Map(core.Map):
+    """A map that draws itself; a notebook shows it as a heatmap. Its values are shares in [0, 1]."""
+
+    def plot(self, path: str | Path | None = None, *, columns: int | None = None, dark: bool = False) -> Figure:
+        """The heatmap, as a matplotlib figure; written to `path` too (PNG, SVG, PDF), with its numbers as CSV.
+
+        `columns` is 1 or 2 for a figure as wide as that many columns of a paper. KvatlasError for another suffix, and
+        for a map without cells.
+        """
+        from kvatlas.figures.heatmap import series_figure
+        from kvatlas.figures.look import Look, save
+
+        figure = series_figure([self], look=Look(columns, dark))
+        if path is not None:
+            save(figure, Path(path), [self])
+        return figure
+
+    def _repr_png_(self) -> bytes:
+        from kvatlas.figures.look import rendered
+
+        return rendered(self.plot(), ".png", 130)
+
+
+class Description(description.Description):
+    """What maps say: numbers and tests by field, as text with `str`, as the JSON of `kvatlas describe --json`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data in percent."""
+        from kvatlas.report.description_json import to_json
+
+        return to_json(self)
+
+    def __str__(self) -> str:
+        from kvatlas.report.markdown import as_text
+
+        return as_text(self)
+
+    _repr_markdown_ = __str__
+
+
+class Run:
+    """A run: the traces of a sweep, and what they say by one metric.
+
+    `data` is what statistics take. Raises KvatlasError, in one sentence, for whatever is wrong: traces that are missing
+    (unless opened as partial), a metric that the run does not have, a run without two axes where a map is asked for.
+    """
+
+    def __init__(self, data: RunData, scratch: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self.data = data
+        self._analysis = RunAnalysis(data)
+        self._scratch = scratch
+
+    def __repr__(self) -> str:
+        cells = self.data.manifest.expected
+        models = ", ".join(dict.fromkeys(cell.model for cell in cells))
+        benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in cells))
+        return f"Run({str(self.path)!r}: {models} on {benchmarks}, {self.data.metric})"
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the run."""
+        return self.data.folder
+
+    def by(self, metric: str, *, partial: bool | None = None, fix: Mapping[str, Any] | None = None) -> Run:
+        """The same run by another metric; `partial` and `fix` as in `open_run`, unchanged where not given."""
+        data = replace(
+            self.data,
+            metric=metric,
+            partial=self.data.partial if partial is None else partial,
+            fix=self.data.fix if fix is None else fix,
+        )
+        return Run(data, self._scratch)
+
+    def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Map]:
+        """One map for each model, benchmark and policy, with its plateau; with `mean` the means over benchmarks."""
+        from kvatlas.report.describe import of_policy
+
+        maps = self._analysis.means if mean else self._analysis.maps
+        return [_as(Map, one) for one in of_policy(maps, policy)]
+
+    def cells(self) -> pd.DataFrame:
+        """A row for each setting of each model and benchmark, baselines too.
+
+        Columns: model, benchmark, policy, the settings' parameters, baseline, value, low and high (shares in [0, 1],
+        95 % interval), problems, samples, mean_kv_tokens, peak_kv_tokens, output_tokens, truncated (traces), seconds.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([_row(cell.expected, cell.cell()) for cell in self.data.cells if cell.measured])
+
+    def traces(self, *, texts: bool = True) -> Iterator[Trace]:
+        """All stored traces, one at a time; without tokens and text where `texts` is false."""
+        if self.path is None or not texts:
+            yield from (trace for _, trace in self.data.traces)
+            return
+        with Store.open(self.path) as store:
+            yield from (trace for _, trace in store.traces())
+
+    def compare(self, first: str, second: str) -> list[Comparison]:
+        """First minus second on the same problems and samples, with 95 % interval and p-value, in [-1, 1].
+
+        Two policies (`"dynts", "random"`) or two models are compared over all pairs of cells with equal parameters,
+        once for each model or policy. Other names are words that fit one setting each, such as `"full"` and
+        `"dynts local_window=16 ratio=0.3"`, with the model's name where there are several.
+        """
+        made = [c for c in self._comparisons() if (c.first, c.second) == (first, second)]
+        if made:
+            return made
+        one, other = choose(systems_of([self.data], self.data.metric), [first, second])
+        difference = paired_difference(one.compared(), other.compared())
+        models = ", ".join(dict.fromkeys((one.model, other.model)))
+        benchmarks = dict.fromkeys(benchmark for benchmark, _ in one.outcomes)
+        return [Comparison(models, ", ".join(benchmarks), self.data.metric, first, second, 1, difference)]
+
+    def _comparisons(self) -> Sequence[Comparison]:
+        return [] if self.data.is_line else self._analysis.comparisons
+
+    def recommend(self) -> list[Choice]:
+        """For each model the cheapest settings among those that are statistically tied with the best.
+
+        `by_memory` and `by_time` are cells (None where a cost is unknown, or nothing can be chosen: `vacuous` says
+        why), `may_lose` by how much a setting may be below the best with 95 % confidence, a share in [0, 1].
+        """
+        return list(self._analysis.choices)
+
+    def describe(self) -> Description:
+        """All that the maps say: peaks, tests, plateaus, trends, comparisons, recommendations."""
+        from kvatlas.report.describe import describe_sources
+
+        return _as(Description, describe_sources([self.data]))
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write the self-contained HTML page; `options` as in `kvatlas.report.page.write_report`."""
+        from kvatlas.report.page import write_report
+
+        return write_report(self.data, Path(path), **options)[0]
+
+
+def open_run(
+    path: str | Path,
+    *,
+    metric: str | None = None,
+    partial: bool = False,
+    fix: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open the run in a folder.
+
+    `metric` is `pass@1` (the default), `progress`, `pass@K`, `avg@K`, `maj@K`, `bayes`, or what the benchmark measures
+    itself. With `partial` missing traces are noted on maps and no error. `fix` holds axes beyond two to one value each,
+    such as `{"kv_budget": 288}`. KvatlasError for a folder without a run.
+    """
+    return Run(RunData.open(path, metric, partial, fix))
+
+
+def sweep(
+    spec: Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    executor: str = "local",
+    workers: int | None = None,
+    batch_size: int | None = None,
+    on_trace: Callable[[Progress], None] = lambda _: None,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> Run:
+    """Run a sweep into the folder `out`, or resume it: only what is missing is decoded.
+
+    `spec` is a spec as data, or the path of a YAML file. `workers` processes decode `batch_size` sequences at a time
+    each; by default as many as pay and fit. `on_trace` is called after each stored trace. KvatlasError for a wrong
+    spec, before anything is decoded.
+    """
+    from kvatlas.sweeps import make_plan, parse_spec, read_spec
+    from kvatlas.sweeps import sweep as decode
+
+    parsed = parse_spec(dict(spec)) if isinstance(spec, Mapping) else read_spec(Path(spec))
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
+    decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message)
+    return open_run(out)
+
+
+def run(
+    model: str,
+    benchmark: str | Sequence[str],
+    *,
+    policy: str = "full",
+    out: str | Path | None = None,
+    problems: int | None = None,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float = 0.6,
+    max_new_tokens: int | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict_budget: bool = False,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    **parameters: Any,
+) -> Run:
+    """Decode one setting of a policy on one or more benchmarks.
+
+    `parameters` are the policy's: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own. `problems`
+    takes the first ones only. Without `out` the traces are gone when the returned run is. KvatlasError for what the
+    model, the benchmark or the policy cannot do.
+    """
+    from kvatlas.sweeps.spec import setting_spec
+
+    benchmarks = [benchmark] if isinstance(benchmark, str) else list(benchmark)
+    spec = setting_spec(
+        model,
+        benchmarks,
+        Setting.of(policy, **parameters),
+        problems=problems,
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        model_options=model_options or {},
+        strict_budget=strict_budget,
+    )
+    scratch = tempfile.TemporaryDirectory(prefix="kvatlas-") if out is None else None
+    made = sweep(spec, scratch.name if scratch else out or "", workers=workers, batch_size=batch_size)
+    return Run(made.data, scratch)
+
+
+def _as(kind: type[T], value: Any) -> T:
+    """The same fields as another class."""
+    return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
+
+
+def _row(expected: Any, cell: core.Cell) -> dict[str, Any]:
+    return {
+        "model": expected.model,
+        "benchmark": expected.benchmark,
+        "policy": cell.setting.policy,
+        **cell.setting.values,
+        "baseline": expected.baseline,
+        "value": cell.estimate.value,
+        "low": cell.estimate.low,
+        "high": cell.estimate.high,
+        "problems": cell.estimate.problems,
+        "samples": cell.estimate.samples,
+        "mean_kv_tokens": cell.mean_kv_tokens,
+        "peak_kv_tokens": cell.peak_kv_tokens,
+        "output_tokens": cell.output_tokens_mean,
+        "truncated": cell.truncated,
+        "seconds": cell.seconds_mean,
+    }
+
+
+__all__ = ["Description", "KvatlasError", "Map", "Run", "open_run", "run", "sweep"]

@@ -1,0 +1,49 @@
+"""What `kvatlas demo` leaves in its folder: figures, the maps as CSV, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvatlas.core import Map
+from kvatlas.figures.heatmap import means_figure, save, series_figure
+from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
+from kvatlas.report.page import write_report
+from kvatlas.results.export import write_maps
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.pairs.pairwise import pairs_of
+from kvatlas.stats.pairs.systems import systems_of
+from kvatlas.stats.run_analysis import RunAnalysis
+
+#: Kinds of files of each figure.
+FIGURES = ("png", "svg", "pdf")
+
+
+def write_demo(folder: Path) -> tuple[list[Map], list[Path]]:
+    """Draw the figures and write `maps.csv` and `report.html`; returns the mean maps and the figures."""
+    run = RunData.open(folder)
+    analysis = RunAnalysis(run)
+    maps, means = analysis.maps, analysis.means
+    written = []
+    for suffix in FIGURES:
+        for model, policy in dict.fromkeys((one.model, one.policy) for one in maps):
+            series = [one for one in maps if (one.model, one.policy) == (model, policy)]
+            name = f"{model.rpartition(':')[2]}-{policy}.{suffix}"
+            written += save(series_figure(series), folder / name, series)[:1]
+        written += save(means_figure(means), folder / f"means.{suffix}", means)[:1]
+    shown = _full_and_best(means)
+    systems = [one for one in systems_of([run]) if (one.model, one.setting.id) in shown]
+    for suffix in FIGURES:
+        figure = pairwise_figure(systems, pairs_of(systems), "progress")
+        written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
+    write_maps(maps, folder / "maps.csv")
+    write_report(run, folder / "report.html")
+    return means, written
+
+
+def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:
+    """(model, setting) of each model's full cache and of the best cell of its first policy's means."""
+    first = {one.model: one for one in reversed(means)}
+    best = {model: one.cells[one.best] for model, one in first.items()}
+    full = {model: one.baselines["full"] for model, one in first.items() if "full" in one.baselines}
+    return {(model, cell.setting.id) for part in (full, best) for model, cell in part.items()}

@@ -1,0 +1,228 @@
+"""A description as the JSON of `kvatlas describe --json`: percent scale, unknown values null; stable names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvatlas.core import Cell, CellCoord, Estimate, Map, Validity
+from kvatlas.report.description import AdjustedComparison, Description, MapDescription, rounded_p
+from kvatlas.stats.inference.choice import Choice, kv_tokens_of
+from kvatlas.stats.inference.map_tests import Effect, Verdict
+from kvatlas.stats.inference.resampling import Contrast
+
+Json = dict[str, Any]
+
+
+def to_json(description: Description) -> Json:
+    """The document.
+
+    `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
+    unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
+    (every cell with both intervals and standard errors), baselines, omnibus, evidence_of_difference, plateau, may_lose,
+    effects, stability, samples_to_decide, problems_to_decide, method, notes.
+    `samples_to_decide` (of each problem) and `problems_to_decide` tell the highest from the lowest cell. `means`: the
+    same for the means over benchmarks. `across`: by model and policy, the settings on the plateau of every benchmark.
+    `comparisons`: first minus second, in points, p-values adjusted over all of them. `recommendation`: the first
+    model's choice, with that of every model under `all`; `vacuous` says why there is none. `findings`: what limits
+    what the runs can show, the gravest first. Each map has its `validity`, each of its estimates the `audit` of its
+    budget.
+    """
+    choices = [_choice(choice) for choice in description.choices]
+    return {
+        "findings": [asdict(finding) for finding in description.findings],
+        "maps": [_map(one) for one in description.maps],
+        "means": [_map(one) for one in description.means],
+        "across": [
+            {
+                "model": one.model,
+                "policy": one.policy,
+                "benchmarks": list(one.benchmarks),
+                "with_evidence": list(one.with_evidence),
+                "good_for_all": [_coord(one.axes, coord) for coord in one.good_for_all],
+                "cells": one.cells,
+            }
+            for one in description.across
+        ],
+        "comparisons": [_comparison(one) for one in description.comparisons],
+        "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
+        "notes": [note.text for note in description.notes],
+    }
+
+
+def percent(value: float | None) -> float | None:
+    """A share in percent, to four places."""
+    return None if value is None else round(100 * value, 4)
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    """A number to so many places."""
+    return None if value is None else round(value, digits)
+
+
+def estimate_json(estimate: Estimate) -> Json:
+    """Value and interval in percent."""
+    return {name: percent(getattr(estimate, name)) for name in ("value", "low", "high")}
+
+
+def audit_json(cell: Cell) -> Json | None:
+    """What the cell's budget leaves to its policy: places, and percent of problems without; None if not known."""
+    audit = cell.audit
+    if audit is None:
+        return None
+    return {**asdict(audit), "none": percent(audit.none), "no_choice": percent(audit.no_choice)}
+
+
+def _map(described: MapDescription) -> Json:
+    one, verdict = described.map, described.verdict
+    names = tuple(name for name, _ in one.axes)
+
+    def cells_at(coords: Sequence[CellCoord]) -> list[Json]:
+        return [{**_coord(names, coord), **estimate_json(one.cells[coord].estimate)} for coord in coords]
+
+    return {
+        "model": one.model,
+        "benchmark": one.benchmark,
+        "metric": one.metric,
+        "policy": one.policy,
+        "axes": {name: list(values) for name, values in one.axes},
+        "cells": len(one.cells),
+        "problems": described.problems,
+        "samples": described.samples,
+        "unmeasured": max((cell.unmeasured or 0 for cell in one.cells.values()), default=0),
+        "mean": percent(described.mean),
+        "min": percent(min(described.values)),
+        "max": percent(max(described.values)),
+        "peaks": cells_at(described.peaks),
+        "lowest": cells_at(described.lowest),
+        "estimates": [_cell(one, coord, verdict) for coord in one.cells],
+        "baselines": [{"setting": name, **estimate_json(cell.estimate)} for name, cell in one.baselines.items()],
+        **(_NO_VERDICT if verdict is None else _verdict(names, described, verdict)),
+        "validity": None if one.validity is None else _validity(one.validity),
+        "notes": [note.text for note in described.notes],
+    }
+
+
+def _validity(checked: Validity) -> Json:
+    identical = [list(group) for group in checked.identical]
+    return {**asdict(checked), "identical": identical, "vacuous": checked.vacuous}
+
+
+def _cell(one: Map, coord: CellCoord, verdict: Verdict | None) -> Json:
+    cell = one.cells[coord]
+    estimate = cell.estimate
+    return {
+        **_coord([name for name, _ in one.axes], coord),
+        **estimate_json(estimate),
+        **{
+            name: percent(getattr(estimate, name))
+            for name in ("se_clustered", "se_conditional", "given_low", "given_high")
+        },
+        "problems": estimate.problems,
+        "samples": estimate.samples,
+        "unmeasured": cell.unmeasured,
+        "p_best": None if verdict is None or coord not in verdict.p_best else rounded_p(verdict.p_best[coord]),
+        "may_lose": None if verdict is None else percent(verdict.may_lose.get(coord)),
+        "audit": audit_json(cell),
+    }
+
+
+_NO_VERDICT: Mapping[str, Any] = {
+    "omnibus": {"statistic": None, "p": None, "method": None},
+    "evidence_of_difference": None,
+    "plateau": None,
+    "may_lose": None,
+    "effects": [],
+    "stability": {"spread": None, "noise": None, "peak_share": None},
+    "samples_to_decide": None,
+    "problems_to_decide": None,
+    "method": None,
+}
+
+
+def _verdict(names: Sequence[str], described: MapDescription, verdict: Verdict) -> Json:
+    test = verdict.omnibus
+    return {
+        "omnibus": {"statistic": round(test.statistic, 4), "p": rounded_p(test.p), "method": test.method.value},
+        "evidence_of_difference": verdict.evidence,
+        "plateau": [_coord(names, coord) for coord in verdict.plateau],
+        "may_lose": percent(verdict.most_lost),
+        "effects": [_effect(described, effect) for effect in verdict.effects],
+        "stability": {
+            "spread": percent(verdict.spread),
+            "noise": percent(verdict.noise),
+            "peak_share": rounded(verdict.peak_share, 4),
+        },
+        "samples_to_decide": verdict.need.samples,
+        "problems_to_decide": verdict.need.problems,
+        "method": verdict.basis.value,
+    }
+
+
+def _coord(names: Sequence[str], coord: CellCoord) -> Json:
+    return dict(zip(names, coord, strict=True))
+
+
+def _effect(described: MapDescription, effect: Effect) -> Json:
+    trend: Json | None = None
+    if effect.trend is not None:
+        adjusted = {"p_holm": rounded_p(described.holm[effect.axis]), "supported": described.supports(effect)}
+        trend = {**_contrast(effect.trend), **adjusted}
+    levels = [{"level": level, **_contrast(contrast)} for level, contrast in effect.levels]
+    return {"axis": effect.axis, "levels": levels, "trend": trend}
+
+
+def _contrast(one: Contrast) -> Json:
+    return {"value": percent(one.value), "low": percent(one.low), "high": percent(one.high), "p": rounded_p(one.p)}
+
+
+def _comparison(adjusted: AdjustedComparison) -> Json:
+    one, difference = adjusted.comparison, adjusted.comparison.difference
+    return {
+        "model": one.model,
+        "benchmark": one.benchmark,
+        "metric": one.metric,
+        "first": one.first,
+        "second": one.second,
+        "cells": one.cells,
+        "difference": percent(difference.value),
+        "low": percent(difference.low),
+        "high": percent(difference.high),
+        "p": rounded_p(difference.p),
+        "problems": difference.problems,
+        "pairs": difference.pairs or None,
+        "note": one.note or None,
+        "p_holm": rounded_p(adjusted.p_holm),
+        "p_bh": rounded_p(adjusted.p_bh),
+    }
+
+
+_NO_SETTING: Mapping[str, Any] = dict.fromkeys(("setting", "value", "low", "high", "kept_tokens_mean"))
+
+
+def _choice(choice: Choice) -> Json:
+    return {
+        **_chosen(choice.by_memory, choice),
+        "model": choice.model,
+        "benchmark": choice.benchmark,
+        "candidates": choice.candidates,
+        "plateau": choice.members,
+        "by_time": _chosen(choice.by_time, choice) if choice.by_time else None,
+        "vacuous": choice.vacuous,
+    }
+
+
+def _chosen(cell: Cell | None, choice: Choice) -> Json:
+    if cell is None:
+        return dict(_NO_SETTING)
+    against = choice.against.get(cell.setting.id, {})
+    return {
+        "setting": str(cell.setting),
+        **estimate_json(cell.estimate),
+        "may_lose": percent(choice.may_lose.get(cell.setting.id)),
+        "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
+        "kept_tokens_measured": cell.mean_kv_tokens is not None,
+        "seconds_mean": rounded(cell.seconds_mean, 4),
+        "beside": [{"setting": str(baseline), **_contrast(contrast)} for baseline, contrast in against.items()],
+    }

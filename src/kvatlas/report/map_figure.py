@@ -1,0 +1,92 @@
+"""The figure of runs and CSV maps: heatmaps of a metric, a cost or differences; line charts of runs with one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import KvatlasError, Map, MapName
+from kvatlas.figures import curves as line_charts
+from kvatlas.figures.heatmap import draw
+from kvatlas.figures.look import Look, save
+from kvatlas.figures.panels import Panel, cost_panels, data_csv, difference_panels, metric_panels
+from kvatlas.report.describe import of_policy
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.estimates.curves import curves_of_run
+from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
+from kvatlas.stats.estimates.metrics import COSTS
+from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
+from kvatlas.stats.inference.map_tests import Verdict
+from kvatlas.stats.pairs.differences import differences_of_run
+from kvatlas.stats.run_analysis import RunAnalysis, with_plateaus
+
+
+def plot_sources(
+    sources: Sequence[str | Path],
+    out: Path,
+    *,
+    metric: str = "pass@1",
+    mean: bool = False,
+    shared: bool = False,
+    policy: str | None = None,
+    against: str | None = None,
+    plateaus: bool = True,
+    look: Look | None = None,
+    partial: bool = False,
+    fix: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
+
+    `metric` may be a cost. `mean` draws means over benchmarks, side by side on one colour scale; `shared` one scale for
+    all panels; `against` differences to that baseline; `plateaus` frames them. KvatlasError for what cannot be drawn.
+    """
+    cost = metric if metric in COSTS else None
+    graded = None if cost else metric
+    opened = {source: RunData.open(source, graded, partial, fix) for source in sources if Path(source).is_dir()}
+    runs = list(opened.values())
+    if any(run.is_line for run in runs):
+        if len(sources) > 1:
+            raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
+        return _line_chart(runs[0], out, cost, policy, look)
+    maps = [one for source in sources for one in maps_of_source(opened.get(source, source), partial)]
+    single = of_policy(maps, policy)
+    shown = mean_maps(single) if mean else single
+    panels: list[Panel]
+    if cost:
+        panels, shown = cost_panels(shown, cost, against), []
+    elif against:
+        pairs = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
+        panels, shown = difference_panels(shown, pairs, against), []
+    else:
+        shown = with_plateaus(shown, _verdicts(runs, single, len(sources))) if plateaus else shown
+        panels = metric_panels(shown)
+    figure = draw(panels, shared=shared, one_bar=mean, look=look)
+    return save(figure, out, shown, data=None if shown else data_csv(panels))
+
+
+def maps_of_source(source: str | Path | RunData, partial: bool = False) -> list[Map]:
+    """The maps of a run, or of a CSV map with the intervals of the binomial bound."""
+    if isinstance(source, RunData):
+        return maps_of_run(source)
+    return with_binomial_bounds(read_maps(source, partial))
+
+
+def _verdicts(runs: Sequence[RunData], maps: Sequence[Map], sources: int) -> dict[MapName, Verdict]:
+    """From the traces of runs, and by the bound where there are CSV maps."""
+    by_map = verdicts_of_maps(maps) if len(runs) < sources else {}
+    for run in runs:
+        by_map |= RunAnalysis(run).verdicts
+    return by_map
+
+
+def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, look: Look | None) -> list[Path]:
+    curves = curves_of_run(run)
+    chosen = [one for one in curves if policy in (None, one.policy)]
+    if not chosen:
+        there = ", ".join(dict.fromkeys(one.policy for one in curves))
+        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
+    figure = line_charts.curve_figure(chosen, cost=cost, look=look)
+    return save(figure, out, data=line_charts.data_csv(chosen, cost))

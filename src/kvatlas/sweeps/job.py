@@ -1,0 +1,82 @@
+"""What a worker is given, and what workers of sweeps and of screens both need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kvatlas.benchmarks import Benchmark
+from kvatlas.core import Sampling
+from kvatlas.models import Model
+from kvatlas.policies import Policy, Reference
+from kvatlas.sweeps.plan import Unit, provenance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: The share of the free memory that a batch is chosen to fill.
+MARGIN = 0.8
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to know: one model's units and how to decode them.
+
+    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
+    `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
+    `prompt` tokens.
+    """
+
+    model: Model
+    weights: str
+    benchmarks: tuple[Benchmark, ...]
+    units: tuple[Unit, ...]
+    sampling: Sampling
+    seed: int
+    batch_size: int | None = None
+    prompt: int = 0
+    most: int = 2**31
+    workers: int = 1
+    made_with: Mapping[str, str] = field(default_factory=provenance)
+    screened: bool = False
+
+    def shared_by(self, workers: int) -> Job:
+        """The same for one of so many: no more sequences at a time than leave work for the others."""
+        rows = sum(len(unit.settings) for unit in self.units)
+        share = max(1, -(-rows // workers))
+        size = None if self.batch_size is None else min(self.batch_size, share)
+        return replace(self, batch_size=size, most=share, workers=workers)
+
+
+def fitting(job: Job, found: Sequence[Policy]) -> int:
+    """The batch size for the memory that there is, shared by the job's workers on a CPU: a power of two.
+
+    At most 64 on a CPU, where more gain nothing, and 256 on a GPU.
+    """
+    from kvatlas.engine.memory import free, peak
+
+    there = free(job.model.device)
+    cpu = job.model.device == "cpu"
+    size = min(64 if cpu else 256, job.most)
+    while there is not None and size > 1:
+        taken = peak(job.model, found, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+        # The weights are loaded already.
+        if taken.total - taken.weights <= MARGIN * there / (job.workers if cpu else 1):
+            break
+        size //= 2
+    return size
+
+
+def reference(
+    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> Reference | None:
+    """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
+    from kvatlas.predictor import answer_attention
+
+    split = model.split(tokens)
+    if split is None or split[1] >= len(tokens):
+        return None
+    whole = prompt + tokens
+    attention, _ = answer_attention(network, list(whole), len(prompt) + split[1])
+    return Reference(whole, attention)

@@ -1,0 +1,108 @@
+"""The Python API on a stored run: what each call gives, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvatlas
+from kvatlas.core import Setting
+from kvatlas.results import Store
+from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.run_data import RunData
+from tests.stats.synthetic import grid, manifest, traces
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("api") / "run"
+    plan = manifest(grid("dynts", "random"))
+    with Store.create(path) as store:
+        store.put_manifest(plan)
+        for key, trace in traces(plan, lambda s: {"dynts": 0.8, "random": 0.3, "full": 0.9}[s.policy]):
+            store.add(key, trace)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> kvatlas.Run:
+    return kvatlas.open_run(str(folder))
+
+
+def test_maps_are_those_of_statistics_with_their_plateaus(run: kvatlas.Run, tmp_path: Path) -> None:
+    plain = maps_of_run(RunData.open(run.path or ""))
+    maps = run.maps()
+    assert [(one.name, dict(one.cells)) for one in maps] == [(one.name, dict(one.cells)) for one in plain]
+    assert all(one.plateau for one in maps)
+    assert [one.benchmark for one in run.maps(mean=True, policy="dynts")] == ["mean of 2"]
+    assert maps[0]._repr_png_().startswith(b"\x89PNG")
+    maps[0].plot(tmp_path / "map.svg", columns=1, dark=True)
+    assert (tmp_path / "map.svg").is_file()
+    assert (tmp_path / "map.data.csv").is_file()
+
+
+def test_cells_are_a_table(run: kvatlas.Run) -> None:
+    cells = run.cells()
+    assert len(cells) == 2 * (2 * 9 + 1)
+    row = cells[(cells.benchmark == "CHAIN6") & cells.baseline].iloc[0]
+    assert (row.policy, row.problems, row.samples, row.mean_kv_tokens) == ("full", 12, 2, 60.5)
+    assert row.value == run.maps()[0].baselines["full"].estimate.value
+
+
+def test_traces_come_whole_or_without_text(run: kvatlas.Run) -> None:
+    whole, bare = next(run.traces()), next(run.traces(texts=False))
+    assert (whole.problem, len(whole.tokens), whole.text[:2]) == (bare.problem, 3, "so")
+    assert (bare.tokens, bare.text) == ((), "")
+
+
+def test_policies_and_settings_are_compared_in_pairs(run: kvatlas.Run) -> None:
+    (policies,) = run.compare("dynts", "random")
+    assert (policies.cells, policies.difference.problems) == (18, 24)
+    assert policies.difference.low > 0.3
+    (cells,) = run.compare("full", "dynts local_window=8 ratio=0.1")
+    assert (cells.difference.problems, cells.difference.pairs) == (24, 48)
+    assert -1 <= cells.difference.low <= cells.difference.value <= cells.difference.high <= 1
+    with pytest.raises(kvatlas.KvatlasError, match="fits 18 of the 19 systems"):
+        run.compare("full", "kv_budget=96")
+
+
+def test_recommendation_description_and_report(run: kvatlas.Run, tmp_path: Path) -> None:
+    (choice,) = run.recommend()
+    assert choice.by_memory is not None
+    assert choice.by_memory.setting.policy == "dynts"
+    description = run.describe()
+    assert str(description).startswith("# Overview")
+    assert description.to_json()["recommendation"]["setting"] == str(choice.by_memory.setting)
+    assert run.report(str(tmp_path / "page.html"), measure=0) == tmp_path / "page.html"
+
+
+def test_other_metrics_and_what_is_wrong_in_a_sentence(run: kvatlas.Run, tmp_path: Path) -> None:
+    assert run.by("progress").maps()[0].metric == "progress"
+    with pytest.raises(kvatlas.KvatlasError, match="Unknown metric 'speed'"):
+        run.by("speed").maps()
+    with pytest.raises(kvatlas.KvatlasError, match="no map of the policy 'h2o'"):
+        run.maps(policy="h2o")
+    with pytest.raises(kvatlas.KvatlasError, match="is no run"):
+        kvatlas.open_run(tmp_path)
+
+
+def test_one_setting_is_decoded_into_a_folder_that_goes_with_the_run() -> None:
+    run = kvatlas.run("embedded:tiny-llama", "CHAIN4", problems=2, max_new_tokens=40, workers=1)
+    assert run.path is not None
+    kept = run.path
+    assert [trace.setting for trace in run.traces()] == [Setting("full")] * 2
+    assert list(run.cells().problems) == [2]
+    del run
+    assert not kept.exists()
+
+
+def test_the_package_imports_at_once_and_says_what_it_has() -> None:
+    code = (
+        "import sys, kvatlas; heavy = {'numpy', 'scipy', 'torch', 'pandas'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {"open_run", "sweep", "run", "Run", "Map"} <= set(dir(kvatlas))
+    assert callable(kvatlas.sweep)
