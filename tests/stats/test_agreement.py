@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.report.check import as_text, check_maps
+from kvatlas.report.check import as_text, check_maps, to_json
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.pairs.agreement import ROUNDING, agreement, fit_to_mean
 
@@ -22,12 +22,13 @@ def maps():
 
 def test_the_wrong_reading_is_found_out(maps):
     published, conflicting, mean = maps
-    found = check_maps({"published": published, "other": conflicting}, mean, ROUNDING)
+    checked = check_maps({"published": published, "other": conflicting}, mean, ROUNDING)
+    found = to_json(checked)
     assert (found["agree"], found["common"], len(found["conflicts"])) == (False, 32, 25)
     assert found["mean"]["published"] == {"checked": 20, "fitting": 20, "largest": 0.05}
     assert found["mean"]["other"]["fitting"] < found["mean"]["other"]["checked"] == 8
     assert found["right"] == "published"
-    text = as_text(found)
+    text = as_text(checked)
     assert "The maps conflict in 25 of 32 common cells" in text
     assert "So published is right and other is not" in text
     assert text.count("| R1-Llama |") == 25
@@ -36,7 +37,8 @@ def test_the_wrong_reading_is_found_out(maps):
 
 
 def test_a_map_agrees_with_itself(maps):
-    found = check_maps({"one": maps[0], "two": maps[0]}, None, ROUNDING)
+    checked = check_maps({"one": maps[0], "two": maps[0]}, None, ROUNDING)
+    found = to_json(checked)
     assert (found["agree"], found["conflicts"], found["largest"], found["mean"], found["right"]) == (
         True,
         [],
@@ -44,7 +46,7 @@ def test_a_map_agrees_with_itself(maps):
         None,
         None,
     )
-    assert "none of their 80 common cells differs by more than 0.05 points" in as_text(found)
+    assert "none of their 80 common cells differs by more than 0.05 points" in as_text(checked)
 
 
 def test_a_mean_that_fits_both_or_none_does_not_decide(maps):

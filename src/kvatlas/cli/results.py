@@ -66,13 +66,13 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
     """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean."""
-    from kvatlas.report.check import as_text, check_maps
+    from kvatlas.report.check import as_text, check_maps, to_json
 
     given = {name: _maps(name, partial) for name in (first, second)}
     if len(given) < 2:
         given = {"A": given[first], "B": given[first]}
     checked = check_maps(given, _maps(mean, True) if mean else None, tolerance / 100)
-    typer.echo(json.dumps(checked, indent=2, allow_nan=False) if as_json else as_text(checked))
+    typer.echo(json.dumps(to_json(checked), indent=2, allow_nan=False) if as_json else as_text(checked))
 
 
 def _maps(source: str, partial: bool) -> list[Map]:

@@ -3,99 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvatlas.core import Map
-from kvatlas.report.description import p_text
-from kvatlas.stats.pairs.agreement import Conflict, agreement, fit_to_mean, which_fits
+from kvatlas.figures.style import percent
+from kvatlas.report import description_json as numbers
+from kvatlas.report.description import p_text, rounded_p
+from kvatlas.stats.estimates.pass_at_1 import LEVEL
+from kvatlas.stats.pairs.agreement import Agreement, MeanCheck, agreement, fit_to_mean, which_fits
 
 
-def check_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None, tolerance: float) -> dict[str, Any]:
-    """The document of `kvatlas check --json` for two sets of maps by name; percent scale, unknown values null.
+@dataclass(frozen=True)
+class Check:
+    """Two sets of maps by name, how they agree, and how each fits a mean; `right` is the one that alone fits it."""
+
+    first: str
+    second: str
+    axes: tuple[str, str]
+    tolerance: float
+    agreement: Agreement
+    fits: Mapping[str, MeanCheck]
+    right: str | None
+
+
+def check_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None, tolerance: float) -> Check:
+    """Compare two sets of maps by name, and each with mean maps; KvatlasError where there is nothing to compare."""
+    (first, mine), (second, theirs) = given.items()
+    fits = {name: fit_to_mean(maps, means, tolerance) for name, maps in given.items()} if means is not None else {}
+    axes = mine[0].axes[0][0], mine[0].axes[1][0]
+    return Check(first, second, axes, tolerance, agreement(mine, theirs, tolerance), fits, which_fits(fits))
+
+
+def to_json(check: Check) -> dict[str, Any]:
+    """The document of `kvatlas check --json`; percent scale, unknown values null.
 
     `agree`, `common` cells, `conflicts` (with both values), the `largest` difference, `p` of "both measure the same";
-    `mean`: by name how many cells fit, and `right`, the one that fits in all of them. Raises KvatlasError where there
-    is nothing to compare.
+    `mean`: by name how many cells fit, and `right`, the one that fits in all of them.
     """
-    (first, mine), (second, theirs) = given.items()
-    compared = agreement(mine, theirs, tolerance)
-    fits = {name: fit_to_mean(maps, means, tolerance) for name, maps in given.items()} if means is not None else {}
+    compared = check.agreement
+    fits = {
+        name: {"checked": fit.checked, "fitting": fit.fitting, "largest": numbers.percent(fit.largest)}
+        for name, fit in check.fits.items()
+    }
     return {
-        "first": first,
-        "second": second,
+        "first": check.first,
+        "second": check.second,
         "agree": not compared.conflicts,
         "common": compared.common,
-        "conflicts": [_conflict(one, _axes(mine)) for one in compared.conflicts],
-        "largest": round(100 * compared.largest, 4),
-        "tolerance": round(100 * tolerance, 4),
-        "p": None if compared.p is None else round(compared.p, 6),
-        "mean": {
-            name: {"checked": fit.checked, "fitting": fit.fitting, "largest": round(100 * fit.largest, 4)}
-            for name, fit in fits.items()
-        }
-        or None,
-        "right": which_fits(fits),
+        "conflicts": [
+            {
+                "model": one.model,
+                "benchmark": one.benchmark,
+                **dict(zip(check.axes, one.place, strict=True)),
+                "first": numbers.percent(one.first),
+                "second": numbers.percent(one.second),
+            }
+            for one in compared.conflicts
+        ],
+        "largest": numbers.percent(compared.largest),
+        "tolerance": numbers.percent(check.tolerance),
+        "p": None if compared.p is None else rounded_p(compared.p),
+        "mean": fits or None,
+        "right": check.right,
     }
 
 
-def _axes(maps: Sequence[Map]) -> tuple[str, str]:
-    return maps[0].axes[0][0], maps[0].axes[1][0]
-
-
-def _conflict(one: Conflict, axes: tuple[str, str]) -> dict[str, Any]:
-    return {
-        "model": one.model,
-        "benchmark": one.benchmark,
-        **dict(zip(axes, one.place, strict=True)),
-        "first": round(100 * one.first, 4),
-        "second": round(100 * one.second, 4),
-    }
-
-
-def as_text(said: Mapping[str, Any]) -> str:
-    """The said in sentences, with a table of the conflicting cells."""
-    first, second, common = said["first"], said["second"], said["common"]
-    conflicts = said["conflicts"]
-    if said["agree"]:
+def as_text(check: Check) -> str:
+    """The check as sentences, with a table of the conflicting cells."""
+    compared, conflicts = check.agreement, check.agreement.conflicts
+    if conflicts:
         lines = [
-            f"The maps agree: none of their {common} common cells differs by more than {said['tolerance']:g} points."
+            f"The maps conflict in {len(conflicts)} of {compared.common} common cells, by up to "
+            f"{percent(compared.largest)} points; A is {check.first}, B is {check.second}."
         ]
     else:
-        lines = [
-            f"The maps conflict in {len(conflicts)} of {common} common cells, by up to {said['largest']:.1f} points; "
-            f"A is {first}, B is {second}."
-        ]
-    if said["p"] is not None and conflicts:
-        than = "more than" if said["p"] < 0.05 else "no more than"
+        points = f"{numbers.percent(check.tolerance):g} points"
+        lines = [f"The maps agree: none of their {compared.common} common cells differs by more than {points}."]
+    if compared.p is not None and conflicts:
+        than = "more than" if compared.p < LEVEL else "no more than"
         lines.append(
-            f"As two separate measurements they would differ by {than} sampling noise gives (p {p_text(said['p'])}, "
+            f"As two separate measurements they would differ by {than} sampling noise gives (p {p_text(compared.p)}, "
             "binomial bound); as two readings of one map they cannot both be right."
         )
-    for name, fit in (said["mean"] or {}).items():
-        lines.append(
-            f"{name} fits the mean in {fit['fitting']} of {fit['checked']} cells (largest distance "
-            f"{fit['largest']:.2f} points)."
-        )
-    if said["right"]:
-        wrong = second if said["right"] == first else first
-        lines.append(f"So {said['right']} is right and {wrong} is not: 1 of 2 agrees with the mean everywhere.")
-    elif said["mean"]:
-        lines.append(f"The mean does not tell which of the 2 is right: {_undecided(said['mean'])}.")
-    if conflicts:
-        lines += ["", *_table(conflicts)]
-    return "\n".join(lines) + "\n"
+    for name, fit in check.fits.items():
+        distance = f"largest distance {percent(fit.largest, 2)} points"
+        lines.append(f"{name} fits the mean in {fit.fitting} of {fit.checked} cells ({distance}).")
+    if check.right:
+        wrong = check.second if check.right == check.first else check.first
+        lines.append(f"So {check.right} is right and {wrong} is not: 1 of 2 agrees with the mean everywhere.")
+    elif check.fits:
+        whole = sum(fit.fitting == fit.checked for fit in check.fits.values())
+        lines.append(f"The mean does not tell which of the 2 is right: {whole} of them fit it in every cell.")
+    return "\n".join([*lines, *(["", *_table(check)] if conflicts else [])]) + "\n"
 
 
-def _undecided(fits: Mapping[str, Any]) -> str:
-    whole = sum(fit["fitting"] == fit["checked"] for fit in fits.values())
-    return f"{whole} of them fit it in every cell"
-
-
-def _table(conflicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    axes = [name for name in conflicts[0] if name not in ("model", "benchmark", "first", "second")]
+def _table(check: Check) -> list[str]:
     rows = [
-        f"| {one['model']} | {one['benchmark']} | {one[axes[0]]} | {one[axes[1]]} | {one['first']:.1f} | "
-        f"{one['second']:.1f} | {one['first'] - one['second']:+.1f} |"
-        for one in conflicts
+        f"| {one.model} | {one.benchmark} | {one.place[0]} | {one.place[1]} | {percent(one.first)} | "
+        f"{percent(one.second)} | {round(100 * (one.first - one.second), 4):+.1f} |"
+        for one in check.agreement.conflicts
     ]
-    return [f"| Model | Benchmark | {axes[0]} | {axes[1]} | A | B | A - B |", "|---|---|---|---|---|---|---|", *rows]
+    return [
+        f"| Model | Benchmark | {check.axes[0]} | {check.axes[1]} | A | B | A - B |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+    ]

@@ -68,7 +68,7 @@ function panel(map, measure, scale) {
   if (first) first.tabIndex = 0;
   const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical} (rows)${map.horizontal ? ` by ${map.horizontal} (columns)` : ""}`);
   const everywhere = map.plateau.flat().every(Boolean);
-  if (everywhere) caption.append(". No cell is shown worse than the best.");
+  if (everywhere) caption.append(". All cells are statistically tied with the best.");
   if (map.cells.flat().filter(known).some((n) => noChoice(data.cells[n]))) caption.append(`${everywhere ? "" : "."} Corner: policies have nothing to choose in some problems, filled: in most.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : "" }, note.text));
@@ -93,7 +93,7 @@ function mapCell(map, number, x, y, measure, scale, best) {
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
     paint(node, value, ...scale, measure.steps);
   } else node.append("–");
-  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? ["on the plateau: not shown worse than the best"] : [])]);
+  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? ["on the plateau: statistically tied with the best"] : [])]);
   return node;
 }
 

@@ -48,7 +48,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Which cells are not shown worse than the best.
+    """Which cells are statistically tied with the best: not shown worse than it.
 
     `p` [cells]: of "this cell is the best"; `member` [cells]: p of at least 0.05; `may_lose` [cells]: with 95 %
     confidence the cell is at most this far below the best cell.
