@@ -15,6 +15,7 @@ from kvatlas.parameters import read_value, text_fields
 from kvatlas.policies import Scope
 from kvatlas.results import Store
 from kvatlas.service import chosen
+from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.sweeps import read_spec
 from tests.stats.synthetic import manifest
 
@@ -116,6 +117,6 @@ def test_an_axis_of_texts_is_fixed_by_its_text(tmp_path: Path) -> None:
     settings = [Setting.of("dynts", predictor=one, ratio=ratio) for one in axes[0][1] for ratio in axes[1][1]]
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(manifest(settings, axes=axes))
-    assert fixed(["predictor=1", "ratio=0.3"], [tmp_path / "run"]) == {"predictor": "1", "ratio": 0.3}
-    assert fixed(["local_window=8"], ["published:dynts_r1_llama"]) == {"local_window": 8}
-    assert fixed(None, []) == {}
+    run = RunData.open(tmp_path / "run", fix=fixed(["predictor=1", "ratio=0.3", "local_window=8"]))
+    assert run.fix == {"predictor": "1", "ratio": 0.3, "local_window": 8}
+    assert fixed(None) == {}

@@ -51,6 +51,6 @@ def test_holes_baselines_and_markup_in_names(one):
     full = {"full": Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))}
     text = _printed(replace(one, model="[red]m[/red]", cells=cells, baselines=full, notes=("PARTIAL: x",)), width=100)
     assert "[red]m[/red] | AIME24" in text
-    assert "beside the grid: full 97.0 (90.0–99.0)" in text
+    assert "baseline: full 97.0 (90.0–99.0)" in text
     assert "PARTIAL: x" in text
     assert " – " in text

@@ -52,7 +52,7 @@ def test_a_map_agrees_with_itself(maps):
 def test_a_mean_that_fits_both_or_none_does_not_decide(maps):
     published, _, mean = maps
     both = check_maps({"one": published, "two": published}, mean, ROUNDING)
-    assert both["right"] is None
+    assert both.right is None
     assert "The mean does not tell which of the 2 is right: 2 of them fit it in every cell" in as_text(both)
 
 

@@ -47,9 +47,9 @@ class Verdict:
 
     `peaks` are the cells with the highest value and `peak_share` how often one of them would be the highest with other
     problems (other samples, for a bound). `spread` is the standard deviation over cells, `noise` what chance alone
-    would give. `plateau` holds the cells that are statistically tied with the best, `may_lose` by how much a cell may be below the
-    best with 95 % confidence. `need` is what it takes to tell the peak from the `lowest` cell. What an adaptive sweep
-    leaves open is None or empty.
+    would give. `plateau` holds the cells that are statistically tied with the best, `may_lose` by how much a cell may
+    be below the best with 95 % confidence. `need` is what it takes to tell the peak from the `lowest` cell. What an
+    adaptive sweep leaves open is None or empty.
     """
 
     peaks: tuple[CellCoord, ...]
