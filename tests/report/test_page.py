@@ -62,7 +62,7 @@ def html(tmp_path):
 
 
 def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
-    for text in ("tiny on 2 benchmarks", "Every map in words", "cheapest by KV memory", "maps show more than noise",
+    for text in ("tiny on 2 benchmarks", "Every map as text", "cheapest by KV memory", "maps show more than noise",
                  "Paired comparisons", "best dynts cell", "key-tiny-CHAIN6", "&#34;seed&#34;: 0", "0.1.0"):  # fmt: skip
         assert text in html
     data = data_of(html)
@@ -209,7 +209,7 @@ def test_no_run_an_empty_run_and_no_place_to_write(tmp_path):
     with pytest.raises(KvatlasError, match="none of its 480 traces"):
         write_report(RunData.open(tmp_path / "empty"), tmp_path / "r.html")
     with pytest.raises(KvatlasError, match="is a folder"):
-        write_report(build(tmp_path, manifest(grid("dynts"), problems=2)), tmp_path)
+        write_report(RunData.open(build(tmp_path, manifest(grid("dynts"), problems=2))), tmp_path)
 
 
 def test_one_benchmark_many_columns_many_models(tmp_path):

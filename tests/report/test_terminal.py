@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kvatlas.core import Cell, Estimate, Setting
+from kvatlas.core import Cell, Estimate, Note, NoteKind, Setting
 from kvatlas.report.terminal import print_map
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
@@ -49,7 +49,8 @@ def test_holes_baselines_and_markup_in_names(one):
     cells = dict(one.cells)
     del cells[500, 0.1]
     full = {"full": Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))}
-    text = _printed(replace(one, model="[red]m[/red]", cells=cells, baselines=full, notes=("PARTIAL: x",)), width=100)
+    notes = (Note(NoteKind.PARTIAL, "PARTIAL: x"),)
+    text = _printed(replace(one, model="[red]m[/red]", cells=cells, baselines=full, notes=notes), width=100)
     assert "[red]m[/red] | AIME24" in text
     assert "baseline: full 97.0 (90.0–99.0)" in text
     assert "PARTIAL: x" in text
