@@ -89,12 +89,13 @@ ALL_ALIKE = Note(NoteKind.INTERVAL, "all cells are statistically tied with the b
 CORNER = "Corner: policies have nothing to choose in some problems, filled: in most."
 
 
-def metric_panels(maps: Sequence[Map], plateaus: bool = True) -> list[Panel]:
-    """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus framed if asked for."""
-    return [_metric_panel(one, (one.plateau or frozenset()) if plateaus else frozenset()) for one in maps]
+def metric_panels(maps: Sequence[Map]) -> list[Panel]:
+    """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus framed where they are known."""
+    return [_metric_panel(one) for one in maps]
 
 
-def _metric_panel(one: Map, plateau: frozenset[CellCoord]) -> Panel:
+def _metric_panel(one: Map) -> Panel:
+    plateau = one.plateau or frozenset()
     best = max((cell.estimate.value for cell in one.cells.values()), default=0.0)
     cells = {
         place: Shown(
