@@ -48,7 +48,7 @@ from filled import FilledEngine, bench_model
 from keeping import keep
 from kvatlas import native, policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 
 #: 12 layers of 768 with grouped heads: 100M parameters.
 SHAPE = {
@@ -99,7 +99,7 @@ def _fastest(*work: Callable[[], object]) -> float:
 class Case:
     """All arms at one batch size and one mean cache length."""
 
-    def __init__(self, model: Model, network: LlamaForCausalLM, batch: int, tokens: int) -> None:
+    def __init__(self, model: ModelHandle, network: LlamaForCausalLM, batch: int, tokens: int) -> None:
         self.model, self.network, self.batch, self.tokens = model, network, batch, tokens
         share = WINDOW + RATIO * (1 - WINDOW)
         self.budget = budget = round(2 * tokens / (1 + share))
@@ -291,7 +291,7 @@ def main() -> None:
     found, left_out = [], []
     with tempfile.TemporaryDirectory() as folder:
         model = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
-        # As transformers has it: not the layers that `Model.network` puts in.
+        # As transformers has it: not the layers that `ModelHandle.network` puts in.
         network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         machine = Machine() if cases else None
         for batch, tokens in cases:

@@ -139,8 +139,8 @@ def _forked(ledger: Ledger, folder: Path, after: float | None) -> bool:
     child = os.fork()
     if not child:
         os.close(mine)
-        tell: Callable[[Progress], None] = lambda done: _tell(theirs, done)  # noqa: E731
-        sweep(ledger.plan, folder, workers=1, batch_size=BATCH, on_trace=tell)
+        on_trace: Callable[[Progress], None] = lambda done: _tell(theirs, done)  # noqa: E731
+        sweep(ledger.plan, folder, workers=1, batch_size=BATCH, on_trace=on_trace)
         os._exit(0)
     os.close(theirs)
     killer = threading.Timer(after, os.kill, (child, signal.SIGKILL)) if after is not None else None
@@ -193,11 +193,11 @@ def limited(what: int, soft: int) -> Iterator[None]:
 
 
 def _noting(ledger: Ledger, then: Callable[[int], None] = lambda _: None) -> Callable[[Progress], None]:
-    def tell(done: Progress) -> None:
+    def on_trace(done: Progress) -> None:
         ledger.reported.append(name_of(done.trace))
         then(done.done)
 
-    return tell
+    return on_trace
 
 
 def worker(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: float) -> None:

@@ -17,7 +17,7 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.compression import compress
 from kvatlas.engine.rows import Row
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 
 PROMPT = tuple(5 + i % 50 for i in range(64))
@@ -36,14 +36,14 @@ def shape_of(layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
-def endless(folder: Path) -> Model:
+def endless(folder: Path) -> ModelHandle:
     """The model in a folder without a tokenizer: it never ends a trace, nor its thinking."""
-    model = Model(f"hf:{folder}", folder)
+    model = ModelHandle(f"hf:{folder}", folder)
     vars(model).update(stops=frozenset(), think_close=-1, opens_thinking=True)
     return model
 
 
-def bench_model(folder: Path, shape: dict[str, Any]) -> Model:
+def bench_model(folder: Path, shape: dict[str, Any]) -> ModelHandle:
     """A Llama with random weights that never ends a trace."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder)
@@ -54,7 +54,7 @@ class FilledEngine(Engine):
     """An engine with `batch_size` sequences of random keys and values, and room for `room` tokens in each."""
 
     def __init__(
-        self, model: Model, policies: Iterable[Policy], sampling: Sampling, batch_size: int, room: int
+        self, model: ModelHandle, policies: Iterable[Policy], sampling: Sampling, batch_size: int, room: int
     ) -> None:
         super().__init__(model, model.network(), policies, sampling, batch_size)
         self.room = room

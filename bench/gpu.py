@@ -30,7 +30,7 @@ from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 
 #: Of Llama-3.1-8B, on which DeepSeek-R1-Distill-Llama-8B is built.
 EIGHT_B = {
@@ -54,7 +54,7 @@ TINY = {
 }
 
 
-def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
+def build(folder: Path, tiny: bool) -> tuple[ModelHandle, LlamaForCausalLM]:
     """The model, whose traces never end, and its network made in place: nothing is written but its config."""
     config = LlamaConfig(**(TINY if tiny else EIGHT_B))
     config.save_pretrained(folder)
@@ -68,7 +68,7 @@ def build(folder: Path, tiny: bool) -> tuple[Model, LlamaForCausalLM]:
 
 
 def measure(
-    model: Model, network: LlamaForCausalLM, setting: Setting, graphs: bool, batch: int, prompt: int, tokens: int
+    model: ModelHandle, network: LlamaForCausalLM, setting: Setting, graphs: bool, batch: int, prompt: int, tokens: int
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
     """Tokens per second and bytes of one batch, {"fits": False} where memory ran out; and what it wrote."""
     cuda = network.device.type == "cuda"

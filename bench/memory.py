@@ -1,10 +1,10 @@
-"""Peak memory of decoding, measured, against what `kvatlas plan` foretells.
+"""Peak memory of decoding, measured, against what `kvatlas plan` estimates.
 
     python bench/memory.py --out bench/results/memory.json
 
 A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, without the full cache
 beside four settings and with it. Measured is the growth of the resident memory of a fresh process, its weights
-included, up to the peak; foretold is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`: weights,
+included, up to the peak; the estimate is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`: weights,
 pages and what stands beside them, waiting snapshots and workspace, not the interpreter and its libraries. Linux only.
 Prints one JSON document.
 """
@@ -66,13 +66,13 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     engine = Engine(model, network, settings, Sampling(max_new_tokens=OUTPUT), BATCH)
     for _ in engine.run([Request(number, prompt, number, tuple(settings)) for number in range(TREES)]):
         pass
-    foretold = peak(model, settings, BATCH, TREES, PROMPT, OUTPUT)
+    estimated = peak(model, settings, BATCH, TREES, PROMPT, OUTPUT)
     measured = resident("VmHWM") - before
     return {
-        "foretold": foretold.to_json(),
+        "estimated": estimated.to_json(),
         "measured": measured,
         "slots_measured": engine.cache.bytes,
-        "foretold_against_measured": round(foretold.total / measured, 3),
+        "estimated_against_measured": round(estimated.total / measured, 3),
     }
 
 

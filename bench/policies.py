@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from filled import FilledEngine, bench_model, shape_of
 from kvatlas import models, policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.models import Model
-from kvatlas.policies import Policy, Selection
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.triattention import STATISTICS_FILE
 from kvatlas.predictor.calibration import query_statistics
@@ -36,7 +36,7 @@ FAST = ("full", "window", "streaming", "random", "keydiff", "dynts")
 ROWS = 8
 
 
-def settings(model: Model) -> dict[str, Policy]:
+def settings(model: ModelHandle) -> dict[str, Policy]:
     """Every policy that runs on any model by itself; none compresses before the bench says so."""
     save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
     text = tuple(5 + i % 50 for i in range(64))
@@ -51,7 +51,7 @@ def settings(model: Model) -> dict[str, Policy]:
     return found
 
 
-def measure(model: Model, tokens: int, rounds: int, compressions: int) -> dict[str, dict[str, float]]:
+def measure(model: ModelHandle, tokens: int, rounds: int, compressions: int) -> dict[str, dict[str, float]]:
     """Medians for every policy at one cache length."""
     found = settings(model)
     engine = FilledEngine(model, found.values(), Sampling(temperature=0.0, max_new_tokens=10**6), ROWS, tokens + 64)
@@ -82,7 +82,7 @@ def measure(model: Model, tokens: int, rounds: int, compressions: int) -> dict[s
             "step_ms": round(1000 * statistics.median(seconds[name]), 3),
             "step_against_window": round(statistics.median(ratios[name]), 4),
         }
-        if isinstance(policy, Selection):
+        if isinstance(policy, CompressingPolicy):
             if tokens <= 4096:
                 compression(policy)
             row["compression_ms"] = round(1000 * statistics.median(compression(policy) for _ in range(compressions)), 3)

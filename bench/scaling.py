@@ -23,7 +23,7 @@ from keeping import keep
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.engine.memory import peak
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from sweep_cost import BUDGET, LONGEST, PROMPT, RATIOS, WINDOWS, lengths, tokens
 
 #: Of DeepSeek-R1-Distill-Llama-8B; its parameters are counted, not loaded.
@@ -58,7 +58,7 @@ def main() -> None:
     separate, shared = tokens(found, BUDGET - PROMPT + 1, len(grid))
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPE).save_pretrained(folder)
-        model = Model(f"hf:{folder}", Path(folder))
+        model = ModelHandle(f"hf:{folder}", Path(folder))
         vars(model).update(dtype="bfloat16", weight_bytes=2 * PARAMETERS)
         room = 0.9 * options.memory * 2**30
         batch = max(size for size in range(1, 513) if peak(model, grid, size, 10**6, PROMPT, LONGEST).total <= room)

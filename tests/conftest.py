@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kvatlas import models
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
 #: Window of the layers that have one: some in gemma3, all in mistral, none in the others.
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def save_random_model(kind: str, folder: Path) -> Model:
+def save_random_model(kind: str, folder: Path) -> ModelHandle:
     """A small causal language model with random weights of the given architecture, in a Hugging Face folder."""
     import torch
     import transformers as hf
@@ -72,14 +72,14 @@ def save_random_model(kind: str, folder: Path) -> Model:
 
 
 @pytest.fixture(scope="session")
-def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelHandle]:
     """One random-weight model of each architecture."""
     base = tmp_path_factory.mktemp("models")
     return {kind: save_random_model(kind, base / kind) for kind in ARCHITECTURES}
 
 
 @pytest.fixture(scope="session")
-def tiny_llama() -> Model:
+def tiny_llama() -> ModelHandle:
     """The embedded model."""
     return models.find("embedded:tiny-llama")
 
@@ -92,7 +92,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def spec_data(random_models: dict[str, Model]) -> Callable[..., dict[str, Any]]:
+def spec_data(random_models: dict[str, ModelHandle]) -> Callable[..., dict[str, Any]]:
     """A small sweep of a random-weight model; keyword arguments replace keys."""
 
     def build(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import models
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 
 DATA = Path(__file__).parent / "data"
 AIME = DATA / "aime24.jsonl"
@@ -49,7 +49,7 @@ def save_tokenizer(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...]
     ).save_pretrained(folder)
 
 
-def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -> Model:
+def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -> ModelHandle:
     """A 2-layer model ("llama" or "qwen2") with random weights and a random DynTS head."""
     import torch
     import transformers as hf

@@ -105,8 +105,8 @@ def test_the_kept_cost_of_a_grid_is_what_its_lengths_allow() -> None:
     assert found["share_of_time"] <= found["share_of_tokens"] * 1.1
 
 
-def test_the_kept_memory_is_within_a_tenth_of_what_was_foretold() -> None:
-    assert all(0.9 <= each["foretold_against_measured"] <= 1.1 for each in kept("memory.json")["cases"].values())
+def test_the_kept_memory_is_within_a_tenth_of_the_estimate() -> None:
+    assert all(0.9 <= each["estimated_against_measured"] <= 1.1 for each in kept("memory.json")["cases"].values())
 
 
 def test_the_program_of_kernels_compares_what_computes_the_same() -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from tests.hub_server import hub
 from tests.r1 import AIME, save_model
 
 
 @pytest.fixture(scope="module")
-def r1(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def r1(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
     """A model whose weights are in several files."""
     return save_model("llama", tmp_path_factory.mktemp("r1") / "model", shards="100KB")
 
@@ -65,7 +65,7 @@ def spec(path: Path, **model: str) -> Path:
 
 @pytest.mark.slow
 def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
-    r1: Model, data: Path, tmp_path: Path
+    r1: ModelHandle, data: Path, tmp_path: Path
 ) -> None:
     path = spec(tmp_path / "spec.yaml")
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
@@ -113,7 +113,7 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence_and_soon(
-    r1: Model, data: Path, tmp_path: Path, words: tuple[str, ...], more: dict[str, str], sentence: str
+    r1: ModelHandle, data: Path, tmp_path: Path, words: tuple[str, ...], more: dict[str, str], sentence: str
 ) -> None:
     import tests.hub_server as server
 

@@ -38,11 +38,11 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package whose entry points cannot be used, and one of each kind that can."""
     (tmp_path / "third_party.py").write_text("import kvatlas_needs_this_module\n")
     (tmp_path / "third_kinds.py").write_text(
-        "from kvatlas.policies import Selection\n"
-        "class Good(Selection):\n    name = 'good'\n    summary = 'keeps something'\n"
+        "from kvatlas.policies import CompressingPolicy\n"
+        "class Good(CompressingPolicy):\n    name = 'good'\n    summary = 'keeps something'\n"
         "class Misnamed(Good):\n    name = 'other'\n"
         "class Family:\n    about = examples = 'WELL1'\n    named = print\n"
-        "def run(job, crew):\n    yield from ()\n"
+        "def run(job, pool):\n    yield from ()\n"
         "def lonely(job):\n    yield from ()\n"
     )
     entries = {
@@ -83,7 +83,7 @@ def test_broken_policies_and_benchmarks_are_left_out_with_a_warning_each(broken:
     )
     assert "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError" in warned[1]
     assert "'number'" in warned[2]
-    assert "valid are subclasses of kvatlas.policies.Selection" in warned[2]
+    assert "valid are subclasses of kvatlas.policies.CompressingPolicy" in warned[2]
     assert "its name is 'other'; valid is that of its entry point, 'misnamed'" in warned[3]
 
     done = kvatlas(broken, "benchmarks", "--json")

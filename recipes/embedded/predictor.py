@@ -16,7 +16,7 @@ from kvatlas import models
 from kvatlas.benchmarks.chain import STANDARD_PROBLEMS
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.learning import Material, learn
+from kvatlas.sweeps.predictor_pipeline import Material, learn
 
 BENCHMARKS = ["CHAIN8", "CHAIN10", "CHAIN12", "SEQBENCH-4x4", "SEQBENCH-5x5", "SEQBENCH-4x4-B1"]
 

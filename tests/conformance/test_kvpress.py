@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvatlas import policies
 from kvatlas.core import Setting
-from kvatlas.policies import Selection, select
+from kvatlas.policies import CompressingPolicy, select_tokens
 from tests.conformance import environment
 from tests.conformance.agreement import TOLERANCE, Results, difference
 from tests.conformance.real import Activations
@@ -44,10 +44,10 @@ class Pair:
         return f"{self.policy}-{self.ratio}-{'again' if self.again else 'first'}"
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> CompressingPolicy:
         values = {"kv_budget": 300, "local_window": 1, "ratio": self.ratio, "keep_prompt": False, **self.parameters}
         policy = policies.of(Setting.of(self.policy, **values))
-        assert isinstance(policy, Selection)
+        assert isinstance(policy, CompressingPolicy)
         return policy
 
     @property
@@ -116,7 +116,7 @@ def theirs(
 
 def ours(real: Activations, pair: Pair) -> Tensor:
     """Kept slots in each head: one that shares its layer's or the model's choice keeps what that keeps."""
-    kept = select(pair.selection, real.cached(pair.selection, pair.again))
+    kept = select_tokens(pair.selection, real.cached(pair.selection, pair.again))
     return kept.expand(real.model.shape.layers, real.model.shape.kv_heads, -1)
 
 

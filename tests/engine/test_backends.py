@@ -16,7 +16,7 @@ from kvatlas.engine.attention import AttentionBackend
 from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache
-from kvatlas.models import Model, Shape
+from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.packed_layers import PackedLinear
 from kvatlas.models.packing import packed
 from kvatlas.native import load
@@ -138,7 +138,7 @@ def test_an_unknown_backend_is_a_sentence() -> None:
 
 @needs_native
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3"])
-def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict[str, Model], kind: str) -> None:
+def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict[str, ModelHandle], kind: str) -> None:
     network = random_models[kind].network()
     tokens = torch.arange(3, 67)[None] % 60
     with torch.inference_mode():
@@ -151,7 +151,7 @@ def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict
 
 
 @needs_native
-def test_a_model_of_somebody_else_gets_its_weights_back(tiny_llama: Model) -> None:
+def test_a_model_of_somebody_else_gets_its_weights_back(tiny_llama: ModelHandle) -> None:
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)

@@ -10,8 +10,8 @@ import torch
 
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
-from kvatlas.policies import Cached, Policy, Scope, Selection
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, Scope
 from tests.conftest import ARCHITECTURES, WINDOW
 from tests.engine.test_loop import endless, prompts
 
@@ -19,12 +19,12 @@ BUDGET, NEW = 64, 90
 
 
 @dataclass(frozen=True)
-class Recorded(Selection):
+class Recorded(CompressingPolicy):
     """Scores by a hash of position, layer and head; writes down what was cached whenever it is asked."""
 
     name = "recorded"
 
-    def score(self, cached: Cached) -> torch.Tensor:
+    def score(self, cached: CacheView) -> torch.Tensor:
         LOG.append(cached.positions.clone())
         layers, heads, _ = cached.positions.shape
         salt = torch.arange(1, layers * heads + 1).view(layers, heads, 1)
@@ -41,7 +41,9 @@ def _policy(scope: Scope) -> Policy:
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_logits_equal_those_of_a_masked_full_cache(random_models: dict[str, Model], kind: str, scope: Scope) -> None:
+def test_logits_equal_those_of_a_masked_full_cache(
+    random_models: dict[str, ModelHandle], kind: str, scope: Scope
+) -> None:
     model = endless(random_models[kind])
     LOG.clear()
     prompt = prompts(model, 1)[0][:30]
@@ -60,7 +62,7 @@ def test_logits_equal_those_of_a_masked_full_cache(random_models: dict[str, Mode
     torch.testing.assert_close(torch.stack(seen), wanted, atol=1e-4, rtol=1e-4)
 
 
-def _visible(model: Model, prompt: int, total: int, compressions: int, policy: Policy) -> torch.Tensor:
+def _visible(model: ModelHandle, prompt: int, total: int, compressions: int, policy: Policy) -> torch.Tensor:
     """[layers, KV heads, total, total]: which token sees which, from what was cached at each compression."""
     shape = model.shape
     visible = torch.ones(total, total, dtype=torch.bool).tril().expand(shape.layers, shape.kv_heads, -1, -1).clone()
@@ -85,7 +87,7 @@ def _visible(model: Model, prompt: int, total: int, compressions: int, policy: P
 
 def _reference_choice(row: torch.Tensor, prompt: int, layer: int, head: int, policy: Policy) -> torch.Tensor:
     """The contract once more, one token at a time, in plain Python."""
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     positions = row.tolist()
     older, window = positions[: -policy.local_window], positions[-policy.local_window :]
     layers_apart = policy.scope is not Scope.GLOBAL
@@ -100,7 +102,7 @@ def _reference_choice(row: torch.Tensor, prompt: int, layer: int, head: int, pol
     return torch.tensor(sorted([p for p in older if p < prompt] + chosen) + window)
 
 
-def _masked(model: Model, tokens: tuple[int, ...], visible: torch.Tensor) -> torch.Tensor:
+def _masked(model: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor) -> torch.Tensor:
     """Logits [tokens, vocabulary] of one ordinary forward pass in which evicted tokens are hidden by a mask."""
     from transformers import AttentionInterface
 

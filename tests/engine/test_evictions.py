@@ -14,7 +14,7 @@ from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.engine.compression import compress
 from kvatlas.engine.evictions import EvictionLog
 from kvatlas.engine.rows import Row
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 from tests.engine.test_loop import BUDGET, endless, grid, requests, run
 
@@ -42,7 +42,7 @@ def selections() -> list[Policy]:
     return found
 
 
-def checked(model: Model, cache: KVCache, row: Row[Any]) -> int:
+def checked(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
     """Compress, and compare the log with the positions that are held."""
     before = row.position
     evicted = compress(model, cache, row)
@@ -60,7 +60,7 @@ def checked(model: Model, cache: KVCache, row: Row[Any]) -> int:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_the_log_equals_what_the_cache_holds_at_every_compression(
-    random_models: dict[str, Model], kind: str, monkeypatch: pytest.MonkeyPatch
+    random_models: dict[str, ModelHandle], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "compress", checked)
     model = endless(random_models[kind])
@@ -82,7 +82,7 @@ def test_the_log_equals_what_the_cache_holds_at_every_compression(
         assert fate.holders == layers * heads
 
 
-def _needs_files(policy: Policy, model: Model) -> bool:
+def _needs_files(policy: Policy, model: ModelHandle) -> bool:
     try:
         policy.check(model)
     except policies.KvatlasError:
@@ -91,7 +91,7 @@ def _needs_files(policy: Policy, model: Model) -> bool:
 
 
 def test_cached_keys_are_those_of_the_tokens_that_the_log_calls_held(
-    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First-layer keys depend on token and position alone: those in the cache are the held tokens', and no others'."""
     ended: list[torch.Tensor] = []
@@ -124,7 +124,7 @@ def _holds(mine: torch.Tensor, whole: torch.Tensor, head: int, position: int) ->
     return bool(((mine[head] - whole[head, position]).abs().amax(-1) < 1e-4).any())
 
 
-def test_forks_share_and_never_change_each_others_log(random_models: dict[str, Model]) -> None:
+def test_forks_share_and_never_change_each_others_log(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     together = {(g.key, g.policy): g.fate for g in run(model, requests(model, grid()), 16)[1]}
     for policy in grid():

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -26,13 +26,13 @@ def settings(*names: str) -> list[Policy]:
     return [policies.of(Setting.of(name, **(values if name != "full" else {}))) for name in names]
 
 
-def requests(model: Model, chosen: Iterable[Policy], count: int) -> list[Request[int]]:
+def requests(model: ModelHandle, chosen: Iterable[Policy], count: int) -> list[Request[int]]:
     words = model.vocabulary - 5
     prompts = [tuple(5 + (7 * row + 3 * i) % words for i in range(5 + row % 9)) for row in range(count)]
     return [Request(row, prompt, 100 + row, tuple(chosen)) for row, prompt in enumerate(prompts)]
 
 
-def run(model: Model, work: list[Request[int]], graphs: bool, rows: int = 40, **drawn: Any) -> tuple[Engine, Any]:
+def run(model: ModelHandle, work: list[Request[int]], graphs: bool, rows: int = 40, **drawn: Any) -> tuple[Engine, Any]:
     found = dict.fromkeys(policy for request in work for policy in request.policies)
     sampling = Sampling(**{"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 110, **drawn})
     engine = Engine(model, model.network(), found, sampling, rows, "flex" if graphs else "reference")
@@ -45,7 +45,7 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_captured_steps_write_the_same_tokens(random_models: dict[str, Model], kind: str, rows: int) -> None:
+def test_captured_steps_write_the_same_tokens(random_models: dict[str, ModelHandle], kind: str, rows: int) -> None:
     """Trunks and branches, short and long rows; a policy that looks at recent queries."""
     model = random_models[kind]
     work = requests(model, settings("full", "window", "random", "snapkv"), 2 if rows == 1 else 11)
@@ -57,7 +57,7 @@ def test_captured_steps_write_the_same_tokens(random_models: dict[str, Model], k
     assert 100 < engine.graphs.steps < engine.passes
 
 
-def test_steps_that_are_not_captured(random_models: dict[str, Model]) -> None:
+def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle]) -> None:
     """Watched attention and sliding windows need passes of the shapes at hand; the others of the run stay captured."""
     work = requests(random_models["llama"], settings("window"), 4)
     work[0] = Request(0, work[0].prompt, 100, tuple(settings("h2o")))
@@ -74,7 +74,7 @@ def test_steps_that_are_not_captured(random_models: dict[str, Model]) -> None:
     assert engine.graphs.steps == 0
 
 
-def test_hidden_states_of_captured_steps(tiny_llama: Model) -> None:
+def test_hidden_states_of_captured_steps(tiny_llama: ModelHandle) -> None:
     """The predictor scores the tokens by the hidden states of the lines that they were fed in."""
     prompt = tuple(tiny_llama.tokenizer("a = 3 ; b = a + a ; c = b - a ; d = c + b ? b , c , d")["input_ids"])
     work = [Request(row, prompt, row, tuple(settings("dynts", "window"))) for row in range(5)]
@@ -85,11 +85,11 @@ def test_hidden_states_of_captured_steps(tiny_llama: Model) -> None:
     assert engine.graphs.steps > 60
 
 
-def test_requests_with_their_own_sampling(random_models: dict[str, Model]) -> None:
+def test_requests_with_their_own_sampling(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, settings("window"), 6)
     work[2] = Request(2, work[2].prompt, 102, work[2].policies, sampling=Sampling(temperature=0, max_new_tokens=70))
-    work[4] = Request(4, work[4].prompt, 104, work[4].policies, adjust=lambda _tokens, logits: -logits)
+    work[4] = Request(4, work[4].prompt, 104, work[4].policies, logits_processor=lambda _tokens, logits: -logits)
     _, plain = run(model, work, graphs=False)
     _, fixed = run(model, work, graphs=True)
     assert fixed == plain
@@ -111,7 +111,7 @@ class Heard(TorchDispatchMode):
 
 
 def test_nothing_in_a_captured_step_asks_the_host(
-    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CUDA graph can hold no value read back, no size that depends on values, no new tensor of Python numbers."""
     from kvatlas.engine.graphs import CapturedStep
@@ -138,7 +138,7 @@ def test_nothing_in_a_captured_step_asks_the_host(
     assert not [name for name in heard.names if any(word in name for word in host)]
 
 
-def test_a_cache_that_grows_gets_new_steps(random_models: dict[str, Model]) -> None:
+def test_a_cache_that_grows_gets_new_steps(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, settings("full"), 2)
     _, plain = run(model, work, graphs=False, max_new_tokens=200)
@@ -148,7 +148,7 @@ def test_a_cache_that_grows_gets_new_steps(random_models: dict[str, Model]) -> N
 
 
 def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
-    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvatlas.engine.graphs import CudaGraphRunner
 
@@ -173,7 +173,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
 
 @needs_gpu
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_cuda_graphs_equal_the_steps_that_they_replay(random_models: dict[str, Model], kind: str) -> None:
+def test_cuda_graphs_equal_the_steps_that_they_replay(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
     network = model.network().to("cuda")
     chosen = settings("full", "window", "random", "snapkv")

@@ -12,7 +12,7 @@ from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 from tests.conftest import ARCHITECTURES
 from tests.r1 import save_model
@@ -20,13 +20,13 @@ from tests.r1 import save_model
 BUDGET = 96
 
 
-def prompts(model: Model, count: int, seed: int = 1) -> list[tuple[int, ...]]:
+def prompts(model: ModelHandle, count: int, seed: int = 1) -> list[tuple[int, ...]]:
     rng = random.Random(seed)
     words = [i for i in range(len(model.tokenizer)) if i not in model.stops and i != model.think_close]
     return [tuple(rng.choice(words) for _ in range(rng.randrange(12, 60))) for _ in range(count)]
 
 
-def endless(model: Model) -> Model:
+def endless(model: ModelHandle) -> ModelHandle:
     """The same model without an end token and end of thinking: every trace thinks up to the limit."""
     copy = models.find(model.name)
     vars(copy).update(stops=frozenset(), think_close=-1)
@@ -44,12 +44,12 @@ def grid(ratio_over: str = "thinking") -> list[Policy]:
     return found
 
 
-def requests(model: Model, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
+def requests(model: ModelHandle, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
     return [Request(i, prompt, 1000 + i, tuple(settings)) for i, prompt in enumerate(prompts(model, count))]
 
 
 def run(
-    model: Model, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
+    model: ModelHandle, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
 ) -> tuple[Engine, list[Generation[Any]]]:
     found = dict.fromkeys(policy for request in work for policy in request.policies)
     drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
@@ -72,7 +72,7 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_greedy_full_cache_equals_generate(random_models: dict[str, Model], kind: str) -> None:
+def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
     work = requests(model, [policies.of(Setting.of("full"))], 12)
     _, found = run(model, work, 5, temperature=0.0)
@@ -85,7 +85,7 @@ def test_greedy_full_cache_equals_generate(random_models: dict[str, Model], kind
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 
-def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Model) -> None:
+def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: ModelHandle) -> None:
     from kvatlas.benchmarks import find
 
     full = policies.of(Setting.of("full"))
@@ -102,7 +102,7 @@ def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Mod
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
-def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, Model], kind: str) -> None:
+def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
     # The windows of gemma3 cost a mask for each layer: fewer requests show the same.
     work = requests(model, grid(), 3 if kind == "gemma3" else 9)
@@ -119,12 +119,12 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict
     assert alone.decoded_tokens < apart.decoded_tokens
 
 
-def test_decoded_tokens_are_counted_once(random_models: dict[str, Model]) -> None:
+def test_decoded_tokens_are_counted_once(random_models: dict[str, ModelHandle]) -> None:
     engine, found = run(random_models["llama"], requests(random_models["llama"], grid()), 16)
     assert sum(generation.decoded for generation in found) == engine.decoded_tokens
 
 
-def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, Model]) -> None:
+def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, grid()[1:])
     engine, found = run(model, work, 16)
@@ -133,7 +133,7 @@ def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: d
     assert sum(generation.decoded for generation in found) == engine.decoded_tokens
 
 
-def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: dict[str, Model]) -> None:
+def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: dict[str, ModelHandle]) -> None:
     model = endless(random_models["llama"])
     long = policies.of(Setting.of("window", kv_budget=BUDGET, local_window=8, ratio=0.2, ratio_over="thinking"))
     work = requests(model, [long], 6)
@@ -146,7 +146,7 @@ def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: d
     assert least <= engine.cache.bytes <= least * (1 + 1 / GROWTH)
 
 
-def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[str, Model]) -> None:
+def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, grid())
     engine, _ = run(model, work[:4], 16)
@@ -154,14 +154,14 @@ def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[
     assert again == outcome(run(model, work[4:], 16)[1])
 
 
-def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, Model]) -> None:
+def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     _, found = run(model, requests(model, [policies.of(Setting.of("full"))], 6), 8, max_new_tokens=1)
     assert all(len(g.tokens) == 1 and g.usage.mean_kv_tokens == g.usage.prompt_tokens for g in found)
     assert all(g.finished == (g.tokens[-1] in model.stops) for g in found)
 
 
-def test_settings_share_their_random_numbers(random_models: dict[str, Model]) -> None:
+def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandle]) -> None:
     """Before its first compression every setting writes what the full cache writes."""
     model = random_models["llama"]
     work = requests(model, grid())
@@ -173,7 +173,7 @@ def test_settings_share_their_random_numbers(random_models: dict[str, Model]) ->
     assert any(generation.tokens != full[generation.key] for generation in found)
 
 
-def test_soft_capped_attention_is_refused(random_models: dict[str, Model]) -> None:
+def test_soft_capped_attention_is_refused(random_models: dict[str, ModelHandle]) -> None:
     from kvatlas.engine.attention import attend
 
     with pytest.raises(KvatlasError, match=r"layers with softcap = 50.0; valid are models whose layers attend"):

@@ -12,7 +12,7 @@ import torch
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from tests.engine.test_loop import endless, prompts
 
 SAMPLINGS = (
@@ -24,22 +24,22 @@ WINDOW = policies.of(Setting.of("window", kv_budget=56, local_window=8, ratio=0.
 
 
 @pytest.fixture(scope="module")
-def network(tiny_llama: Model) -> Any:
+def network(tiny_llama: ModelHandle) -> Any:
     return tiny_llama.network()
 
 
-def requests(model: Model, count: int = 6) -> list[Request[int]]:
+def requests(model: ModelHandle, count: int = 6) -> list[Request[int]]:
     drawn = [SAMPLINGS[number % 3] for number in range(count)]
     found = prompts(model, count)
     return [Request(i, found[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
 
 
-def tokens(model: Model, network: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
+def tokens(model: ModelHandle, network: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
     engine = Engine(model, network, [WINDOW], sampling, rows)
     return {generation.key: generation.tokens for generation in engine.run(work)}
 
 
-def test_requests_with_different_samplings_share_a_batch(tiny_llama: Model, network: Any) -> None:
+def test_requests_with_different_samplings_share_a_batch(tiny_llama: ModelHandle, network: Any) -> None:
     together = tokens(tiny_llama, network, requests(tiny_llama))
     for request in requests(tiny_llama):
         alone = tokens(tiny_llama, network, [replace(request, sampling=None)], request.sampling)
@@ -47,17 +47,20 @@ def test_requests_with_different_samplings_share_a_batch(tiny_llama: Model, netw
     assert max(map(len, together.values())) <= 40
 
 
-def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: Model, network: Any) -> None:
+def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle, network: Any) -> None:
     whole = tokens(tiny_llama, network, requests(tiny_llama))
     seen: list[int] = []
 
-    def watch(new: Sequence[int]) -> bool:
+    def stopping_criterion(new: Sequence[int]) -> bool:
         seen.append(new[-1])
         return len(new) == 7
 
     first, *others = requests(tiny_llama)
     engine = Engine(tiny_llama, network, [WINDOW], SAMPLINGS[0], 4)
-    ended = {generation.key: generation for generation in engine.run([replace(first, watch=watch), *others])}
+    ended = {
+        generation.key: generation
+        for generation in engine.run([replace(first, stopping_criterion=stopping_criterion), *others])
+    }
     assert ended[0].tokens == tuple(seen) == whole[0][:7]
     assert not ended[0].finished
     assert all(ended[key].tokens == whole[key] for key in whole if key)
@@ -65,7 +68,7 @@ def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: Model, netwo
     assert engine.evicted_tokens > 0
 
 
-def test_a_source_may_have_nothing_yet(tiny_llama: Model, network: Any) -> None:
+def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, network: Any) -> None:
     def slowly() -> Iterator[Request[int] | None]:
         for request in requests(tiny_llama):
             yield None
@@ -76,7 +79,7 @@ def test_a_source_may_have_nothing_yet(tiny_llama: Model, network: Any) -> None:
     assert tokens(tiny_llama, network, slowly()) == tokens(tiny_llama, network, requests(tiny_llama))
 
 
-def test_adjusted_logits_are_of_one_request_alone(tiny_llama: Model, network: Any) -> None:
+def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, network: Any) -> None:
     work = requests(tiny_llama)
     whole = tokens(tiny_llama, network, work)
     # A token that some trace writes for the first time, later than at once: until there nothing may change.
@@ -89,24 +92,28 @@ def test_adjusted_logits_are_of_one_request_alone(tiny_llama: Model, network: An
     forbidden = whole[key][place]
     lengths: list[int] = []
 
-    def adjust(so_far: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def logits_processor(so_far: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         lengths.append(len(so_far))
         return logits.index_fill(0, torch.tensor([forbidden]), float("-inf"))
 
-    found = tokens(tiny_llama, network, [replace(one, adjust=adjust) if one.key == key else one for one in work])
+    found = tokens(
+        tiny_llama,
+        network,
+        [replace(one, logits_processor=logits_processor) if one.key == key else one for one in work],
+    )
     assert forbidden not in found[key]
     assert found[key][:place] == whole[key][:place]
     assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(found[key])))
     assert all(found[other] == whole[other] for other in whole if other != key)
 
 
-def test_the_network_gets_its_attention_back(tiny_llama: Model, network: Any) -> None:
+def test_the_network_gets_its_attention_back(tiny_llama: ModelHandle, network: Any) -> None:
     before = network.config._attn_implementation
     tokens(tiny_llama, network, requests(tiny_llama, 1))
     assert network.config._attn_implementation == before != "kvatlas"
 
 
-def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Model, network: Any) -> None:
+def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: ModelHandle, network: Any) -> None:
     """A row that is being decoded gets its next token in every pass, whatever prompts came."""
     first, *others = requests(tiny_llama)
     passes: list[tuple[int, int]] = []
@@ -130,7 +137,7 @@ def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Mod
     assert busy == [512 + 512, 188 + 188 + 512, 188 + 512, 188 + 512, 188]
 
 
-def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: Model, network: Any, monkeypatch: Any) -> None:
+def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, network: Any, monkeypatch: Any) -> None:
     """For a policy that sees attention and one that sees hidden states, too."""
     from kvatlas.engine import rows
 

@@ -13,7 +13,7 @@ import pytest
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.service import chosen, stream_of, written
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
@@ -42,7 +42,7 @@ def questions(count: int) -> list[str]:
     return [found.prompt(problem) for problem in found.problems(count)]
 
 
-def by_the_engine(model: Model, texts: list[str], samples: int, most: int) -> list[Any]:
+def by_the_engine(model: ModelHandle, texts: list[str], samples: int, most: int) -> list[Any]:
     policy = chosen(model, "dynts", VALUES)
     work = [
         Request((i, n), model.encode(text), stream_of(4, model.encode(text), n), (policy,))
@@ -54,7 +54,7 @@ def by_the_engine(model: Model, texts: list[str], samples: int, most: int) -> li
     return [found[request.key] for request in work]
 
 
-def test_concurrent_requests_get_the_engines_answers(tiny_llama: Model) -> None:
+def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) -> None:
     texts = questions(4)
 
     async def ask() -> list[Any]:
@@ -78,7 +78,7 @@ def test_concurrent_requests_get_the_engines_answers(tiny_llama: Model) -> None:
         assert output.metadata["compressions"] == generation.usage.compressions
 
 
-def test_a_model_without_think_tags_has_no_reasoning(tiny_llama: Model) -> None:
+def test_a_model_without_think_tags_has_no_reasoning(tiny_llama: ModelHandle) -> None:
     (text,) = questions(1)
 
     async def ask() -> Any:

@@ -15,7 +15,7 @@ import pytest
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.service import chosen, stream_of, written
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
@@ -52,7 +52,7 @@ def generate(model: SelectedLM, texts: list[str], **arguments: Any) -> list[str]
     return model.generate_until(work, disable_tqdm=True)
 
 
-def by_the_engine(model: Model, prompts: list[str], most: int) -> list[str]:
+def by_the_engine(model: ModelHandle, prompts: list[str], most: int) -> list[str]:
     policy = chosen(model, "dynts", VALUES)
     sampling = Sampling(0.9, 0, 1.0, most)
     ids = [model.tokens(prompt) for prompt in prompts]
@@ -61,12 +61,12 @@ def by_the_engine(model: Model, prompts: list[str], most: int) -> list[str]:
     return [written(model, found[i])[1].lstrip() for i in range(len(ids))]
 
 
-def prompts(model: Model, count: int) -> list[str]:
+def prompts(model: ModelHandle, count: int) -> list[str]:
     found = benchmark("CHAIN3")
     return [model.prompt(found.prompt(problem)) for problem in found.problems(count)]
 
 
-def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: Model) -> None:
+def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: ModelHandle) -> None:
     assert ours.rows == 32
     texts = prompts(tiny_llama, 3)
     how = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 70}
@@ -81,7 +81,7 @@ def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: 
 
 
 def test_log_likelihoods_are_the_harnesss_with_a_note(
-    ours: SelectedLM, tiny_llama: Model, caplog: pytest.LogCaptureFixture
+    ours: SelectedLM, tiny_llama: ModelHandle, caplog: pytest.LogCaptureFixture
 ) -> None:
     doc: dict[str, Any] = {}
     (text,) = prompts(tiny_llama, 1)
@@ -106,7 +106,7 @@ def test_what_is_not_honoured_is_refused_by_name(ours: SelectedLM) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: Model) -> None:
+def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: ModelHandle) -> None:
     found = benchmark("CHAIN3")
     problems = found.problems(5)
     rows = [{"question": found.prompt(problem), "answer": problem.answer} for problem in problems]

@@ -22,7 +22,7 @@ import kvatlas
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.service import chosen, stream_of
 
 SETTING: dict[str, Any] = {"policy": "dynts", "kv_budget": 72, "local_window": 8, "ratio": 0.3}
@@ -32,12 +32,12 @@ OURS: dict[str, Any] = {"custom_generate": kvatlas.generate, **SETTING, "setting
 
 
 @pytest.fixture(scope="module")
-def network(tiny_llama: Model) -> PreTrainedModel:
+def network(tiny_llama: ModelHandle) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
 
 
 @pytest.fixture(scope="module")
-def texts(tiny_llama: Model) -> list[str]:
+def texts(tiny_llama: ModelHandle) -> list[str]:
     found = [benchmark(name) for name in ("CHAIN3", "CHAIN4", "CHAIN4")]
     return [tiny_llama.prompt(each.prompt(each.problems(1)[0])) for each in found]
 
@@ -45,20 +45,20 @@ def texts(tiny_llama: Model) -> list[str]:
 class Writes(StoppingCriteria):
     """Ends once a text was written after the first `start` tokens."""
 
-    def __init__(self, model: Model, text: str, start: int) -> None:
+    def __init__(self, model: ModelHandle, text: str, start: int) -> None:
         self.model, self.text, self.start = model, text, start
 
     def __call__(self, input_ids: Any, scores: Any, **others: Any) -> Any:
         return torch.tensor([self.text in self.model.text(row[self.start :].tolist()) for row in input_ids])
 
 
-def encoded(model: Model, texts: list[str]) -> dict[str, Any]:
+def encoded(model: ModelHandle, texts: list[str]) -> dict[str, Any]:
     model.tokenizer.padding_side = "left"
     found = model.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
 
 
-def by_the_engine(model: Model, texts: list[str], sampling: Sampling) -> list[tuple[int, ...]]:
+def by_the_engine(model: ModelHandle, texts: list[str], sampling: Sampling) -> list[tuple[int, ...]]:
     values = {name: value for name, value in SETTING.items() if name != "policy"}
     policy = chosen(model, "dynts", {**values, **THINKING})
     seen: Counter[str] = Counter()
@@ -71,7 +71,7 @@ def by_the_engine(model: Model, texts: list[str], sampling: Sampling) -> list[tu
     return [found[number] for number in range(len(texts))]
 
 
-def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: Model, network: Any, texts: list[str]) -> None:
+def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts)
     length = inputs["input_ids"].shape[1]
     found = network.generate(**inputs, **HOW, **OURS)
@@ -86,7 +86,7 @@ def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: Model, network: Any,
 
 
 def test_greedy_with_the_full_cache_is_what_transformers_writes(
-    tiny_llama: Model, network: Any, texts: list[str]
+    tiny_llama: ModelHandle, network: Any, texts: list[str]
 ) -> None:
     inputs = encoded(tiny_llama, texts[:1])
     how = {"do_sample": False, "max_new_tokens": 60, "repetition_penalty": 1.2, "return_dict_in_generate": True}
@@ -96,7 +96,7 @@ def test_greedy_with_the_full_cache_is_what_transformers_writes(
 
 
 def test_processors_criteria_and_streamers_are_honoured(
-    tiny_llama: Model, network: Any, texts: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_llama: ModelHandle, network: Any, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = encoded(tiny_llama, texts[:1])
     length = inputs["input_ids"].shape[1]
@@ -116,7 +116,7 @@ def test_processors_criteria_and_streamers_are_honoured(
     assert max(Counter(other).values()) <= max(Counter(plain).values())
 
 
-def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: Model, network: Any, texts: list[str]) -> None:
+def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts[1:2])
     without = {name: value for name, value in OURS.items() if name != "seed"}
     found = []
@@ -126,7 +126,7 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: Model, networ
     assert found[0] == found[1] != found[2]
 
 
-def test_a_text_generation_pipeline(tiny_llama: Model, network: Any, texts: list[str]) -> None:
+def test_a_text_generation_pipeline(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
     pipe = pipeline("text-generation", model=network, tokenizer=tiny_llama.tokenizer)
     asked = {**HOW, **OURS, "return_full_text": False, "num_return_sequences": 2, "add_special_tokens": False}
     found = [each["generated_text"] for each in pipe(texts[0], **asked)]
@@ -151,13 +151,13 @@ def test_a_text_generation_pipeline(tiny_llama: Model, network: Any, texts: list
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
-    tiny_llama: Model, network: Any, texts: list[str], changes: dict[str, Any], sentence: str
+    tiny_llama: ModelHandle, network: Any, texts: list[str], changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(KvatlasError, match=sentence):
         network.generate(**encoded(tiny_llama, texts[:1]), **{**HOW, **OURS, **changes})
 
 
-def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: Model, texts: list[str]) -> None:
+def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: ModelHandle, texts: list[str]) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     made = LlamaForCausalLM(LlamaConfig(**{**tiny_llama.config, "name_or_path": ""})).eval()
@@ -168,6 +168,6 @@ def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: Model, texts: list[
     assert torch.equal(found, made.generate(**encoded(tiny_llama, texts[:1]), max_new_tokens=5, do_sample=False))
 
 
-def test_streaming_several_sequences_is_refused(tiny_llama: Model, network: Any, texts: list[str]) -> None:
+def test_streaming_several_sequences_is_refused(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
     with pytest.raises(KvatlasError, match="given with 3 sequences; valid is one"):
         network.generate(**encoded(tiny_llama, texts), **HOW, **OURS, stream_to=TextStreamer(tiny_llama.tokenizer))

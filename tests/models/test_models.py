@@ -10,7 +10,7 @@ import torch
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from tests.conftest import save_random_model
 
 
@@ -33,18 +33,18 @@ def test_the_embedded_models_are_real_hugging_face_folders(name: str, architectu
         assert tokenizer.decode(ids) == question
 
 
-def test_prompts_end_where_thinking_begins(tiny_llama: Model) -> None:
+def test_prompts_end_where_thinking_begins(tiny_llama: ModelHandle) -> None:
     ids = tiny_llama.encode("a = 1 ; b = a + a ? b")
     assert tiny_llama.tokenizer.decode(list(ids)).endswith("<think>")
 
 
-def test_text_leaves_the_end_token_out(tiny_llama: Model) -> None:
+def test_text_leaves_the_end_token_out(tiny_llama: ModelHandle) -> None:
     (end,) = tiny_llama.stops
     b, equals, two = tiny_llama.tokenizer.convert_tokens_to_ids(["b", " = ", "2"])
     assert tiny_llama.text((tiny_llama.think_close, b, equals, two, end)) == "</think>b = 2"
 
 
-def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Model]) -> None:
+def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, ModelHandle]) -> None:
     shape = random_models["qwen3"].shape
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden) == (3, 2, 16, 64)
     assert shape.kv_bytes_per_token() == 2 * 3 * 2 * 16 * 4
@@ -60,7 +60,7 @@ def test_digests_follow_the_content(tmp_path: Path) -> None:
     assert models.find(f"hf:{tmp_path / 'same'}").weights_digest != one.weights_digest
 
 
-def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, Model]) -> None:
+def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, ModelHandle]) -> None:
     network = random_models["llama"].network()
     assert all(p.dtype is torch.float32 and not p.requires_grad for p in network.parameters())
     assert not network.training
@@ -78,10 +78,10 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         models.find(f"hf:{tmp_path}")
 
 
-def test_what_a_model_folder_lacks_is_named(random_models: dict[str, Model], tmp_path: Path) -> None:
+def test_what_a_model_folder_lacks_is_named(random_models: dict[str, ModelHandle], tmp_path: Path) -> None:
     source = random_models["llama"].folder
 
-    def broken(name: str) -> Model:
+    def broken(name: str) -> ModelHandle:
         folder = tmp_path / name
         shutil.copytree(source, folder)
         return models.find(f"hf:{folder}")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 from kvatlas import native
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.packed_layers import FusedDecoder, FusedLayer
 from kvatlas.models.packing import pack, packed
 from kvatlas.policies import of
@@ -38,14 +38,14 @@ def fused(network: Any) -> list[bool]:
 @pytest.mark.parametrize(
     ("kind", "whole"), [("llama", True), ("qwen2", True), ("mistral", True), ("qwen3", False), ("gemma3", False)]
 )
-def test_layers_of_llamas_form_are_fused(random_models: dict[str, Model], kind: str, whole: bool) -> None:
+def test_layers_of_llamas_form_are_fused(random_models: dict[str, ModelHandle], kind: str, whole: bool) -> None:
     network = random_models[kind].network()
     assert set(fused(network)) == {whole}
     assert isinstance(network.get_decoder().forward, FusedDecoder) == whole
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral"])
-def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, Model], kind: str) -> None:
+def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
 
     def decode(network: Any) -> tuple[tuple[int, ...], torch.Tensor]:

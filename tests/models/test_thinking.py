@@ -15,25 +15,25 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvatlas import models
 from kvatlas.core import KvatlasError
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.service import written
 from tests.engine.test_loop import requests, run
 from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, save_model
 
-Make = Callable[..., Model]
+Make = Callable[..., ModelHandle]
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """A model with this template and these tags as single tokens."""
 
-    def build(template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> Model:
+    def build(template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> ModelHandle:
         return save_model("llama", tmp_path_factory.mktemp("model") / "m", template=template, tags=tags)
 
     return build
 
 
-def ids(model: Model, text: str) -> tuple[int, ...]:
+def ids(model: ModelHandle, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -187,8 +187,8 @@ def merging() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core, chat_template="{{ messages }}")
 
 
-def told(tokenizer: Any, close: str) -> Model:
-    model = Model("told", Path(), models.Options(think_close=close))
+def told(tokenizer: Any, close: str) -> ModelHandle:
+    model = ModelHandle("told", Path(), models.Options(think_close=close))
     vars(model).update(tokenizer=tokenizer, stops=frozenset())
     return model
 
@@ -286,7 +286,7 @@ def test_the_type_of_the_weights_follows_the_options(make: Make) -> None:
     assert models.find("embedded:tiny-llama").device == "cpu"
 
 
-def broken(model: Model, folder: Path, change: Callable[[Path], object]) -> Model:
+def broken(model: ModelHandle, folder: Path, change: Callable[[Path], object]) -> ModelHandle:
     shutil.copytree(model.folder, folder)
     change(folder)
     return models.find(f"hf:{folder}")
@@ -370,11 +370,11 @@ def test_the_bytes_of_weights_are_known_before_they_are_there(tmp_path: Path) ->
     assert models.find(model.name, dtype="bfloat16").weight_bytes == model.weight_bytes // 2
     for file in model.folder.glob("model-*.safetensors"):
         file.unlink()
-    on_hub = Model("R1", model.folder, Options(device="cpu"), Repository("owner/r1"))
+    on_hub = ModelHandle("R1", model.folder, Options(device="cpu"), Repository("owner/r1"))
     assert on_hub.weight_bytes == index["metadata"]["total_size"]
     on_hub.check()
     (model.folder / "model.safetensors.index.json").unlink()
-    assert Model("R1", model.folder, Options(device="cpu"), Repository("owner/r1")).weight_bytes is None
+    assert ModelHandle("R1", model.folder, Options(device="cpu"), Repository("owner/r1")).weight_bytes is None
 
 
 def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(make: Make, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import Status, check_tokenizer, notes_for
 from tests.r1 import AIME, save_model
 
@@ -20,15 +20,15 @@ QUESTIONS = [json.loads(line)["problem"] for line in AIME.read_text().splitlines
 
 
 @pytest.fixture(scope="module")
-def r1(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def r1(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
     return save_model("llama", tmp_path_factory.mktemp("r1") / "m")
 
 
 @pytest.fixture
-def changed(r1: Model, tmp_path: Path) -> Callable[..., Model]:
+def changed(r1: ModelHandle, tmp_path: Path) -> Callable[..., ModelHandle]:
     """The same model with other parts in its tokenizer.json."""
 
-    def change(**parts: Any) -> Model:
+    def change(**parts: Any) -> ModelHandle:
         folder = tmp_path / "changed"
         shutil.copytree(r1.folder, folder)
         content = json.loads((folder / "tokenizer.json").read_text())
@@ -38,16 +38,16 @@ def changed(r1: Model, tmp_path: Path) -> Callable[..., Model]:
     return change
 
 
-def found(model: Model, questions: list[str]) -> dict[str, Status]:
+def found(model: ModelHandle, questions: list[str]) -> dict[str, Status]:
     return {each.name: each.status for each in check_tokenizer(model, [model.prompt(one) for one in questions])}
 
 
-def test_a_tokenizer_that_fits_is_fine(r1: Model) -> None:
+def test_a_tokenizer_that_fits_is_fine(r1: ModelHandle) -> None:
     assert set(found(r1, [*QUESTIONS, "▁Ġ 🙂"]).values()) == {OK}
     assert notes_for(r1, [r1.prompt(one) for one in QUESTIONS], "AIME24") == []
 
 
-def test_a_tokenizer_that_is_read_as_another_class_is_refused(changed: Callable[..., Model]) -> None:
+def test_a_tokenizer_that_is_read_as_another_class_is_refused(changed: Callable[..., ModelHandle]) -> None:
     # Without the parts that turn bytes into letters and back, as a wrong class reads it.
     model = changed(pre_tokenizer=None, decoder=None)
     status = found(model, QUESTIONS)
@@ -56,12 +56,12 @@ def test_a_tokenizer_that_is_read_as_another_class_is_refused(changed: Callable[
         notes_for(model, [model.prompt(one) for one in QUESTIONS], "AIME24")
 
 
-def test_marker_letters_in_decoded_text_are_refused(changed: Callable[..., Model]) -> None:
+def test_marker_letters_in_decoded_text_are_refused(changed: Callable[..., ModelHandle]) -> None:
     status = found(changed(decoder=None), QUESTIONS)
     assert (status["marker letters"], status["round trip"]) == (FAILED, FAILED)
 
 
-def test_forms_of_characters_may_differ(changed: Callable[..., Model]) -> None:
+def test_forms_of_characters_may_differ(changed: Callable[..., ModelHandle]) -> None:
     model = changed(normalizer={"type": "Lowercase"})
     assert found(model, QUESTIONS)["round trip"] is WARNING
     (note,) = notes_for(model, [model.prompt(one) for one in QUESTIONS], "AIME24")
@@ -69,7 +69,7 @@ def test_forms_of_characters_may_differ(changed: Callable[..., Model]) -> None:
     assert "(0.0% of the characters, 0.0% in spaces)" in note
 
 
-def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: Model) -> None:
+def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: ModelHandle) -> None:
     prompt = tiny_llama.prompt(find("CHAIN8").problems(1)[0].question)
     length = len(tiny_llama.tokens(prompt))
     for count, status in [(0, OK), (1, WARNING), (length // 4 - 1, WARNING), (length // 4 + 1, FAILED)]:
@@ -82,7 +82,7 @@ def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: Model) -> None:
         notes_for(tiny_llama, [tiny_llama.prompt(one) for one in QUESTIONS], "AIME24")
 
 
-def test_an_unknown_token_that_the_template_writes_is_no_unknown_one(r1: Model, tmp_path: Path) -> None:
+def test_an_unknown_token_that_the_template_writes_is_no_unknown_one(r1: ModelHandle, tmp_path: Path) -> None:
     shutil.copytree(r1.folder, tmp_path / "m")
     path = tmp_path / "m" / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "unk_token": r1.tokenizer.bos_token}))
@@ -91,7 +91,7 @@ def test_an_unknown_token_that_the_template_writes_is_no_unknown_one(r1: Model, 
     assert set(found(model, ["x"]).values()) == {OK}
 
 
-def test_tokens_beyond_the_models_are_refused(r1: Model, tmp_path: Path) -> None:
+def test_tokens_beyond_the_models_are_refused(r1: ModelHandle, tmp_path: Path) -> None:
     shutil.copytree(r1.folder, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 100}))

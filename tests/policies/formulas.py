@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 from kvatlas.noise import uniform
-from kvatlas.policies import Cached, Scope
+from kvatlas.policies import CacheView, Scope
 from tests.policies.scenes import Score, places
 
 
-def position(cached: Cached, layer: int, head: int, slot: int) -> int:
+def position(cached: CacheView, layer: int, head: int, slot: int) -> int:
     layers, heads, _ = cached.positions.shape
     return int(cached.positions[min(layer, layers - 1), min(head, heads - 1), slot])
 
 
-def grouping(cached: Cached) -> int:
+def grouping(cached: CacheView) -> int:
     """Query heads that share a KV head."""
     return cached.model.shape.heads // cached.model.shape.kv_heads
 
 
-def logit(cached: Cached, layer: int, head: int, query: int, slot: int) -> float:
+def logit(cached: CacheView, layer: int, head: int, query: int, slot: int) -> float:
     """q k of query head `head` times the layer's scaling, in float64; -inf for a token that the query does not see."""
     vectors = cached.query(layer)[head].double()
     back = cached.length - len(vectors) + query - position(cached, layer, head // grouping(cached), slot)
@@ -51,7 +51,7 @@ def mean(values: list[list[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*values, strict=True)]
 
 
-def in_window(cached: Cached, layer: int, head: int, slot: int, queries: int) -> bool:
+def in_window(cached: CacheView, layer: int, head: int, slot: int, queries: int) -> bool:
     return position(cached, layer, head, slot) >= cached.length - queries
 
 
@@ -59,57 +59,57 @@ def neighbours(slot: int, kernel: int, count: int) -> range:
     return range(max(0, slot - kernel // 2), min(count, slot - kernel // 2 + kernel))
 
 
-def uniform_of(cached: Cached, at: int, choice: int) -> float:
+def uniform_of(cached: CacheView, at: int, choice: int) -> float:
     one = torch.tensor([at])
     return float(uniform(torch.tensor([cached.stream]), cached.length, one, torch.tensor([choice])))
 
 
-def window(policy: Any, cached: Cached) -> Score:
+def window(policy: Any, cached: CacheView) -> Score:
     return position
 
 
-def streaming(policy: Any, cached: Cached) -> Score:
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+def streaming(policy: Any, cached: CacheView) -> Score:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         at = position(cached, layer, head, slot)
         return math.inf if at < policy.sinks else at
 
     return score
 
 
-def sepllm(policy: Any, cached: Cached) -> Score:
+def sepllm(policy: Any, cached: CacheView) -> Score:
     texts = [cached.model.tokenizer.decode([token]) for token in cached.tokens().tolist()]
     separators = [text != "" and all(letter in ".,?!;: \t\n" for letter in text) for text in texts]
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         at = position(cached, layer, head, slot)
         return math.inf if at < policy.sinks else at + len(texts) * separators[at]
 
     return score
 
 
-def random(policy: Any, cached: Cached) -> Score:
+def random(policy: Any, cached: CacheView) -> Score:
     """`random` and `dynts-random`: choices are numbered from 1 over layers and heads."""
     layers, heads, _ = cached.positions.shape
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         choice = min(layer, layers - 1) * heads + min(head, heads - 1) + 1
         return uniform_of(cached, position(cached, layer, head, slot), choice)
 
     return score
 
 
-def h2o(policy: Any, cached: Cached, weights: Tensor) -> Score:
+def h2o(policy: Any, cached: CacheView, weights: Tensor) -> Score:
     """From attention weights [queries, layers, heads, tokens], all the prompt's queries included."""
     layers, heads = weights.shape[1:3]
     rows = weights.double().permute(1, 2, 3, 0).tolist()
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         return sum(rows[min(layer, layers - 1)][min(head, heads - 1)][position(cached, layer, head, slot)])
 
     return score
 
 
-def snapkv(policy: Any, cached: Cached) -> Score:
+def snapkv(policy: Any, cached: CacheView) -> Score:
     queries, kernel, group, count = policy.queries, policy.kernel, grouping(cached), cached.positions.shape[-1]
 
     @cache
@@ -121,7 +121,7 @@ def snapkv(policy: Any, cached: Cached) -> Score:
             for slot in range(count)
         ]
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         if in_window(cached, layer, head, slot, queries):
             return math.inf
         total = 0.0
@@ -133,7 +133,7 @@ def snapkv(policy: Any, cached: Cached) -> Score:
     return score
 
 
-def rkv(policy: Any, cached: Cached) -> Score:
+def rkv(policy: Any, cached: CacheView) -> Score:
     queries, group = policy.queries, grouping(cached)
 
     @cache
@@ -161,7 +161,7 @@ def rkv(policy: Any, cached: Cached) -> Score:
             total = [before + now for before, now in zip(total, similar, strict=True)]
         return softmax([value / count for value in total])
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         if in_window(cached, layer, head, slot, queries):
             return math.inf
         return policy.mix * importance(layer, head)[slot] - (1 - policy.mix) * redundancy(layer, head)[slot]
@@ -169,39 +169,39 @@ def rkv(policy: Any, cached: Cached) -> Score:
     return score
 
 
-def tova(policy: Any, cached: Cached) -> Score:
+def tova(policy: Any, cached: CacheView) -> Score:
     group, shape = grouping(cached), cached.model.shape
 
     @cache
     def weights(layer: int, head: int) -> list[float]:
         return softmax([logit(cached, layer, head, 0, slot) for slot in range(cached.positions.shape[-1])])
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         heads = range(shape.heads) if policy.scope is Scope.LAYER else range(head * group, (head + 1) * group)
         return sum(weights(layer, each)[slot] for each in heads) / len(heads)
 
     return score
 
 
-def keydiff(policy: Any, cached: Cached) -> Score:
+def keydiff(policy: Any, cached: CacheView) -> Score:
     @cache
     def anchor(layer: int, head: int) -> Any:
         keys = cached.key(layer)[head].double()
         return sum(key / key.norm() for key in keys) / len(keys)
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         key, towards = cached.key(layer)[head, slot].double(), anchor(layer, head)
         return -float(key @ towards) / float(key.norm() * towards.norm())
 
     return score
 
 
-def lazyeviction(policy: Any, cached: Cached, weights: Tensor) -> Score:
+def lazyeviction(policy: Any, cached: CacheView, weights: Tensor) -> Score:
     """From attention weights [steps after the prompt, layers, heads, tokens]."""
     layers, heads, total = weights.shape[1:]
     prompt = total - len(weights)
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         at = position(cached, layer, head, slot)
         row = weights[:, min(layer, layers - 1), min(head, heads - 1), at].tolist()
         times = [prompt - 1 if at < prompt else at - 1]
@@ -215,7 +215,7 @@ def lazyeviction(policy: Any, cached: Cached, weights: Tensor) -> Score:
     return score
 
 
-def vase(policy: Any, cached: Cached) -> Score:
+def vase(policy: Any, cached: CacheView) -> Score:
     group, shape = grouping(cached), cached.model.shape
     layers, heads, count = cached.positions.shape
 
@@ -255,13 +255,13 @@ def vase(policy: Any, cached: Cached) -> Score:
             for slot in range(count)
         ]
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         return of_choice(min(layer, layers - 1), min(head, heads - 1))[slot]
 
     return score
 
 
-def triattention(policy: Any, cached: Cached, statistics: Mapping[str, Tensor]) -> Score:
+def triattention(policy: Any, cached: CacheView, statistics: Mapping[str, Tensor]) -> Score:
     """The sums over planes and future distances of section 4, on keys whose rotation is undone first."""
     group, count = grouping(cached), cached.positions.shape[-1]
     center = torch.complex(statistics["center_real"], statistics["center_imag"]).tolist()
@@ -292,7 +292,7 @@ def triattention(policy: Any, cached: Cached, statistics: Mapping[str, Tensor]) 
         deviation = math.sqrt(sum((value - average) ** 2 for value in written) / len(written))
         return [(value - average) / deviation for value in found]
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         return max(of_head(layer, each)[slot] for each in range(head * group, (head + 1) * group))
 
     return score
@@ -308,10 +308,10 @@ def importance(head: Mapping[str, Tensor], hidden: Tensor) -> list[float]:
     return [max(x, 0.0) + math.log1p(math.exp(-abs(x))) for x in last[:, 0].tolist()]
 
 
-def dynts(policy: Any, cached: Cached, importance: Sequence[float]) -> Score:
+def dynts(policy: Any, cached: CacheView, importance: Sequence[float]) -> Score:
     """`dynts` and its ablations, from the importance of every token by its position."""
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         at = position(cached, layer, head, slot)
         in_prompt = at < cached.prompt_length
         if policy.name == "dynts-noprompt":
@@ -323,13 +323,13 @@ def dynts(policy: Any, cached: Cached, importance: Sequence[float]) -> Score:
     return score
 
 
-def oracle(policy: Any, cached: Cached) -> Score:
+def oracle(policy: Any, cached: CacheView) -> Score:
     reference = cached.reference
     tokens = cached.tokens().tolist()
     pairs = enumerate(zip(tokens, reference.tokens, strict=False)) if reference else ()
     shared = next((at for at, (ours, theirs) in pairs if ours != theirs), len(tokens)) if reference else 0
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         at = position(cached, layer, head, slot)
         known = reference is not None and at < min(shared, len(reference.attention))
         # Among equals the newest come first.

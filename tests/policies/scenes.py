@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.models import Shape
-from kvatlas.policies import Cached, Policy, Selection, Step, select
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, Step, select_tokens
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)
 GROUP = SHAPE.heads // SHAPE.kv_heads
@@ -20,10 +20,10 @@ PROMPT, LENGTH, CACHED, STREAM = 9, 90, 60, 77
 SCALING = (0.25, 0.6)
 
 #: Score of one token: (cached, layer, KV head, slot) -> float.
-Score = Callable[[Cached, int, int, int], float]
+Score = Callable[[CacheView, int, int, int], float]
 
 
-def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None, **changes: Any) -> Cached:
+def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None, **changes: Any) -> CacheView:
     """A cache that lost some of its thinking tokens before, each head others if the scope is that narrow."""
     random = torch.Generator().manual_seed(seed)
     layers, heads = policy.scope.width(SHAPE)
@@ -45,7 +45,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     values = drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim)
     queries = drawn(SHAPE.heads, policy.queries, SHAPE.head_dim)
     tokens = torch.randint(60, 100, (LENGTH,), generator=random)
-    found = Cached(
+    found = CacheView(
         model=changes.pop("model", SimpleNamespace(shape=SHAPE)),
         positions=positions,
         prompt_length=PROMPT,
@@ -64,7 +64,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     return found
 
 
-def expected(policy: Selection, cached: Cached, score: Score) -> list[list[list[int]]]:
+def expected(policy: CompressingPolicy, cached: CacheView, score: Score) -> list[list[list[int]]]:
     """Slots that stay by layer and head: the published rule, one token at a time."""
     return [
         [
@@ -75,7 +75,7 @@ def expected(policy: Selection, cached: Cached, score: Score) -> list[list[list[
     ]
 
 
-def shared_scores(cached: Cached, score: Score) -> list[list[list[float]]]:
+def shared_scores(cached: CacheView, score: Score) -> list[list[list[float]]]:
     """Scores by layer, head and slot, averaged as the scope says."""
     layers, heads, count = cached.positions.shape
     shape = cached.model.shape
@@ -97,7 +97,7 @@ def shared_scores(cached: Cached, score: Score) -> list[list[list[float]]]:
     return found
 
 
-def places(policy: Selection, positions: list[int], prompt: int) -> tuple[set[int], int]:
+def places(policy: CompressingPolicy, positions: list[int], prompt: int) -> tuple[set[int], int]:
     """Slots before the local window that stay in any case, and how many of the others do."""
     older = range(len(positions) - policy.local_window)
     certain = {slot for slot in older if policy.keep_prompt and positions[slot] < prompt}
@@ -109,7 +109,7 @@ def places(policy: Selection, positions: list[int], prompt: int) -> tuple[set[in
     return certain, max(0, room)
 
 
-def _rule(policy: Selection, positions: list[int], scores: list[float], prompt: int) -> list[int]:
+def _rule(policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int) -> list[int]:
     certain, room = places(policy, positions, prompt)
     older = range(len(positions) - policy.local_window)
     others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
@@ -119,7 +119,7 @@ def _rule(policy: Selection, positions: list[int], scores: list[float], prompt: 
 class Noted:
     """Columns of one sequence, as the loop keeps them."""
 
-    def __init__(self, policy: Selection, layers: int, heads: int, slots: int) -> None:
+    def __init__(self, policy: CompressingPolicy, layers: int, heads: int, slots: int) -> None:
         self.policy = policy
         self.held = {name: torch.zeros(1, layers, heads, slots) for name in policy.columns}
 
@@ -140,6 +140,6 @@ class Noted:
         self.held[name] = values
 
 
-def assert_keeps(policy: Selection, cached: Cached, score: Score) -> None:
+def assert_keeps(policy: CompressingPolicy, cached: CacheView, score: Score) -> None:
     """The policy keeps what an independent score makes the rule keep, in every layer and head."""
-    assert select(policy, cached).tolist() == expected(policy, cached, score)
+    assert select_tokens(policy, cached).tolist() == expected(policy, cached, score)

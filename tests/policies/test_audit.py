@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvatlas import policies
 from kvatlas.core import BudgetAudit, Setting
-from kvatlas.policies import Selection, select
+from kvatlas.policies import CompressingPolicy, select_tokens
 from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
 from tests.policies.test_contract import Given, cached
 
@@ -31,7 +31,7 @@ def test_it_counts_what_a_compression_keeps(
     length = max(40, prompt + 1)
     # Two policies that rank the competing tokens in opposite ways.
     scores = torch.arange(length, dtype=torch.float64).view(1, 1, -1)
-    first, second = (select(policy, cached(each, prompt))[0, 0].tolist() for each in (scores, -scores))
+    first, second = (select_tokens(policy, cached(each, prompt))[0, 0].tolist() for each in (scores, -scores))
     protected = prompt if keep_prompt else 0
     found = audit(policy, [prompt])
     assert found is not None
@@ -65,7 +65,7 @@ def cells(*changes: dict[str, Any], prompts: list[int]) -> list[AuditedCell]:
     made = []
     for change in changes:
         one = policies.of(setting(**change))
-        assert isinstance(one, Selection)
+        assert isinstance(one, CompressingPolicy)
         found = audit(one, prompts)
         assert found is not None
         made.append(AuditedCell("m", "AIME25", one.setting, found))

@@ -15,8 +15,8 @@ from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
-from kvatlas.models import Model
-from kvatlas.policies import Cached, Policy, Scope, Selection, Signal
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.triattention import STATISTICS_FILE
 from kvatlas.predictor.calibration import query_statistics
@@ -31,7 +31,7 @@ NAMES = [name for name in policies.policies.names() if name not in ("full", "ora
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _files(random_models: dict[str, Model]) -> Iterator[None]:
+def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
     """The models have predictors of importance and statistics of their queries, for these tests alone."""
     chosen = [random_models[kind] for kind in ("llama", "qwen3")]
     for model in chosen:
@@ -44,9 +44,9 @@ def _files(random_models: dict[str, Model]) -> Iterator[None]:
             (model.folder / name).unlink()
 
 
-def make(name: str, **changes: Any) -> Selection:
+def make(name: str, **changes: Any) -> CompressingPolicy:
     policy = policies.of(Setting.of(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     return policy
 
 
@@ -62,7 +62,9 @@ def everything(scopes: bool) -> list[Policy]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: dict[str, Model], kind: str) -> None:
+def test_traces_do_not_depend_on_batch_size_order_or_neighbours(
+    random_models: dict[str, ModelHandle], kind: str
+) -> None:
     """Four prompts of unequal length: a batch of all equals batches of one, with all settings or with one at a time."""
     model = random_models[kind]
     found = everything(scopes=kind == "llama")
@@ -78,7 +80,7 @@ def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: d
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, Model], name: str) -> None:
+def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, ModelHandle], name: str) -> None:
     model = endless(random_models["llama"])
     policy = make(name)
     work = requests(model, [policy], 6)
@@ -95,7 +97,7 @@ def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, Model], na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_observing_policies_pay(random_models: dict[str, Model], name: str, monkeypatch: Any) -> None:
+def test_only_observing_policies_pay(random_models: dict[str, ModelHandle], name: str, monkeypatch: Any) -> None:
     """Attention weights are computed for policies that declare it, at each step; for all others never."""
     model = random_models["llama"]
     watched: list[tuple[int, ...]] = []
@@ -120,14 +122,14 @@ def test_only_observing_policies_pay(random_models: dict[str, Model], name: str,
 
 
 def test_recent_queries_are_those_of_the_newest_tokens(
-    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
     model = endless(random_models["qwen3"])
     seen: list[tuple[int, torch.Tensor]] = []
 
     class Spy(policies.policies.get("snapkv")):  # type: ignore[misc]
-        def score(self, cached: Cached) -> torch.Tensor:
+        def score(self, cached: CacheView) -> torch.Tensor:
             seen.append((cached.length, torch.stack([cached.query(layer) for layer in range(3)])))
             return super().score(cached)
 

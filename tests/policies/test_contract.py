@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.models import Model
-from kvatlas.policies import Cached, Selection, select, share
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, select_tokens, share
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
 
 
 @dataclass(frozen=True)
-class Given(Selection):
+class Given(CompressingPolicy):
     """Scores that a test hands in through the columns."""
 
     name = "given"
     columns = ("score",)
 
-    def score(self, cached: Cached) -> torch.Tensor:
+    def score(self, cached: CacheView) -> torch.Tensor:
         return cached.columns["score"]
 
 
 def cached(
     scores: torch.Tensor, prompt: int, thinking_end: int | None = None, positions: torch.Tensor | None = None
-) -> Cached:
+) -> CacheView:
     if positions is None:
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
     unused: Any = None
     columns = {"score": scores}
-    return Cached(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
+    return CacheView(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
 
 
 def policy(**changes: Any) -> Given:
@@ -62,7 +62,7 @@ def test_what_stays(
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
     one = Given(total + 1, window, ratio, over, keep_prompt)
-    kept = select(one, cached(scores, prompt, end))[0, 0].tolist()
+    kept = select_tokens(one, cached(scores, prompt, end))[0, 0].tolist()
 
     older = range(total - window)
     certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
@@ -74,7 +74,7 @@ def test_what_stays(
 
 def test_a_prompt_longer_than_the_kept_share_stays_whole_and_no_older_thinking_token_does() -> None:
     scores = torch.rand(1, 1, 40)
-    kept = select(policy(kv_budget=40, ratio=0.2), cached(scores, prompt=20))
+    kept = select_tokens(policy(kv_budget=40, ratio=0.2), cached(scores, prompt=20))
     assert kept[0, 0].tolist() == [*range(20), *range(36, 40)]
 
 
@@ -97,7 +97,7 @@ def test_a_strict_budget_keeps_exactly_the_ratio(
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
     strict = Given(total + 1, window, ratio, keep_prompt=keep_prompt, strict_budget=True)
-    kept = select(strict, cached(scores, prompt, end))[0, 0].tolist()
+    kept = select_tokens(strict, cached(scores, prompt, end))[0, 0].tolist()
 
     older = range(total - window)
     count = int(Fraction(str(ratio)) * len(older))
@@ -106,7 +106,7 @@ def test_a_strict_budget_keeps_exactly_the_ratio(
     assert kept == sorted((certain + others)[:count]) + list(range(total - window, total))
     loose = Given(total + 1, window, ratio, keep_prompt=keep_prompt)
     if len(certain) <= count:
-        assert kept == select(loose, cached(scores, prompt, end))[0, 0].tolist()
+        assert kept == select_tokens(loose, cached(scores, prompt, end))[0, 0].tolist()
 
 
 def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
@@ -116,8 +116,8 @@ def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> N
     assert "strict_budget" not in usual.setting.values
     assert strict.setting.values == {**usual.setting.values, "strict_budget": True}
     assert policies.of(strict.setting) == strict
-    assert isinstance(usual, Selection)
-    assert isinstance(strict, Selection)
+    assert isinstance(usual, CompressingPolicy)
+    assert isinstance(strict, CompressingPolicy)
     with pytest.raises(KvatlasError, match="valid are budgets above 54"):
         usual.check_prompt(50, "this prompt")
     strict.check_prompt(50, "this prompt")
@@ -126,16 +126,18 @@ def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> N
 def test_ties_go_to_the_older_token_and_order_is_kept() -> None:
     scores = torch.zeros(1, 1, 40)
     scores[..., 20] = 1.0
-    kept = select(policy(ratio=0.25, ratio_over="thinking"), cached(scores, prompt=8))[0, 0].tolist()
+    kept = select_tokens(policy(ratio=0.25, ratio_over="thinking"), cached(scores, prompt=8))[0, 0].tolist()
     assert kept == [*range(8), 8, 9, 10, 11, 12, 13, 20, 36, 37, 38, 39]
 
 
 def test_each_head_chooses_for_itself() -> None:
     scores = torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(0))
-    kept = select(policy(ratio_over="thinking"), cached(scores, prompt=6))
+    kept = select_tokens(policy(ratio_over="thinking"), cached(scores, prompt=6))
     for layer in range(2):
         for head in range(3):
-            alone = select(policy(ratio_over="thinking"), cached(scores[layer : layer + 1, head : head + 1], prompt=6))
+            alone = select_tokens(
+                policy(ratio_over="thinking"), cached(scores[layer : layer + 1, head : head + 1], prompt=6)
+            )
             assert torch.equal(kept[layer, head], alone[0, 0])
     assert len({tuple(row.tolist()) for row in kept.flatten(0, 1)}) > 1
 
@@ -158,7 +160,7 @@ def test_each_head_chooses_for_itself() -> None:
 def test_scores_that_are_no_numbers_or_do_not_fit_are_refused(scores: Any, words: str) -> None:
     seen = cached(torch.zeros(1, 1, 40), prompt=8)
     with pytest.raises(KvatlasError) as caught:
-        select(policy(), replace(seen, columns={"score": scores}))
+        select_tokens(policy(), replace(seen, columns={"score": scores}))
     assert str(caught.value).startswith("The policy 'given' ")
     assert words in str(caught.value)
     assert str(caught.value).count(". ") == 0
@@ -168,12 +170,12 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
     scores = torch.zeros(40)
     scores[[20, 25]], scores[[30, 31]] = float("inf"), float("-inf")
     scores[:8] = scores[36:] = float("nan")
-    kept = select(policy(ratio=0.25, ratio_over="thinking"), cached(scores.view(1, 1, 40), prompt=8))
+    kept = select_tokens(policy(ratio=0.25, ratio_over="thinking"), cached(scores.view(1, 1, 40), prompt=8))
     assert kept[0, 0].tolist() == [*range(8), 8, 9, 10, 11, 12, 20, 25, *range(36, 40)]
     wide = cached(torch.zeros(2, 3, 40), prompt=8)
     for shape in ((40,), (3, 40), (2, 1, 40), (2, 3, 40)):
         one = replace(wide, columns={"score": torch.arange(40, dtype=torch.int64).expand(shape)})
-        assert select(policy(ratio_over="thinking"), one).shape == (2, 3, 8 + 8 + 4)
+        assert select_tokens(policy(ratio_over="thinking"), one).shape == (2, 3, 8 + 8 + 4)
 
 
 @pytest.mark.parametrize(
@@ -185,15 +187,15 @@ def test_a_share_is_exact_for_the_decimal_that_was_written(ratio: float, tokens:
 
 def test_window_keeps_the_newest_and_random_a_uniform_subset_per_head() -> None:
     window = policies.of(Setting.of("window", kv_budget=40, local_window=4, ratio=0.25, ratio_over="thinking"))
-    assert isinstance(window, Selection)
+    assert isinstance(window, CompressingPolicy)
     positions = torch.arange(40).view(1, 1, 40)
-    kept = select(window, cached(torch.zeros(1, 1, 40), 8, positions=positions))[0, 0].tolist()
+    kept = select_tokens(window, cached(torch.zeros(1, 1, 40), 8, positions=positions))[0, 0].tolist()
     assert kept == [*range(8), *range(29, 40)]
 
     random = policies.of(Setting.of("random", kv_budget=40, local_window=4, ratio=0.25, ratio_over="thinking"))
-    assert isinstance(random, Selection)
+    assert isinstance(random, CompressingPolicy)
     heads = torch.arange(40).expand(3, 500, 40)
-    kept = select(random, cached(torch.zeros(3, 500, 40), 8, positions=heads))
+    kept = select_tokens(random, cached(torch.zeros(3, 500, 40), 8, positions=heads))
     assert kept.shape == (3, 500, 8 + 7 + 4)
     times = torch.bincount(kept.flatten(), minlength=40)
     assert times[:8].tolist() == [1500] * 8
@@ -244,7 +246,7 @@ def test_a_setting_and_its_policy_are_the_same_thing() -> None:
     assert policies.of(Setting.of("full")).setting == Setting.of("full")
 
 
-def test_full_has_no_score(tiny_llama: Model) -> None:
+def test_full_has_no_score(tiny_llama: ModelHandle) -> None:
     full = policies.of(Setting.of("full"))
     assert full.budget is None
     with pytest.raises(KvatlasError, match="has no score"):

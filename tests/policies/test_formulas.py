@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from kvatlas import policies
 from kvatlas.core import Setting
-from kvatlas.models import Model
-from kvatlas.policies import Cached, Reference, Scope, Selection, rkv, similar_keys
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Reference, Scope, rkv, similar_keys
 from tests.policies import formulas
 from tests.policies.scenes import SHAPE, Noted, assert_keeps, scene
 
@@ -21,9 +21,9 @@ COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4, "ratio_over": "thin
 SEEDS = range(3)
 
 
-def make(name: str, **changes: Any) -> Selection:
+def make(name: str, **changes: Any) -> CompressingPolicy:
     policy = policies.of(Setting.of(name, **{**COMMON, **changes}))
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     return policy
 
 
@@ -34,7 +34,7 @@ def test_h2o(scope: Scope, seed: int) -> None:
     width = scope.width(SHAPE)
     mass = torch.rand(*width, 60, generator=torch.Generator().manual_seed(seed))
 
-    def score(cached: Cached, layer: int, head: int, slot: int) -> float:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         return float(mass[min(layer, width[0] - 1), min(head, width[1] - 1), slot])
 
     assert_keeps(policy, scene(policy, seed, {"mass": mass}), score)
@@ -112,7 +112,7 @@ def test_keydiff(scope: Scope, seed: int) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.9])
-def test_sepllm(tiny_llama: Model, ratio: float) -> None:
+def test_sepllm(tiny_llama: ModelHandle, ratio: float) -> None:
     policy = make("sepllm", sinks=3, keep_prompt=False, ratio_over="older", ratio=ratio)
     cached = scene(policy, 1, model=tiny_llama)
     score = formulas.sepllm(policy, cached)
@@ -159,7 +159,7 @@ def test_vase_keeps_the_older_of_equally_large_values() -> None:
     cached = scene(policy, 0)
     alike = torch.zeros(SHAPE.kv_heads, 60, SHAPE.head_dim)
     alike[:, 12::2, 0] = 1.0
-    kept = policies.select(policy, replace(cached, value=lambda _: alike))[0, 0].tolist()
+    kept = policies.select_tokens(policy, replace(cached, value=lambda _: alike))[0, 0].tolist()
     # 20 of 50 places: the first four tokens as sinks, then every other token from the 12th on.
     assert kept == [*range(4), *range(12, 44, 2), *range(50, 60)]
 
@@ -173,7 +173,7 @@ def test_vase_draws_in_proportion_to_attention() -> None:
     draws = 4000
     weight = None
     for stream in range(draws):
-        kept = policies.select(replace(policy, ratio=0.02), replace(cached, stream=stream))[0, 0].tolist()
+        kept = policies.select_tokens(replace(policy, ratio=0.02), replace(cached, stream=stream))[0, 0].tolist()
         counts[kept[0]] += 1
     weight = cached.each_layer(lambda layer: policy._attention(cached, layer))[0, 0, :50]  # type: ignore[attr-defined]
     share = weight / weight.sum()
@@ -198,7 +198,7 @@ def test_dynts_without_the_prompt() -> None:
     cached = replace(cached, columns={"importance": importance[cached.positions]})
     assert_keeps(policy, cached, formulas.dynts(policy, cached, importance.tolist()))
     # 45 of 50 places for 41 thinking tokens: four prompt tokens are left.
-    assert policies.select(policy, cached)[0, 0, :5].tolist() == [0, 1, 2, 3, 9]
+    assert policies.select_tokens(policy, cached)[0, 0, :5].tolist() == [0, 1, 2, 3, 9]
 
 
 @pytest.mark.parametrize(("name", "width"), [("random", (2, 2)), ("dynts-random", (1, 1))])
@@ -207,8 +207,8 @@ def test_random_choices_are_their_numbers(name: str, width: tuple[int, int]) -> 
     cached = scene(policy, 0)
     assert cached.positions.shape[:2] == width
     assert_keeps(policy, cached, formulas.random(policy, cached))
-    later = policies.select(policy, replace(cached, length=cached.length + 1))
-    assert not torch.equal(later, policies.select(policy, cached))
+    later = policies.select_tokens(policy, replace(cached, length=cached.length + 1))
+    assert not torch.equal(later, policies.select_tokens(policy, cached))
 
 
 @pytest.mark.parametrize("keep_prompt", [True, False])
@@ -216,7 +216,7 @@ def test_streaming(keep_prompt: bool) -> None:
     policy = make("streaming", sinks=5, keep_prompt=keep_prompt, ratio_over="older", ratio=0.5)
     cached = scene(policy, 0)
     assert_keeps(policy, cached, formulas.streaming(policy, cached))
-    kept = policies.select(policy, cached)[0, 0].tolist()
+    kept = policies.select_tokens(policy, cached)[0, 0].tolist()
     assert kept == [*range(9 if keep_prompt else 5), *range(60 - 10 - (25 - (9 if keep_prompt else 5)), 60)]
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model, find
-from kvatlas.policies import Cached, Scope, Selection, Signal, Step
+from kvatlas.models import ModelHandle, find
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step
 from kvatlas.policies.dynts import Layout, importance, load_head
 from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
@@ -26,7 +26,7 @@ SEEN: list[torch.Tensor] = []
 
 
 @dataclass(frozen=True)
-class HeavyHitters(Selection):
+class HeavyHitters(CompressingPolicy):
     """Accumulated attention: a policy of a third party, as short as it gets."""
 
     name = "heavy"
@@ -37,7 +37,7 @@ class HeavyHitters(Selection):
         assert step.attention is not None
         step.add("mass", step.attention)
 
-    def score(self, cached: Cached) -> torch.Tensor:
+    def score(self, cached: CacheView) -> torch.Tensor:
         SEEN.append(cached.columns["mass"].clone())
         return cached.columns["mass"]
 
@@ -48,7 +48,7 @@ class HeavyPerHead(HeavyHitters):
     scope = Scope.HEAD
 
 
-def _attentions(model: Model, tokens: tuple[int, ...]) -> torch.Tensor:
+def _attentions(model: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
     """[layers, heads, tokens, tokens] in float64."""
     network = model.network().double()
     network.set_attn_implementation("eager")
@@ -59,7 +59,7 @@ def _attentions(model: Model, tokens: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", [HeavyHitters, HeavyPerHead])
 def test_accumulated_attention_equals_the_attention_matrix(
-    random_models: dict[str, Model], kind: type[HeavyHitters]
+    random_models: dict[str, ModelHandle], kind: type[HeavyHitters]
 ) -> None:
     model = endless(random_models["qwen2"])
     SEEN.clear()
@@ -76,7 +76,7 @@ def test_accumulated_attention_equals_the_attention_matrix(
 
 
 @pytest.fixture(scope="module", params=["granite", "gemma3"])
-def scaled(request: pytest.FixtureRequest, random_models: dict[str, Model], tmp_path_factory: Any) -> Model:
+def scaled(request: pytest.FixtureRequest, random_models: dict[str, ModelHandle], tmp_path_factory: Any) -> ModelHandle:
     """A model whose layers do not scale q k by 1 / sqrt(head size), which is 0.25 here."""
     granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.6}
     source, changes = {
@@ -89,12 +89,14 @@ def scaled(request: pytest.FixtureRequest, random_models: dict[str, Model], tmp_
     return endless(find(f"hf:{folder}"))
 
 
-def test_recent_attention_is_scaled_as_the_layers_scale_it(scaled: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_attention_is_scaled_as_the_layers_scale_it(
+    scaled: ModelHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What `tova` computes of the newest query, at the first and a later compression, is the eager attention's row."""
     kind = policies.policies.get("tova")
     score, seen = kind.score, []
 
-    def spy(self: Selection, cached: Cached) -> torch.Tensor:
+    def spy(self: CompressingPolicy, cached: CacheView) -> torch.Tensor:
         seen.append((cached.positions.clone(), score(self, cached)))
         return seen[-1][1]
 
@@ -113,7 +115,7 @@ def test_recent_attention_is_scaled_as_the_layers_scale_it(scaled: Model, monkey
     torch.testing.assert_close(labels.double(), wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_observing_rows_do_not_depend_on_their_neighbours(random_models: dict[str, Model]) -> None:
+def test_observing_rows_do_not_depend_on_their_neighbours(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     heavy = HeavyPerHead(kv_budget=80, local_window=8, ratio=0.3, ratio_over="thinking")
     settings = [policies.of(Setting.of("full")), heavy]
@@ -126,12 +128,14 @@ def test_observing_rows_do_not_depend_on_their_neighbours(random_models: dict[st
     )
 
 
-def _save_head(model: Model, path: Path, seed: int = 0) -> None:
+def _save_head(model: ModelHandle, path: Path, seed: int = 0) -> None:
     torch.manual_seed(seed)
     save_file(new_head(model.shape.hidden).state_dict(), path)
 
 
-def test_dynts_scores_the_last_hidden_state_of_each_token(random_models: dict[str, Model], tmp_path: Path) -> None:
+def test_dynts_scores_the_last_hidden_state_of_each_token(
+    random_models: dict[str, ModelHandle], tmp_path: Path
+) -> None:
     model = endless(random_models["llama"])
     file = tmp_path / "head.safetensors"
     _save_head(model, file)
@@ -139,7 +143,7 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(random_models: dict[st
     kind = policies.policies.get("dynts")
 
     class Spy(kind):  # type: ignore[misc, valid-type]
-        def score(self, cached: Cached) -> torch.Tensor:
+        def score(self, cached: CacheView) -> torch.Tensor:
             recorded.append(cached.columns["importance"].clone())
             return cached.columns["importance"]
 
@@ -154,7 +158,7 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(random_models: dict[st
     torch.testing.assert_close(recorded[0][0, 0], wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_two_predictors_in_one_sweep_keep_apart(random_models: dict[str, Model], tmp_path: Path) -> None:
+def test_two_predictors_in_one_sweep_keep_apart(random_models: dict[str, ModelHandle], tmp_path: Path) -> None:
     model = random_models["llama"]
     found = []
     for seed in (0, 1):
@@ -170,7 +174,7 @@ def test_two_predictors_in_one_sweep_keep_apart(random_models: dict[str, Model],
     assert found[0].identity(model) != found[1].identity(model)
 
 
-def test_a_predictor_that_does_not_fit_is_refused(random_models: dict[str, Model], tmp_path: Path) -> None:
+def test_a_predictor_that_does_not_fit_is_refused(random_models: dict[str, ModelHandle], tmp_path: Path) -> None:
     model = random_models["llama"]
     values = {"kv_budget": 80, "local_window": 6, "ratio": 0.2}
 
@@ -193,7 +197,7 @@ def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("layout", ["ours", "authors"])
-def test_a_head_is_applied_in_its_layout(random_models: dict[str, Model], tmp_path: Path, layout: str) -> None:
+def test_a_head_is_applied_in_its_layout(random_models: dict[str, ModelHandle], tmp_path: Path, layout: str) -> None:
     """Against the formula, one token at a time; half precision and other tensors of the file change nothing."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(5, 64, generator=generator)
@@ -217,7 +221,7 @@ def test_a_head_is_applied_in_its_layout(random_models: dict[str, Model], tmp_pa
 
 @pytest.mark.parametrize("layout", ["ours", "authors"])
 def test_what_is_no_head_is_refused_with_what_it_holds(
-    random_models: dict[str, Model], tmp_path: Path, layout: str
+    random_models: dict[str, ModelHandle], tmp_path: Path, layout: str
 ) -> None:
     """Whatever `check` lets pass can be loaded: it is read by the same function."""
     head = _tensors(layout)

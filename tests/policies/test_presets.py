@@ -17,8 +17,8 @@ import torch
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.models import Model
-from kvatlas.policies import PRESETS, Cached, Selection, select
+from kvatlas.models import ModelHandle
+from kvatlas.policies import PRESETS, CacheView, CompressingPolicy, select_tokens
 from kvatlas.sweeps import parse_spec
 from tests.engine.test_loop import endless, requests, run
 from tests.policies.scenes import GROUP, SCALING, SHAPE, scene
@@ -28,21 +28,21 @@ COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4}
 OLDER, ROOM = 50, 20
 
 
-def make(name: str, **changes: Any) -> Selection:
+def make(name: str, **changes: Any) -> CompressingPolicy:
     policy = policies.of(Setting.of(name, **{**COMMON, **changes}))
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     return policy
 
 
-def kept(policy: Selection, cached: Cached) -> list[int]:
+def kept(policy: CompressingPolicy, cached: CacheView) -> list[int]:
     """Slots that stay of the 50 older ones, for a policy with one choice for all."""
-    slots = select(policy, cached)
+    slots = select_tokens(policy, cached)
     assert slots.shape[:2] == (1, 1)
     assert slots[0, 0, -10:].tolist() == list(range(OLDER, 60))
     return slots[0, 0, :-10].tolist()
 
 
-def attention(cached: Cached, layer: int, head: int, query: int) -> list[float]:
+def attention(cached: CacheView, layer: int, head: int, query: int) -> list[float]:
     """Softmax over all cached tokens that a query sees, one query head."""
     vectors, keys = cached.query(layer)[head].double(), cached.key(layer)[head // GROUP].double()
     at = cached.length - len(vectors) + query
@@ -115,7 +115,7 @@ def test_h2o_of_dynts_has_only_the_newest_steps_attention(seed: int) -> None:
     rows = [attention(cached, layer, head, 0) for layer in range(SHAPE.layers) for head in range(SHAPE.heads)]
     assert kept(policy, cached) == highest([sum(column) / len(rows) for column in zip(*rows, strict=True)])
     plain = make("tova", scope="global", keep_prompt=False)
-    assert torch.equal(select(policy, cached), select(plain, cached))
+    assert torch.equal(select_tokens(policy, cached), select_tokens(plain, cached))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -128,7 +128,7 @@ def test_snapkv_of_dynts_sums_33_queries_and_pools_nothing(seed: int) -> None:
         for head in range(SHAPE.heads):
             for query in range(33):
                 total = [a + b for a, b in zip(total, attention(cached, layer, head, query), strict=True)]
-    found = select(policy, cached)[0, 0].tolist()
+    found = select_tokens(policy, cached)[0, 0].tolist()
     assert found == sorted(sorted(range(20), key=lambda slot: -total[slot])[:10]) + list(range(20, 60))
 
 
@@ -141,7 +141,9 @@ def test_window_and_streaming_of_dynts_drop_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.08, 0.4, 1.0])
-def test_sepllm_of_dynts_keeps_the_newest_single_separators_and_nothing_else(tiny_llama: Model, ratio: float) -> None:
+def test_sepllm_of_dynts_keeps_the_newest_single_separators_and_nothing_else(
+    tiny_llama: ModelHandle, ratio: float
+) -> None:
     """min(number of separators, int(ratio * older)) of them, from the right, the prompt's among them; alone in a batch
     nothing is filled up."""
     policy = make("sepllm@dynts-paper", ratio=ratio)
@@ -159,7 +161,7 @@ def test_sepllm_of_dynts_keeps_the_newest_single_separators_and_nothing_else(tin
     assert len(kept(make("sepllm", keep_prompt=False, ratio=ratio), cached)) == int(ratio * OLDER + 1e-9)
 
 
-def test_the_token_that_begins_a_sequence_is_a_separator_there(tiny_llama: Model) -> None:
+def test_the_token_that_begins_a_sequence_is_a_separator_there(tiny_llama: ModelHandle) -> None:
     """get_separator lists it; a tab and tokens that join several are missing from the list."""
     from kvatlas.policies.sepllm import is_single_separator
 
@@ -189,7 +191,7 @@ def test_ablations_of_dynts_let_the_prompt_go() -> None:
 def test_rkv_of_its_paper_protects_nothing_but_the_8_newest(seed: int) -> None:
     """Where no other key is similar, argmax over an all-zero row points at the first token, which is then spared."""
     policy = policies.of(Setting.of("rkv@r-kv-paper", kv_budget=60, ratio=0.4))
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     cached = scene(policy, seed)
     noise = 0.4 * torch.randn(SHAPE.layers, SHAPE.kv_heads, 60, 8, generator=torch.Generator().manual_seed(seed))
     noise[..., 0] += 1.0
@@ -197,7 +199,7 @@ def test_rkv_of_its_paper_protects_nothing_but_the_8_newest(seed: int) -> None:
     noise[:, :, 20], noise[:, :, 33] = -noise[:, :, 0], 9 * torch.eye(8)[7]
     cached = replace(cached, key=lambda layer: noise[layer])
     lonely = 0
-    found = select(policy, cached)
+    found = select_tokens(policy, cached)
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.kv_heads):
             keys = noise[layer, head].double()
@@ -225,7 +227,7 @@ def test_rkv_of_its_paper_protects_nothing_but_the_8_newest(seed: int) -> None:
     assert lonely > 0
 
 
-def test_a_preset_is_named_wherever_a_policy_is(random_models: dict[str, Model]) -> None:
+def test_a_preset_is_named_wherever_a_policy_is(random_models: dict[str, ModelHandle]) -> None:
     """In a spec, and in the loop, where it writes what the policy with its values writes."""
     spec = parse_spec(
         {

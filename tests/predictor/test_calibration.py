@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvatlas.core import KvatlasError
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.predictor.calibration import query_statistics
 from kvatlas.predictor.labels import answer_attention
 from tests.conftest import WINDOW
@@ -15,7 +15,7 @@ from tests.engine.test_loop import prompts
 
 @pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])
 def test_statistics_are_those_of_the_queries_before_rotation(
-    random_models: dict[str, Model], kind: str, part: str
+    random_models: dict[str, ModelHandle], kind: str, part: str
 ) -> None:
     model = random_models[kind]
     network = model.network()
@@ -46,7 +46,7 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     torch.testing.assert_close(found["frequency"], wanted, atol=1e-6, rtol=1e-5)
 
 
-def test_layers_with_a_window_are_read_with_it(random_models: dict[str, Model]) -> None:
+def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHandle]) -> None:
     """A text longer than the window of mistral's layers: queries after the first layer depend on it."""
     model = random_models["mistral"]
     network = model.network()
@@ -66,7 +66,7 @@ def test_layers_with_a_window_are_read_with_it(random_models: dict[str, Model]) 
 
 @pytest.mark.parametrize("what", ["softcap", "s_aux"])
 def test_attention_that_is_more_than_a_softmax_is_refused(
-    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, what: str
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """As where the engine and the labels attend."""
     from transformers import AttentionInterface
@@ -85,7 +85,9 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
         answer_attention(other, [5, 6, 7], 2)
 
 
-def test_what_cannot_be_calibrated_is_said(random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_calibrated_is_said(
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = random_models["llama"]
     network = model.network()
     with pytest.raises(KvatlasError, match="There is no text to calibrate on"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies.dynts import Layout, importance
 from kvatlas.predictor import REASONS, Examples, Loss, answer_attention, evaluate, examples, left_out, train
 from kvatlas.predictor.training import new_head
@@ -15,7 +15,7 @@ from tests.engine.test_loop import prompts
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict[str, Model], kind: str) -> None:
+def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
     tokens = list(prompts(model, 1)[0])
     start = len(tokens) - 5
@@ -30,7 +30,7 @@ def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str, Model], kind: str) -> None:
+def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
     tokens = [5 + i * 7919 % 40 for i in range(700)]
     start = 640
@@ -44,7 +44,7 @@ def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 
-def test_examples_are_the_thinking_tokens_alone(random_models: dict[str, Model]) -> None:
+def test_examples_are_the_thinking_tokens_alone(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     prompt, thinking = (9, 10, 11), (12, 13, 14, 15)
     tokens = (*thinking, model.think_close, 20, 21)
@@ -71,7 +71,7 @@ def test_examples_are_the_thinking_tokens_alone(random_models: dict[str, Model])
         ("unthought", Grade(True, 1.0, "7", Status.OK), "no_thinking"),
     ],
 )
-def test_why_a_trace_is_left_out(random_models: dict[str, Model], after: str, grade: Grade, why: str) -> None:
+def test_why_a_trace_is_left_out(random_models: dict[str, ModelHandle], after: str, grade: Grade, why: str) -> None:
     model = random_models["llama"]
     assert model.think_close is not None
     end = {"": (), "</think>": (model.think_close,)}.get(after, (model.think_close, 20))

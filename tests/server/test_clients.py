@@ -19,7 +19,7 @@ from kvatlas import models, policies
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.service import chosen, stream_of, written
 from tests.server.running import Running, serving
 
@@ -45,7 +45,7 @@ def questions(count: int) -> list[str]:
     return [found.prompt(problem) for problem in found.problems(count)]
 
 
-def expected(model: Model, texts: list[str], sampling: Sampling, samples: int = 1) -> list[Any]:
+def expected(model: ModelHandle, texts: list[str], sampling: Sampling, samples: int = 1) -> list[Any]:
     """What the engine writes for these messages under seed 11, each alone in a request of its own."""
     policy = chosen(model, "dynts", VALUES)
     work = [
@@ -80,7 +80,7 @@ def idle(server: Running) -> bool:
     return not (found["kvatlas_rows_active"] or found["kvatlas_requests_waiting"])
 
 
-def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: Model) -> None:
+def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: ModelHandle) -> None:
     texts = questions(CLIENTS)
 
     async def all_of_them() -> list[tuple[str, str, str | None]]:
@@ -105,7 +105,7 @@ def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: M
     assert server.metrics()['kvatlas_requests_total{endpoint="chat",outcome="gone"}'] == DROPPING
 
 
-def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Model) -> None:
+def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
     (text,) = questions(1)
     found = client.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": text}], n=3, seed=11, max_completion_tokens=TOKENS
@@ -124,7 +124,7 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in generations)
 
 
-def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: Model) -> None:
+def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
     prompts = [tiny_llama.prompt(text) for text in questions(2)]
     whole = client.completions.create(model=NAME, prompt=prompts, seed=11, max_tokens=60)
     generations = expected(tiny_llama, questions(2), Sampling(max_new_tokens=60))
@@ -247,7 +247,7 @@ def lasting_seed(text: str, tokens: int) -> Any:
 
 
 def test_a_full_line_and_a_graceful_end() -> None:
-    words = (NAME, "--batch-size", "1", "--line", "1", "--grace", "0.2", "--api-key", "open sesame", "--name", "tiny")
+    words = (NAME, "--batch-size", "1", "--queue", "1", "--grace", "0.2", "--api-key", "open sesame", "--name", "tiny")
     # Far more than it has learned to solve: it goes on until it is stopped.
     text = benchmark("CHAIN26").prompt(benchmark("CHAIN26").problems(1)[0])
     body = {"model": "tiny", "prompt": text, "max_tokens": 700, "temperature": 1.0, "stream": True}

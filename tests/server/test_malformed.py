@@ -22,7 +22,7 @@ from kvatlas.service import Service, chosen
 MODEL = find("embedded:tiny-llama")
 # Every token ends an answer: real answers by the engine, of one token each.
 vars(MODEL).update(stops=frozenset(range(len(MODEL.tokenizer))))
-SERVICE = Service(MODEL, chosen(MODEL, "full", {}), Sampling(), batch_size=8, line=1000)
+SERVICE = Service(MODEL, chosen(MODEL, "full", {}), Sampling(), batch_size=8, queue=1000)
 APP = application(SERVICE, "tiny")
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
 MANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}

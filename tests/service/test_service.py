@@ -12,9 +12,9 @@ import pytest
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Model, find
-from kvatlas.service import Ask, BusyError, ClosedError, Service, chosen, stream_of
-from kvatlas.service.asking import LengthError, drawing, room_for
+from kvatlas.models import ModelHandle, find
+from kvatlas.service import BusyError, ClosedError, GenerationRequest, Service, chosen, stream_of
+from kvatlas.service.request_validation import LengthError, drawing, room_for
 from tests.engine.test_loop import prompts
 
 VALUES = {"kv_budget": 56, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -22,7 +22,7 @@ SAMPLING = Sampling(max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model() -> ModelHandle:
     """Without end tokens, so that every answer is as long as it may be."""
     found = find("embedded:tiny-llama")
     vars(found).update(stops=frozenset())
@@ -30,20 +30,20 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(model: Model) -> Any:
+def network(model: ModelHandle) -> Any:
     return model.network()
 
 
 @pytest.fixture
-def service(model: Model, network: Any) -> Iterator[Service]:
-    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, line=6, network=network).start()
+def service(model: ModelHandle, network: Any) -> Iterator[Service]:
+    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, network=network).start()
     yield made
     made.close()
 
 
-def asks(model: Model, count: int, **changes: Any) -> list[Ask]:
+def asks(model: ModelHandle, count: int, **changes: Any) -> list[GenerationRequest]:
     found = [prompt[:40] for prompt in prompts(model, count)]
-    return [Ask(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in found]
+    return [GenerationRequest(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in found]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -53,24 +53,24 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_answers_equal_the_engines(service: Service, model: Model, network: Any) -> None:
+def test_answers_equal_the_engines(service: Service, model: ModelHandle, network: Any) -> None:
     wanted = asks(model, 9)
-    tickets = service.ask(wanted)
-    found = [ticket.generation.result(60).tokens for ticket in tickets]
+    handles = service.ask(wanted)
+    found = [handle.generation.result(60).tokens for handle in handles]
     engine = Engine(model, network, [service.policy], SAMPLING, 9)
     work = [Request(i, ask.prompt, ask.stream, (service.policy,)) for i, ask in enumerate(wanted)]
     expected = {generation.key: generation.tokens for generation in engine.run(work)}
     assert found == [expected[i] for i in range(9)]
-    assert {ticket.reason() for ticket in tickets} == {"length"}
+    assert {handle.reason() for handle in handles} == {"length"}
 
 
-def test_pieces_are_the_tokens_as_they_come(service: Service, model: Model) -> None:
+def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle) -> None:
     async def listen() -> list[list[list[int]]]:
-        tickets = service.ask(asks(model, 3))
-        return await asyncio.gather(*(_collect(ticket) for ticket in tickets))
+        handles = service.ask(asks(model, 3))
+        return await asyncio.gather(*(_collect(handle) for handle in handles))
 
-    async def _collect(ticket: Any) -> list[list[int]]:
-        return [tokens async for tokens in ticket.pieces()]
+    async def _collect(handle: Any) -> list[list[int]]:
+        return [tokens async for tokens in handle.pieces()]
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
@@ -78,78 +78,78 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: Model) -> N
         assert len(pieces[-1]) == 40
 
 
-def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: Model) -> None:
-    tickets = service.ask(asks(model, 8))
+def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:
+    handles = service.ask(asks(model, 8))
     with pytest.raises(BusyError, match=r"requests are waiting, and 6 may"):
         service.ask(asks(model, 9, max_new_tokens=1))
     with pytest.raises(KvatlasError, match="11 answers are asked for at once; valid are up to 10"):
         service.ask(asks(model, 11))
-    assert all(ticket.generation.result(60) for ticket in tickets)
+    assert all(handle.generation.result(60) for handle in handles)
     until(lambda: service.decoding == service.waiting == 0)
 
 
-def test_who_goes_leaves_the_line_and_the_row(service: Service, model: Model) -> None:
-    tickets = service.ask(asks(model, 8, max_new_tokens=900))
-    until(lambda: all(len(ticket.tokens) > 2 for ticket in tickets[:4]))
-    for ticket in tickets:
-        ticket.cancel()
+def test_who_goes_leaves_the_line_and_the_row(service: Service, model: ModelHandle) -> None:
+    handles = service.ask(asks(model, 8, max_new_tokens=900))
+    until(lambda: all(len(handle.tokens) > 2 for handle in handles[:4]))
+    for handle in handles:
+        handle.cancel()
     until(lambda: service.decoding == service.waiting == 0)
-    assert max(len(ticket.tokens) for ticket in tickets) < 900
-    assert not tickets[7].tokens
+    assert max(len(handle.tokens) for handle in handles) < 900
+    assert not handles[7].tokens
     assert service.engine is not None
     until(lambda: service.engine is not None and service.engine.active_rows == 0)
 
 
-def test_a_task_that_is_cancelled_cancels_its_ask(service: Service, model: Model) -> None:
+def test_a_task_that_is_cancelled_cancels_its_ask(service: Service, model: ModelHandle) -> None:
     async def give_up() -> None:
-        (ticket,) = service.ask(asks(model, 1, max_new_tokens=900))
+        (handle,) = service.ask(asks(model, 1, max_new_tokens=900))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ticket.finished(), 0.2)
+            await asyncio.wait_for(handle.finished(), 0.2)
 
     asyncio.run(give_up())
     until(lambda: service.decoding == 0)
 
 
-def test_a_stop_text_ends_the_answer(service: Service, model: Model) -> None:
+def test_a_stop_text_ends_the_answer(service: Service, model: ModelHandle) -> None:
     (ask,) = asks(model, 1)
     (whole,) = service.ask([ask])
     words = model.text(whole.generation.result(60).tokens)
     stop = words[20:24]
-    (ticket,) = service.ask([Ask(ask.prompt, ask.sampling, ask.stream, (stop,), split=False)])
-    tokens = ticket.generation.result(60).tokens
-    assert ticket.reason() == "stop"
+    (handle,) = service.ask([GenerationRequest(ask.prompt, ask.sampling, ask.stream, (stop,), split=False)])
+    tokens = handle.generation.result(60).tokens
+    assert handle.reason() == "stop"
     assert tokens == whole.generation.result().tokens[: len(tokens)]
     assert stop in model.text(tokens)
     assert stop not in model.text(tokens[:-1])
 
 
-def test_closing_lets_finish_then_ends_with_a_sentence(model: Model, network: Any) -> None:
+def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, network: Any) -> None:
     policy = chosen(model, "full", {})
-    made = Service(model, policy, SAMPLING, batch_size=4, line=6, network=network).start()
+    made = Service(model, policy, SAMPLING, batch_size=4, queue=6, network=network).start()
     short = made.ask(asks(model, 2, max_new_tokens=5))
     long = made.ask(asks(model, 2, max_new_tokens=950))
-    until(lambda: all(ticket.tokens for ticket in long))
+    until(lambda: all(handle.tokens for handle in long))
     made.close(1.0)
-    assert [len(ticket.generation.result(60).tokens) for ticket in short] == [5, 5]
-    for ticket in long:
+    assert [len(handle.generation.result(60).tokens) for handle in short] == [5, 5]
+    for handle in long:
         with pytest.raises(ClosedError, match="stopped before this answer was finished"):
-            ticket.generation.result(60)
+            handle.generation.result(60)
     with pytest.raises(ClosedError, match="takes no more requests"):
         made.ask(asks(model, 1))
 
 
-def test_a_failed_engine_says_so_to_everyone(model: Model, network: Any) -> None:
+def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, network: Any) -> None:
     made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=4, network=network).start()
-    bad = made.ask([Ask((10**9,), SAMPLING, 1)])
-    for ticket in bad:
+    bad = made.ask([GenerationRequest((10**9,), SAMPLING, 1)])
+    for handle in bad:
         with pytest.raises(ClosedError, match="engine has failed: IndexError"):
-            ticket.generation.result(60)
+            handle.generation.result(60)
     with pytest.raises(ClosedError, match="engine has failed"):
         made.ask(asks(model, 1))
     made.close()
 
 
-def test_settings_are_chosen_as_users_write_them(model: Model) -> None:
+def test_settings_are_chosen_as_users_write_them(model: ModelHandle) -> None:
     assert chosen(model, "window", {name: str(value) for name, value in VALUES.items()}).budget == 56
     assert chosen(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
     with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
@@ -158,7 +158,7 @@ def test_settings_are_chosen_as_users_write_them(model: Model) -> None:
         chosen(model, "oracle", VALUES)
 
 
-def test_room_and_sampling_are_checked(model: Model) -> None:
+def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
     policy = chosen(model, "window", VALUES)
     assert room_for(model, policy, (1,) * 24, None) == 1000
     with pytest.raises(LengthError, match="has 1024 positions: a prompt of 24 tokens and 1001 new tokens are more"):

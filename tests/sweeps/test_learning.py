@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from kvatlas import cli, policies
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.predictor import provenance_of
 from kvatlas.results import Store
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.learning import Material, left_out_as_text
+from kvatlas.sweeps.predictor_pipeline import Material, left_out_as_text
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def call(*words: object, code: int | None = None) -> None:
     assert (ended.value.code or None) == code
 
 
-def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, tiny_llama: Model) -> None:
+def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, tiny_llama: ModelHandle) -> None:
     made = provenance_of(trained)
     assert made["model_weights"] == tiny_llama.weights_digest
     assert made["benchmarks"] == [["CHAIN6", 2]]
@@ -71,7 +71,7 @@ def test_traces_and_hidden_states_are_made_once(trained: Path) -> None:
 
 
 def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
-    trained: Path, tiny_llama: Model, capsys: pytest.CaptureFixture[str]
+    trained: Path, tiny_llama: ModelHandle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work, out = trained.with_suffix(".work"), trained.with_name("theirs.safetensors")
     call(

@@ -17,7 +17,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine
 from kvatlas.engine.cache import PAGE
 from kvatlas.engine.memory import free, out_of_memory, peak
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.job import Job, fitting
 from kvatlas.sweeps.work import decode
@@ -38,7 +38,7 @@ def job(data: dict[str, Any], **changes: Any) -> Job:
 @pytest.mark.parametrize(
     ("rows", "chosen"), [(4, slice(None)), (32, slice(None)), (32, slice(1, None)), (24, slice(1))]
 )
-def test_the_cache_is_as_large_as_predicted(random_models: dict[str, Model], rows: int, chosen: slice) -> None:
+def test_the_cache_is_as_large_as_predicted(random_models: dict[str, ModelHandle], rows: int, chosen: slice) -> None:
     model = endless(random_models["llama"])
     settings = grid()[chosen]
     work = requests(model, settings, 5)
@@ -50,7 +50,7 @@ def test_the_cache_is_as_large_as_predicted(random_models: dict[str, Model], row
 
 @pytest.mark.parametrize("chosen", [slice(None), slice(1, None)])
 def test_rows_and_snapshots_hold_no_more_than_predicted(
-    random_models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, chosen: slice
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, chosen: slice
 ) -> None:
     model = endless(random_models["llama"])
     most = shared = 0
@@ -124,7 +124,7 @@ print(json.dumps(sizes))
 
 
 @pytest.fixture
-def wide(random_models: dict[str, Model], tmp_path: Path) -> Model:
+def wide(random_models: dict[str, ModelHandle], tmp_path: Path) -> ModelHandle:
     """A small model whose cached tokens take 32 KB each, so that the cache is what memory goes into."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -139,7 +139,9 @@ def wide(random_models: dict[str, Model], tmp_path: Path) -> Model:
     return models.find(f"hf:{folder}")
 
 
-def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(wide: Model, spec_data: Build, tmp_path: Path) -> None:
+def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(
+    wide: ModelHandle, spec_data: Build, tmp_path: Path
+) -> None:
     """A real limit of the system on this process's memory, which a batch of 64 traces without end does not fit into."""
     from tests.sweeps.test_run import contents
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import Finding, Status
 from kvatlas.sweeps import model_check
 from kvatlas.sweeps.model_check import check_model
@@ -22,12 +22,12 @@ NAMES += ["context", "attention", "one step", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 
-def found(model: Model, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, Finding]:
+def found(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, Finding]:
     return {each.name: each for each in check_model(model, messages, new_tokens)}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "phi3"])
-def test_every_line_is_there_and_fine(random_models: dict[str, Model], kind: str) -> None:
+def test_every_line_is_there_and_fine(random_models: dict[str, ModelHandle], kind: str) -> None:
     lines = found(random_models[kind])
     assert list(lines) == NAMES
     assert {each.status for name, each in lines.items() if name != "generation"} == {Status.OK}
@@ -36,7 +36,7 @@ def test_every_line_is_there_and_fine(random_models: dict[str, Model], kind: str
     assert "scale 0.25 (head size ** -0.5)" in lines["attention"].message
 
 
-def test_another_scale_and_half_precision_are_told(tmp_path: Path, random_models: dict[str, Model]) -> None:
+def test_another_scale_and_half_precision_are_told(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
     shutil.copytree(random_models["gemma3"].folder, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "query_pre_attn_scalar": 64}))
@@ -46,7 +46,7 @@ def test_another_scale_and_half_precision_are_told(tmp_path: Path, random_models
     assert "in bfloat16 on cpu (stored in float32)" in lines["model"].message
 
 
-def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, tiny_llama: Model) -> None:
+def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelHandle) -> None:
     generate = model_check._generate
 
     def wrong(*given: Any) -> Any:
@@ -57,7 +57,7 @@ def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, t
     assert found(tiny_llama)["one step"].status is Status.FAILED
 
 
-def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, Model]) -> None:
+def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
     lines = found(random_models["llama"], ["Was ist das?"])
     assert lines["unknown tokens"].status is Status.FAILED
     assert "attention" not in lines
@@ -74,14 +74,14 @@ def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]:
-    def build(**tokenizer: Any) -> Model:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelHandle]:
+    def build(**tokenizer: Any) -> ModelHandle:
         return save_model("llama", tmp_path_factory.mktemp("model") / "m", **tokenizer)
 
     return build
 
 
-def test_tags_are_looked_for_in_a_generation(make: Callable[..., Model]) -> None:
+def test_tags_are_looked_for_in_a_generation(make: Callable[..., ModelHandle]) -> None:
     model = make()
     lines = found(model)
     assert lines["think tags"].message == "'<think>' to '</think>' (one token), opened by the prompt"
@@ -100,18 +100,18 @@ def test_tags_are_looked_for_in_a_generation(make: Callable[..., Model]) -> None
     assert none["generation"].status is Status.OK
 
 
-def written(model: Model, count: int) -> tuple[int, ...]:
+def written(model: ModelHandle, count: int) -> tuple[int, ...]:
     _, generation = model_check._generate(model, model.network(), model.encode(CHAIN[0]), count)
     return generation.tokens
 
 
-def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: Model) -> None:
+def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: ModelHandle) -> None:
     lines = found(models.find(tiny_llama.name, think_close="</Gedanke>"))
     assert lines["think tags"].status is Status.FAILED
     assert "is not found in its own tokens" in lines["think tags"].message
 
 
-def test_a_template_that_ends_turns_otherwise_is_told(make: Callable[..., Model], tmp_path: Path) -> None:
+def test_a_template_that_ends_turns_otherwise_is_told(make: Callable[..., ModelHandle], tmp_path: Path) -> None:
     model = make()
     assert found(model)["stop tokens"].message == "<｜end▁of▁sentence｜>"
     shutil.copytree(model.folder, tmp_path / "m")

@@ -10,9 +10,9 @@ import torch
 from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting, Trace
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.sweeps.job import Job, reference
-from kvatlas.sweeps.plan import Unit
+from kvatlas.sweeps.plan import WorkItem
 from kvatlas.sweeps.work import decode, departure
 
 
@@ -25,9 +25,9 @@ COMMON = {"kv_budget": 80, "local_window": 8, "ratio": 0.2, "ratio_over": "think
 ORACLE, WINDOW, FULL = setting("oracle", **COMMON), setting("window", **COMMON), setting("full")
 
 
-def traces(model: Model, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
+def traces(model: ModelHandle, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
     benchmark = find("CHAIN6")
-    units = tuple(Unit("CHAIN6", problem, 0, settings) for problem in benchmark.problems(6))
+    units = tuple(WorkItem("CHAIN6", problem, 0, settings) for problem in benchmark.problems(6))
     job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
     found = [trace for trace, _ in decode(job, range(len(units)))]
     assert len(found) == len(units) * len(settings)
@@ -40,7 +40,7 @@ def outcome(found: dict[tuple[str, str], Trace], policy: str) -> list[Any]:
     )
 
 
-def test_it_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_llama: Model) -> None:
+def test_it_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_llama: ModelHandle) -> None:
     together = traces(tiny_llama, ORACLE, WINDOW, FULL)
     departed = 0
     for (problem, policy), trace in together.items():
@@ -61,7 +61,7 @@ def test_it_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_lla
     assert outcome(alone, "oracle") == outcome(together, "oracle")
 
 
-def test_the_reference_is_the_answers_attention(tiny_llama: Model) -> None:
+def test_the_reference_is_the_answers_attention(tiny_llama: ModelHandle) -> None:
     full = traces(tiny_llama, FULL)
     problem = find("CHAIN6").problems(1)[0]
     prompt = tiny_llama.encode(find("CHAIN6").prompt(problem))
@@ -87,12 +87,12 @@ def test_departure(own: tuple[int, ...], full: tuple[int, ...], metrics: dict[st
     assert departure(own, full) == metrics
 
 
-def test_a_trace_without_an_answer_leaves_the_window(tiny_llama: Model) -> None:
+def test_a_trace_without_an_answer_leaves_the_window(tiny_llama: ModelHandle) -> None:
     benchmark = find("CHAIN12")
-    units = tuple(Unit("CHAIN12", problem, 0, (ORACLE, WINDOW)) for problem in benchmark.problems(2))
+    units = tuple(WorkItem("CHAIN12", problem, 0, (ORACLE, WINDOW)) for problem in benchmark.problems(2))
     prompt = max(len(tiny_llama.encode(benchmark.prompt(unit.problem))) for unit in units)
     settings = [setting(name, **{**COMMON, "kv_budget": prompt + 30}) for name in ("oracle", "window")]
-    units = tuple(Unit("CHAIN12", unit.problem, 0, tuple(settings)) for unit in units)
+    units = tuple(WorkItem("CHAIN12", unit.problem, 0, tuple(settings)) for unit in units)
     job = Job(tiny_llama, "digest", (benchmark,), units, Sampling(max_new_tokens=60), 0, 8)
     found: dict[str, list[Any]] = {"oracle": [], "window": []}
     for trace, _ in decode(job, range(2)):

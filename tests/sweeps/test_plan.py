@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from tests.r1 import AIME, FIRST_TEMPLATE, save_model
@@ -65,7 +65,7 @@ def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
     assert all((one.keys[key] == other.keys[key]) is same for key in shared)
 
 
-def test_another_model_has_other_run_keys(spec_data: Build, random_models: dict[str, Model]) -> None:
+def test_another_model_has_other_run_keys(spec_data: Build, random_models: dict[str, ModelHandle]) -> None:
     one = make_plan(parse_spec(spec_data()))
     other = make_plan(parse_spec(spec_data(models=[random_models["qwen2"].name])))
     assert not set(one.keys.values()) & set(other.keys.values())
@@ -243,7 +243,7 @@ def test_a_strict_budget_of_the_spec_is_part_of_every_setting_that_compresses(sp
 
 
 def test_where_the_prompt_fills_the_budget_all_policies_write_the_same(spec_data: Build, tmp_path: Path) -> None:
-    """What the audit foretells is what happens; under a strict budget part of the prompt goes."""
+    """What the audit says is what happens; under a strict budget part of the prompt goes."""
     data = spec_data(
         settings=[{"policy": name, "kv_budget": 64} for name in ("window", "random", "keydiff")],
         axes={"local_window": [8], "ratio": [0.3]}, benchmarks=["CHAIN4"], problems=1, samples=1,

@@ -14,7 +14,7 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.ray_executor import Desk, difference
+from kvatlas.sweeps.ray_executor import WorkQueue, difference
 from tests.sweeps.test_run import contents
 
 ray = pytest.importorskip("ray")
@@ -79,14 +79,14 @@ def test_a_killed_worker_costs_only_its_unfinished_problems(
     killed: list[int] = []
     told: list[Progress] = []
 
-    def tell(progress: Progress) -> None:
+    def on_trace(progress: Progress) -> None:
         told.append(progress)
         if len(told) in (5, 30):
             killed.append(workers(cluster)[0])
             os.kill(killed[-1], signal.SIGKILL)
 
     plan = make_plan(parse_spec(spec_data()))
-    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, on_trace=tell)
+    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, on_trace=on_trace)
     assert len(set(killed)) == 2
     assert len(told) == plan.traces
     assert contents(tmp_path) == contents(finished)
@@ -99,14 +99,14 @@ def test_a_lost_node_costs_only_its_unfinished_problems(
     lost: list[Any] = []
     told: list[Progress] = []
 
-    def tell(progress: Progress) -> None:
+    def on_trace(progress: Progress) -> None:
         told.append(progress)
         if len(told) == 20:
             lost.append(cluster.list_all_nodes()[-1])
             cluster.remove_node(lost[-1], allow_graceful=False)
 
     plan = make_plan(parse_spec(spec_data()))
-    sweep(plan, tmp_path, executor="ray", address=cluster.address, batch_size=4, on_trace=tell)
+    sweep(plan, tmp_path, executor="ray", address=cluster.address, batch_size=4, on_trace=on_trace)
     assert lost
     assert len(told) == plan.traces
     assert contents(tmp_path) == contents(finished)
@@ -143,7 +143,7 @@ def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) 
 
 
 def test_a_desk_gives_out_every_unit_once() -> None:
-    desk = Desk(3)
+    desk = WorkQueue(3)
     assert [desk.claim(0), desk.claim(1), desk.claim(0)] == [0, 1, 2]
     assert (desk.claim(1), desk.left(), desk.at_work()) == (None, 0, {0, 1})
     desk.lose(0)

@@ -16,12 +16,12 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import executors, worth
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.plan import Unit
+from kvatlas.sweeps.plan import WorkItem
 from kvatlas.sweeps.work import grade
 
 Build = Callable[..., dict[str, Any]]
@@ -119,9 +119,9 @@ def test_another_seed_gives_other_traces(finished: Path, spec_data: Build, tmp_p
     assert sum(one[key] == other[key] for key in one) < len(one) / 10
 
 
-def test_a_small_job_is_not_worth_several_processes(tiny_llama: Model) -> None:
+def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> None:
     chain = find("CHAIN6")
-    units = tuple(Unit("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in chain.problems(20))
+    units = tuple(WorkItem("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in chain.problems(20))
     job = Job(tiny_llama, "digest", (chain,), units, Sampling(), 0)
     assert worth(job) == 1
     assert worth(replace(job, units=units * 200)) > 8
@@ -185,7 +185,7 @@ def test_workers_end_when_the_driver_is_killed(write_spec: Callable[..., Path], 
     wait_for(lambda count: count == 0)
 
 
-def test_what_counts_as_an_answer(tiny_llama: Model) -> None:
+def test_what_counts_as_an_answer(tiny_llama: ModelHandle) -> None:
     from kvatlas.benchmarks import find
 
     chain = find("CHAIN4")

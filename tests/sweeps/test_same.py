@@ -10,7 +10,7 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.sweeps.test_run import contents
 
@@ -29,7 +29,7 @@ def settings() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def build(random_models: dict[str, Model], settings: list[dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def build(random_models: dict[str, ModelHandle], settings: list[dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """A spec of the embedded models and of random-weight Llama and Qwen2."""
 
     def spec(**changes: Any) -> dict[str, Any]:

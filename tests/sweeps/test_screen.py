@@ -15,7 +15,7 @@ from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.forced import ForcedReader, Tally
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.run_data import RunData
@@ -120,7 +120,7 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], 
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str, Model], thinks: bool) -> None:
+def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str, ModelHandle], thinks: bool) -> None:
     """What a plain window sees at each step, as a mask over the whole trace through transformers' own attention."""
     model = endless(random_models["qwen2"])
     policy = policies.of(Setting.of("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking"))
@@ -186,7 +186,7 @@ def test_what_is_kept_of_no_answer_is_unknown() -> None:
     assert cut.keys() == {"unchanged", "agreed", "top1", "likeness", "kl", "departs_at"}
 
 
-def test_a_trace_has_an_answer_when_it_says_something_after_thinking_and_ends(tiny_llama: Model) -> None:
+def test_a_trace_has_an_answer_when_it_says_something_after_thinking_and_ends(tiny_llama: ModelHandle) -> None:
     close, end = tiny_llama.think_close, min(tiny_llama.stops)
     word = tiny_llama.tokenizer("b", add_special_tokens=False).input_ids
     assert outcome(tiny_llama, (*word, close, *word, end)) is Status.OK
@@ -196,7 +196,7 @@ def test_a_trace_has_an_answer_when_it_says_something_after_thinking_and_ends(ti
     assert outcome(tiny_llama, (*word, end)) is Status.NO_ANSWER
 
 
-def test_the_oracle_is_screened_with_the_answer_that_it_asks_for(tiny_llama: Model, tmp_path: Path) -> None:
+def test_the_oracle_is_screened_with_the_answer_that_it_asks_for(tiny_llama: ModelHandle, tmp_path: Path) -> None:
     benchmark = find("CHAIN6")
     room = max(len(tiny_llama.encode(benchmark.prompt(problem))) for problem in benchmark.problems(2)) + 40
     data = {

@@ -50,9 +50,9 @@ def _about(policy: Any) -> dict[str, Any]:
 
 
 def _shared() -> dict[str, Any]:
-    from kvatlas.policies import Selection
+    from kvatlas.policies import CompressingPolicy
 
-    return {each.name: "required" if each.default is MISSING else each.default for each in fields(Selection)}
+    return {each.name: "required" if each.default is MISSING else each.default for each in fields(CompressingPolicy)}
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _written(parameters: dict[str, Any], published: dict[str, str] | None = None
 
 
 def _explain(policy: Any, row: dict[str, Any]) -> None:
-    from kvatlas.policies import Selection
+    from kvatlas.policies import CompressingPolicy
 
     typer.echo(f"{row['name']}: {row['summary']}")
     if row["paper"]:
@@ -89,8 +89,8 @@ def _explain(policy: Any, row: dict[str, Any]) -> None:
     for name, default in row["parameters"].items():
         published = f"   (published: {row['published'][name]})" if name in row["published"] else ""
         typer.echo(f"  {name} = {default}{published}")
-    if issubclass(policy, Selection):
-        shared = (Selection.__doc__ or "").partition("\n\n")[2].rstrip()
+    if issubclass(policy, CompressingPolicy):
+        shared = (CompressingPolicy.__doc__ or "").partition("\n\n")[2].rstrip()
         typer.echo(
             "\nParameters of every policy that compresses:\n"
             + "\n".join(line.removeprefix("    ") for line in shared.splitlines())

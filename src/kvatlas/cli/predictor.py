@@ -54,7 +54,7 @@ def train(
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
     from kvatlas.core import KvatlasError
-    from kvatlas.sweeps.learning import Material, learn, left_out_as_text
+    from kvatlas.sweeps.predictor_pipeline import Material, learn, left_out_as_text
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"--out is {str(out)!r}; valid are names that end in .safetensors.")
@@ -100,7 +100,7 @@ def evaluate(
 ) -> None:
     """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""
     from kvatlas.core import KvatlasError
-    from kvatlas.sweeps.learning import Material, judge
+    from kvatlas.sweeps.predictor_pipeline import Material, judge
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} is not there.")

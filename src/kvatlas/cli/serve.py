@@ -28,7 +28,7 @@ def serve(
         str | None, typer.Option(envvar="KVATLAS_API_KEY", help="Key that clients have to send.", show_envvar=True)
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are decoded together.")] = 32,
-    line: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
+    queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that answers have to finish when stopped.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="Where a request names none.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="Where a request names none.")] = 0.95,
@@ -45,7 +45,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.service import Service, chosen
-    from kvatlas.service.asking import drawing
+    from kvatlas.service.request_validation import drawing
 
     loaded = find(model, **assignments("--model-option", model_option))
     values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
@@ -56,7 +56,7 @@ def serve(
     sampling = drawing(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
     if host not in LOOPBACK and not api_key:
         typer.echo(f"Warning: whoever reaches {host} can use this server; --api-key asks for a key.", err=True)
-    service = Service(loaded, setting, sampling, batch_size, line)
+    service = Service(loaded, setting, sampling, batch_size, queue)
     run(application(service, name or model, api_key), service, host, port, grace)
 
 

@@ -9,14 +9,14 @@ import torch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.rows import Row
 from kvatlas.engine.signals import state_name
-from kvatlas.models import Model
-from kvatlas.policies import Cached, Selection, select
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
 
 
-def compress(model: Model, cache: KVCache, row: Row[Any]) -> int:
+def compress(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
     """Keep what the row's one policy selects; positions stay true, so nothing is rotated again. Tokens evicted."""
     (policy,) = row.policies
-    assert isinstance(policy, Selection)
+    assert isinstance(policy, CompressingPolicy)
     length, prompt_length = row.cached.length, len(row.request.prompt)
     slots = cache.slots(row.cached)
     layers, heads = policy.scope.width(model.shape)
@@ -24,9 +24,9 @@ def compress(model: Model, cache: KVCache, row: Row[Any]) -> int:
     positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
     names = {name: state_name(policy, name) for name in policy.columns}
     recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
-    kept = select(
+    kept = select_tokens(
         policy,
-        Cached(
+        CacheView(
             model=model,
             positions=positions,
             prompt_length=prompt_length,

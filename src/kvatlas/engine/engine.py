@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 
 class Engine:
@@ -44,7 +44,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: ModelHandle,
         network: PreTrainedModel,
         policies: Iterable[Policy],
         sampling: Sampling,
@@ -161,7 +161,7 @@ class Engine:
         if step is None:
             return *self._forward(batch, self._wanted(rows, batch)), None
         count, alike = len(rows), {row.sampling for row in rows} == {step.sampling}
-        plain = alike and not any(row.request.adjust for row in rows)
+        plain = alike and not any(row.request.logits_processor for row in rows)
         sampled = [[token] for token in step.sampled[:count].tolist()] if plain else None
         return step.logits[:count], None if step.hidden is None else step.hidden[:count], sampled
 

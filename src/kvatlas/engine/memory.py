@@ -11,7 +11,7 @@ from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQU
 from kvatlas.engine.signals import SignalCollector
 
 if TYPE_CHECKING:
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
     from kvatlas.policies import Policy
 
 #: What memory that cannot be had is called: by torch's CPU allocator on Linux and elsewhere, and by CUDA.
@@ -42,7 +42,7 @@ class Peak:
         return {**asdict(self), "total": self.total}
 
 
-def peak(model: Model, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
+def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
     """The peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
 
     Prompts have `prompt` tokens, traces `output` new ones.

@@ -15,7 +15,7 @@ from kvatlas.policies import Policy, Reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 K = TypeVar("K")
 #: Prompts are read in parts that begin at multiples of this, so that sums over a part depend on nothing else.
@@ -39,8 +39,8 @@ class Request(Generic[K]):
     reference: Reference | None = None
     script: tuple[int, ...] = ()
     sampling: Sampling | None = None
-    watch: Callable[[Sequence[int]], bool] | None = None
-    adjust: Callable[[Sequence[int], Tensor], Tensor] | None = None
+    stopping_criterion: Callable[[Sequence[int]], bool] | None = None
+    logits_processor: Callable[[Sequence[int], Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class Row(Generic[K]):
             return ()
         return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
 
-    def append(self, model: Model, token: int) -> bool:
+    def append(self, model: ModelHandle, token: int) -> bool:
         """Add a new token; whether it is the last."""
         self.tokens.append(token)
         if self.thinking_end is None:
             self.thinking_end = model.thinking_end(self.tokens)
-        watch = self.request.watch
-        told = watch is not None and watch(self.tokens)
+        stopping_criterion = self.request.stopping_criterion
+        told = stopping_criterion is not None and stopping_criterion(self.tokens)
         return told or token in model.stops or len(self.tokens) >= self.limit
 
-    def generations(self, model: Model) -> list[Generation[K]]:
+    def generations(self, model: ModelHandle) -> list[Generation[K]]:
         """What each of its policies wrote."""
         usage = Usage(
             prompt_tokens=len(self.request.prompt),

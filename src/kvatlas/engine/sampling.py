@@ -44,8 +44,8 @@ def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tenso
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
     """The next token of each row from its logits [rows, vocabulary], adjusted as its request says, by its sampling."""
     for index, row in enumerate(rows):
-        if row.request.adjust is not None:
-            logits[index] = row.request.adjust([*row.request.prompt, *row.tokens], logits[index])
+        if row.request.logits_processor is not None:
+            logits[index] = row.request.logits_processor([*row.request.prompt, *row.tokens], logits[index])
     keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
     sampled = [0] * len(rows)
     for sampling in {id(row.sampling): row.sampling for row in rows}.values():

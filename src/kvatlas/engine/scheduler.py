@@ -16,7 +16,7 @@ from kvatlas.engine.cache import KVCache, Snapshot
 from kvatlas.engine.compression import compress
 from kvatlas.engine.rows import Request, Row
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 
 #: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than one for so
@@ -30,7 +30,7 @@ class Scheduler:
     """The rows of an engine, and what waits for them."""
 
     def __init__(
-        self, model: Model, cache: KVCache, collector: SignalCollector, sampling: Sampling, batch_size: int
+        self, model: ModelHandle, cache: KVCache, collector: SignalCollector, sampling: Sampling, batch_size: int
     ) -> None:
         self.model, self.cache, self.collector = model, cache, collector
         self.sampling, self.batch_size = sampling, batch_size

@@ -15,7 +15,7 @@ from kvatlas.policies import Policy, Signal, Step
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.models import Model, Shape
+    from kvatlas.models import ModelHandle, Shape
 
 #: What a sequence's policies ask for: their observers, of settings that see and note the same only one.
 Signals = frozenset[tuple[Any, ...]]
@@ -54,7 +54,7 @@ class SignalCollector:
 
     def notify(
         self,
-        model: Model,
+        model: ModelHandle,
         batch: ForwardBatch,
         signals: Sequence[Signals],
         prompts: Sequence[int | None],
@@ -77,7 +77,7 @@ class SignalCollector:
 
     def _step(
         self,
-        model: Model,
+        model: ModelHandle,
         batch: ForwardBatch,
         policy: Policy,
         members: list[int],

@@ -30,8 +30,8 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import Options, find
-from kvatlas.service import Ask, Service, Ticket, chosen, stream_of, written
-from kvatlas.service.asking import LengthError, drawing, room_for
+from kvatlas.service import GenerationRequest, RequestHandle, Service, chosen, stream_of, written
+from kvatlas.service.request_validation import LengthError, drawing, room_for
 
 #: Fields of GenerateConfig that would change answers and are not honoured.
 REFUSED = (
@@ -118,25 +118,27 @@ class SelectedModel(ModelAPI):
         )
         seed = self.seed if config.seed is None else config.seed
         asks = [
-            Ask(prompt, sampling, stream_of(seed, prompt, self._sample(prompt)), tuple(config.stop_seqs or ()))
+            GenerationRequest(
+                prompt, sampling, stream_of(seed, prompt, self._sample(prompt)), tuple(config.stop_seqs or ())
+            )
             for _ in range(config.num_choices or 1)
         ]
-        tickets = service.ask(asks)
-        await asyncio.gather(*(ticket.finished() for ticket in tickets))
+        handles = service.ask(asks)
+        await asyncio.gather(*(handle.finished() for handle in handles))
         # Tokens that the model had room for, but the user did not want, end as `max_tokens`.
         cut: StopReason = "model_length" if sampling.max_new_tokens == model_room(service, prompt) else "max_tokens"
-        return self._output(tickets, cut)
+        return self._output(handles, cut)
 
     def _sample(self, prompt: tuple[int, ...]) -> int:
         self._asked[prompt] += 1
         return self._asked[prompt] - 1
 
-    def _output(self, tickets: list[Ticket], cut: StopReason) -> ModelOutput:
-        usages = [ticket.generation.result().usage for ticket in tickets]
+    def _output(self, handles: list[RequestHandle], cut: StopReason) -> ModelOutput:
+        usages = [handle.generation.result().usage for handle in handles]
         read, wrote = usages[0].prompt_tokens, sum(usage.output_tokens for usage in usages)
         return ModelOutput(
             model=self.model_name,
-            choices=[_choice(self.model_name, ticket, cut) for ticket in tickets],
+            choices=[_choice(self.model_name, handle, cut) for handle in handles],
             usage=ModelUsage(
                 input_tokens=read,
                 output_tokens=wrote,
@@ -164,11 +166,11 @@ def model_room(service: Service, prompt: tuple[int, ...]) -> int | None:
     return None if known is None else known - len(prompt)
 
 
-def _choice(name: str, ticket: Ticket, cut: StopReason) -> ChatCompletionChoice:
-    thinking, answer = written(ticket.model, ticket.generation.result().tokens, ticket.ask.stop)
+def _choice(name: str, handle: RequestHandle, cut: StopReason) -> ChatCompletionChoice:
+    thinking, answer = written(handle.model, handle.generation.result().tokens, handle.ask.stop)
     content: list[Any] = [ContentReasoning(reasoning=thinking)] if thinking else []
     message = ChatMessageAssistant(content=[*content, ContentText(text=answer)], model=name, source="generate")
-    return ChatCompletionChoice(message=message, stop_reason="stop" if ticket.reason() == "stop" else cut)
+    return ChatCompletionChoice(message=message, stop_reason="stop" if handle.reason() == "stop" else cut)
 
 
 def _refuse(tools: list[ToolInfo], config: GenerateConfig) -> None:

@@ -23,8 +23,8 @@ from tqdm import tqdm
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Options, embedded, find
-from kvatlas.service import Decoder, Writing, chosen, stream_of
-from kvatlas.service.asking import drawing, room_for
+from kvatlas.service import Decoder, Detokenizer, chosen, stream_of
+from kvatlas.service.request_validation import drawing, room_for
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -92,17 +92,26 @@ class SelectedLM(HFLM):
         Raises KvatlasError for generation arguments that are not honoured.
         """
         seen: Counter[tuple[int, ...]] = Counter()
-        asked: list[tuple[Request[int], Writing]] = []
+        asked: list[tuple[Request[int], Detokenizer]] = []
         for number, request in enumerate(requests):
             context, arguments = request.args
             prompt = tuple(self.tok_encode(context))
             sampling, stop = self._how(prompt, arguments)
             opened = context.rstrip().endswith(self.atlas.thinking.open or "\0")
-            writing = Writing(self.atlas, stop, opened=opened)
+            writing = Detokenizer(self.atlas, stop, opened=opened)
             stream = stream_of(self.seed, prompt, seen[prompt])
-            watch = _until(Decoder(self.atlas), Writing(self.atlas, stop, opened=opened)) if stop else None
+            stopping_criterion = (
+                _until(Decoder(self.atlas), Detokenizer(self.atlas, stop, opened=opened)) if stop else None
+            )
             seen[prompt] += 1
-            asked.append((Request(number, prompt, stream, (self.policy,), sampling=sampling, watch=watch), writing))
+            asked.append(
+                (
+                    Request(
+                        number, prompt, stream, (self.policy,), sampling=sampling, stopping_criterion=stopping_criterion
+                    ),
+                    writing,
+                )
+            )
         answers = [""] * len(asked)
         for generation in tqdm(self._run(asked), total=len(asked), disable=disable_tqdm, desc="generate_until"):
             _, writing = asked[generation.key]
@@ -112,7 +121,7 @@ class SelectedLM(HFLM):
             self.cache_hook.add_partial("generate_until", requests[generation.key].args, answers[generation.key])
         return answers
 
-    def _run(self, asked: Sequence[tuple[Request[int], Writing]]) -> Iterator[Generation[int]]:
+    def _run(self, asked: Sequence[tuple[Request[int], Detokenizer]]) -> Iterator[Generation[int]]:
         engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(asked))))
         return engine.run(request for request, _ in asked)
 
@@ -158,9 +167,9 @@ def _rows(batch_size: int | str) -> int:
     return int(batch_size)
 
 
-def _until(decoder: Decoder, writing: Writing) -> Callable[[Sequence[int]], bool]:
-    def watch(tokens: Sequence[int]) -> bool:
+def _until(decoder: Decoder, writing: Detokenizer) -> Callable[[Sequence[int]], bool]:
+    def stopping_criterion(tokens: Sequence[int]) -> bool:
         writing.push(decoder.push(tokens))
         return writing.stopped
 
-    return watch
+    return stopping_criterion

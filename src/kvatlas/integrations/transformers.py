@@ -21,14 +21,14 @@ from kvatlas.engine import Engine, Request
 from kvatlas.models.loaded import loaded
 from kvatlas.models.packing import packed
 from kvatlas.service import chosen, stream_of
-from kvatlas.service.asking import room_for
+from kvatlas.service.request_validation import room_for
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
     from kvatlas.policies import Policy
 
 #: What the engine does itself, in this order; read from the processors, which then do not run.
@@ -104,8 +104,8 @@ def generate(
             prompt,
             stream_of(seed or 0, prompt, sample),
             (setting,),
-            watch=_watch(prompt, criteria, stream, input_ids.device),
-            adjust=_adjust(own) if own else None,
+            stopping_criterion=_stopping_criterion(prompt, criteria, stream, input_ids.device),
+            logits_processor=_logits_processor(own) if own else None,
         )
         for row, (prompt, sample) in enumerate(_rows(input_ids, prepared.get("attention_mask")))
     ]
@@ -176,31 +176,31 @@ def _rows(input_ids: Tensor, mask: Tensor | None) -> Iterator[tuple[tuple[int, .
         seen[prompt] += 1
 
 
-def _watch(
+def _stopping_criterion(
     prompt: tuple[int, ...], criteria: Sequence[Any], stream: BaseStreamer | None, device: torch.device
 ) -> Callable[[Sequence[int]], bool] | None:
-    def watch(tokens: Sequence[int]) -> bool:
+    def stopping_criterion(tokens: Sequence[int]) -> bool:
         if stream is not None:
             stream.put(torch.tensor(tokens[-1:]))
         ids = torch.tensor([[*prompt, *tokens]], device=device) if criteria else None
         return any(bool(each(ids, None).all()) for each in criteria)
 
-    return watch if criteria or stream is not None else None
+    return stopping_criterion if criteria or stream is not None else None
 
 
-def _adjust(processors: Sequence[Any]) -> Callable[[Sequence[int], Tensor], Tensor]:
-    def adjust(tokens: Sequence[int], logits: Tensor) -> Tensor:
+def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Tensor], Tensor]:
+    def logits_processor(tokens: Sequence[int], logits: Tensor) -> Tensor:
         ids = torch.tensor([tokens], device=logits.device)
         scores = logits[None].float().clone()
         for each in processors:
             scores = each(ids, scores)
         return scores[0]
 
-    return adjust
+    return logits_processor
 
 
 def _decode(
-    found: Model,
+    found: ModelHandle,
     network: PreTrainedModel,
     setting: Policy,
     sampling: Sampling,

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, is_id
-from kvatlas.models.folder import SMALL_FILES, Model, Shape
+from kvatlas.models.folder import SMALL_FILES, ModelHandle, Shape
 from kvatlas.models.options import Options
 
 _EMBEDDED = Path(str(files("kvatlas.models") / "embedded"))
@@ -20,7 +20,7 @@ def embedded() -> list[str]:
     return [f"embedded:{path.parent.name}" for path in sorted(_EMBEDDED.glob("*/config.json"))]
 
 
-def find(address: str, name: str = "", **options: Any) -> Model:
+def find(address: str, name: str = "", **options: Any) -> ModelHandle:
     """The model of that address, called `name` (else like its address), its weights not yet loaded.
 
     `options` are those of `Options`. A local folder goes before a hub id of the same text; of a model on the hub the
@@ -31,24 +31,24 @@ def find(address: str, name: str = "", **options: Any) -> Model:
     if kind == "embedded" and address in embedded():
         # Its default is the CPU everywhere: it is small, and its published figures were made there.
         chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
-        return Model(name or address, _EMBEDDED / rest, chosen)
+        return ModelHandle(name or address, _EMBEDDED / rest, chosen)
     if kind == "hf" and rest:
         folder = Path(rest).expanduser()
         if (folder / "config.json").is_file():
-            return Model(name or address, folder, chosen)
+            return ModelHandle(name or address, folder, chosen)
         if not folder.exists() and is_id(rest):
             return _on_hub(Repository(rest, revision=chosen.revision, cache=chosen.cache), name or address, chosen)
         raise KvatlasError(f"The model {address!r} is not there: {rest!r} is no folder with a config.json.")
     raise KvatlasError(f"Unknown model {address!r}; valid are {', '.join(embedded())}, hf:FOLDER and hf:OWNER/NAME.")
 
 
-def _on_hub(repository: Repository, name: str, options: Options) -> Model:
+def _on_hub(repository: Repository, name: str, options: Options) -> ModelHandle:
     folder = repository.cached()
     if folder is None or not all((folder / file).is_file() for file in ("config.json", "tokenizer_config.json")):
         folder = repository.folder(SMALL_FILES)
     if not (folder / "config.json").is_file():
         raise KvatlasError(f"The {repository} holds no config.json.")
-    return Model(name, folder, options, repository)
+    return ModelHandle(name, folder, options, repository)
 
 
-__all__ = ["Model", "Options", "Shape", "embedded", "find"]
+__all__ = ["ModelHandle", "Options", "Shape", "embedded", "find"]

@@ -43,7 +43,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelHandle:
     """A causal language model with its tokenizer, chat template and think tags.
 
     `name` is what the user calls it; `folder` holds its small files, and its weights unless `repository` says from

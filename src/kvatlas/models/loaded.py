@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.models.folder import Model
+from kvatlas.models.folder import ModelHandle
 from kvatlas.models.options import Options
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Loaded(Model):
+class _Loaded(ModelHandle):
     weights: PreTrainedModel | None = None
 
     def network(self) -> PreTrainedModel:
@@ -25,7 +25,7 @@ class _Loaded(Model):
 
 def loaded(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stops: frozenset[int], **options: Any
-) -> Model:
+) -> ModelHandle:
     """The model whose weights `network` holds, `stops` being the tokens that end a trace.
 
     Without `tokenizer` it is read from where the weights came from. KvatlasError where that is no folder and no

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvatlas.core import KvatlasError
-from kvatlas.models.folder import Model
+from kvatlas.models.folder import ModelHandle
 
 #: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
 #: that come or go (some decoders write one beside each special token), among all characters; of marker letters.
@@ -40,8 +40,8 @@ class Finding:
         return f"{self.message}; {self.advice}" if self.advice else self.message
 
 
-def check_tokenizer(model: Model, prompts: Sequence[str]) -> list[Finding]:
-    """What becomes of prompts, as `Model.prompt` writes them, that are encoded and decoded again."""
+def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]:
+    """What becomes of prompts, as `ModelHandle.prompt` writes them, that are encoded and decoded again."""
     tokens = [model.tokens(prompt) for prompt in prompts]
     back = [str(model.tokenizer.decode(list(ids), skip_special_tokens=False)) for ids in tokens]
     return [
@@ -52,7 +52,7 @@ def check_tokenizer(model: Model, prompts: Sequence[str]) -> list[Finding]:
     ]
 
 
-def notes_for(model: Model, prompts: Sequence[str], benchmark: str) -> list[str]:
+def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> list[str]:
     """What a user should know about the tokenizer before prompts of a benchmark are decoded, as sentences.
 
     Raises KvatlasError where it surely does not fit.
@@ -64,7 +64,7 @@ def notes_for(model: Model, prompts: Sequence[str], benchmark: str) -> list[str]
     return [f"{model.name} on {benchmark}: {each}." for each in findings if each.status is Status.WARNING]
 
 
-def _vocabulary(model: Model, tokens: Sequence[Sequence[int]]) -> Finding:
+def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
     last, known = max(max(ids, default=0) for ids in tokens), model.vocabulary
     if last >= known:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {known - 1}"
@@ -72,7 +72,7 @@ def _vocabulary(model: Model, tokens: Sequence[Sequence[int]]) -> Finding:
     return Finding("vocabulary", Status.OK, f"{len(model.tokenizer):,} tokens, {known:,} in the model")
 
 
-def _unknown(model: Model, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
+def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
     unknown, total = model.tokenizer.unk_token_id, sum(map(len, tokens))
     if unknown is None:
         return Finding("unknown tokens", Status.OK, "the tokenizer has no unknown token")
@@ -86,7 +86,7 @@ def _unknown(model: Model, prompts: Sequence[str], tokens: Sequence[Sequence[int
     return Finding("unknown tokens", Status.OK, message)
 
 
-def _round_trip(model: Model, prompts: Sequence[str], back: Sequence[str]) -> Finding:
+def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> Finding:
     name, unknown = "round trip", str(model.tokenizer.unk_token or "")
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:

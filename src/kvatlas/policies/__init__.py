@@ -2,19 +2,19 @@
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.policies.base import (
-    Cached,
+    CacheView,
+    CompressingPolicy,
     Policy,
     Reference,
     Scope,
-    Selection,
     Signal,
     Step,
-    number,
-    one_of,
-    scope,
-    select,
+    choice_param,
+    float_param,
+    int_param,
+    scope_param,
+    select_tokens,
     share,
-    whole,
 )
 from kvatlas.policies.presets import PRESETS, policy_of
 from kvatlas.registry import Registry
@@ -23,7 +23,7 @@ from kvatlas.registry import Registry
 def _fault(name: str, found: object) -> str:
     """What keeps a plug-in's object from being a policy."""
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        return f"it is {found!r}; valid are subclasses of kvatlas.policies.Selection"
+        return f"it is {found!r}; valid are subclasses of kvatlas.policies.CompressingPolicy"
     if getattr(found, "name", None) != name:
         return f"its name is {getattr(found, 'name', None)!r}; valid is that of its entry point, {name!r}"
     if not isinstance(getattr(found, "summary", None), str):
@@ -74,20 +74,20 @@ def of(setting: Setting) -> Policy:
 
 __all__ = [
     "PRESETS",
-    "Cached",
+    "CacheView",
+    "CompressingPolicy",
     "KvatlasError",
     "Policy",
     "Reference",
     "Scope",
-    "Selection",
     "Signal",
     "Step",
-    "number",
+    "choice_param",
+    "float_param",
+    "int_param",
     "of",
-    "one_of",
     "policies",
-    "scope",
-    "select",
+    "scope_param",
+    "select_tokens",
     "share",
-    "whole",
 ]

@@ -8,7 +8,7 @@ from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting
 from kvatlas.policies import of
-from kvatlas.policies.base import Policy, Selection, allotted
+from kvatlas.policies.base import CompressingPolicy, Policy, allotted
 
 #: Cells that a sentence names before it only counts them.
 _NAMED = 6
@@ -39,7 +39,7 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     tokens and the same prompt.
     """
     lengths = list(prompts)
-    if not isinstance(policy, Selection) or not lengths:
+    if not isinstance(policy, CompressingPolicy) or not lengths:
         return None
     chosen: list[int] = []
     without_choice = 0

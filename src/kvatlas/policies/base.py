@@ -22,7 +22,7 @@ from kvatlas.policies.scores import fitted
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.models import Model, Shape
+    from kvatlas.models import ModelHandle, Shape
 
 
 class Scope(StrEnum):
@@ -74,7 +74,7 @@ class Step:
     included, summed over them (ATTENTION); 0 in slots past a sequence's length.
     """
 
-    model: Model
+    model: ModelHandle
     positions: Tensor
     hidden: Tensor | None
     attention: Tensor | None
@@ -108,7 +108,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Cached:
+class CacheView:
     """One sequence's cache at the moment when a compression fires; `[...]` is the scope's (layers, KV heads).
 
     `positions` [..., cached] are true positions, ascending; `columns` hold [..., cached] what `observe` wrote;
@@ -121,7 +121,7 @@ class Cached:
     `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """
 
-    model: Model
+    model: ModelHandle
     positions: Tensor
     prompt_length: int
     thinking_end: int | None
@@ -199,27 +199,27 @@ class Policy:
     @cached_property
     def observer(self) -> tuple[Any, ...]:
         """Settings with equal observers see and note the same: the loop calls `observe` once for all of them."""
-        shared = {each.name for each in fields(Selection)}
+        shared = {each.name for each in fields(CompressingPolicy)}
         own = [getattr(self, each.name) for each in fields(self) if each.name not in shared]
         return (self.name, *own)
 
-    def check(self, model: Model) -> None:
+    def check(self, model: ModelHandle) -> None:
         """Raise KvatlasError if the policy cannot work on this model; called when planned, before any weight loads."""
 
-    def identity(self, model: Model) -> dict[str, Any]:
+    def identity(self, model: ModelHandle) -> dict[str, Any]:
         """All beside the parameters that can change the policy's choices on this model: part of the run key."""
         return {"name": self.name, "version": self.version}
 
     def observe(self, step: Step) -> None:
         """See what the loop gathered after each step (and after prefill), and note it in `columns`."""
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         """Importance [cached] or [..., cached] of each cached token: the highest stay. Ties go to the older token."""
         raise KvatlasError(f"The policy {self.name!r} has no score.")
 
 
 @dataclass(frozen=True)
-class Selection(Policy):
+class CompressingPolicy(Policy):
     """A policy that compresses; its fields are the parameters that all methods share.
 
     kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires.
@@ -274,7 +274,7 @@ class Selection(Policy):
     def budget(self) -> int:
         return self.kv_budget
 
-    def filled(self, cached: Cached, protected: Tensor, chosen: int) -> int:
+    def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         """How many of the `chosen` places for tokens that are not `protected` [..., older] the policy fills: all."""
         return chosen
 
@@ -291,25 +291,25 @@ class Selection(Policy):
             )
 
 
-def whole(default: int, least: int) -> int:
+def int_param(default: int, least: int) -> int:
     """A parameter that is a whole number from `least` up."""
     found: int = field(default=default, metadata={"valid": _Numbers(int, least)})
     return found
 
 
-def number(default: float, least: float, most: float = math.inf) -> float:
+def float_param(default: float, least: float, most: float = math.inf) -> float:
     """A parameter that is a number from `least` to `most`."""
     found: float = field(default=default, metadata={"valid": _Numbers(float, least, most)})
     return found
 
 
-def one_of(default: str, *options: str) -> str:
+def choice_param(default: str, *options: str) -> str:
     """A parameter that is one of several words."""
     found: str = field(default=default, metadata={"valid": _Words((default, *options))})
     return found
 
 
-def scope(default: Scope) -> Scope:
+def scope_param(default: Scope) -> Scope:
     """The parameter `scope`, for policies whose scores differ between layers and heads."""
     found: Scope = field(default=default, metadata={"valid": _Words(tuple(Scope))})
     return found
@@ -344,7 +344,7 @@ def share(ratio: float, tokens: int) -> int:
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
-def allotted(policy: Selection, older: int, protected: int) -> tuple[int, int]:
+def allotted(policy: CompressingPolicy, older: int, protected: int) -> tuple[int, int]:
     """Of `older` tokens of which so many are `protected`: how many protected ones stay, and how many of the others."""
     if policy.ratio_over == "thinking":
         return protected, share(policy.ratio, older - protected)
@@ -352,7 +352,7 @@ def allotted(policy: Selection, older: int, protected: int) -> tuple[int, int]:
     return min(protected, kept) if policy.strict_budget else protected, max(0, kept - protected)
 
 
-def places(policy: Selection, cached: Cached) -> tuple[Tensor, int]:
+def places(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
     """Which of the tokens older than the local window stay in any case [..., older], and how many of the others do.
 
     Both are the same in every layer and head, because prompt and answer tokens are the same in all. Where a strict
@@ -371,7 +371,7 @@ def places(policy: Selection, cached: Cached) -> tuple[Tensor, int]:
     return protected & (protected.cumsum(-1) <= certain), chosen
 
 
-def select(policy: Selection, cached: Cached) -> Tensor:
+def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
     """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest."""
     import torch
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
-from kvatlas.policies.base import Cached, Selection, Signal, Step
+from kvatlas.policies.base import CacheView, CompressingPolicy, Signal, Step
 from kvatlas.policies.made_files import check_made_with
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 #: Name of the head's file in a model folder, where `predictor` looks when it is empty.
 HEAD_FILE = "dynts.safetensors"
 
 
 @dataclass(frozen=True)
-class DynTS(Selection):
+class DynTS(CompressingPolicy):
     """Learned importance: score(t) = head(last hidden state of t), arXiv 2601.18383, section 4.
 
     The head is an MLP (hidden -> 2 * hidden -> hidden / 2 -> 1, softplus) trained to predict the attention that the
@@ -63,11 +63,11 @@ class DynTS(Selection):
         # The ablations see the same as DynTS itself.
         return (DynTS.name, self.predictor)
 
-    def file(self, model: Model) -> Path:
+    def file(self, model: ModelHandle) -> Path:
         """Where the head is."""
         return Path(self.predictor).expanduser() if self.predictor else model.folder / HEAD_FILE
 
-    def check(self, model: Model) -> None:
+    def check(self, model: ModelHandle) -> None:
         file = self.file(model)
         if not file.is_file():
             raise KvatlasError(
@@ -83,7 +83,7 @@ class DynTS(Selection):
         if not self.predictor:
             check_made_with(file, model, "predictor")
 
-    def identity(self, model: Model) -> dict[str, Any]:
+    def identity(self, model: ModelHandle) -> dict[str, Any]:
         with self.file(model).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         return {**super().identity(model), "head": content}
@@ -93,7 +93,7 @@ class DynTS(Selection):
         head, layers = load_layers(str(self.file(step.model)), str(step.hidden.device))
         step.enter("importance", importance(head, step.hidden, layers))
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.columns["importance"]
 
 

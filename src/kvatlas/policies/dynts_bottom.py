@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import Cached
+from kvatlas.policies.base import CacheView
 from kvatlas.policies.dynts import DynTS
 
 if TYPE_CHECKING:
@@ -24,5 +24,5 @@ class DynTSBottom(DynTS):
     summary = "keeps the tokens that the learned head finds least important (ablation of dynts)"
     paper = "Dynamic Thinking-Token Selection, arXiv 2601.18383, ablation"
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return -super().score(cached).masked_fill(cached.positions < cached.prompt_length, float("inf"))

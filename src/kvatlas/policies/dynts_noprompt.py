@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import Cached
+from kvatlas.policies.base import CacheView
 from kvatlas.policies.dynts import DynTS
 
 if TYPE_CHECKING:
@@ -32,5 +32,5 @@ class DynTSNoPrompt(DynTS):
         if self.keep_prompt:
             raise KvatlasError("keep_prompt is True; valid for dynts-noprompt is false alone.")
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return super().score(cached).masked_fill(cached.positions < cached.prompt_length, 0.0)

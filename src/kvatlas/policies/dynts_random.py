@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvatlas.noise import uniform
-from kvatlas.policies.base import Cached, Selection
+from kvatlas.policies.base import CacheView, CompressingPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class DynTSRandom(Selection):
+class DynTSRandom(CompressingPolicy):
     """Ablation of arXiv 2601.18383: score(t) is uniform on (0, 1), one draw for all layers and heads.
 
     Drawn anew at each compression, as in the authors' code, where the prompt competes as well (`keep_prompt: false`).
@@ -26,7 +26,7 @@ class DynTSRandom(Selection):
     paper = "Dynamic Thinking-Token Selection, arXiv 2601.18383, ablation"
     published: ClassVar[Mapping[str, str]] = {"keep_prompt": "false"}
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         import torch
 
         streams = torch.full_like(cached.positions, cached.stream)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, Step, scope
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, Step, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class H2O(Selection):
+class H2O(CompressingPolicy):
     """Accumulated attention: score(t) = sum over all queries q so far, the prompt's included, of A(q, t).
 
     Source: arXiv 2306.14048, section 4.2, Algorithm 1: A is the softmax over the tokens that are cached when q comes,
@@ -25,7 +25,7 @@ class H2O(Selection):
     scope: for what one choice is made: head (published), layer or global, then with the mean of the sums.
     """
 
-    scope: Scope = scope(Scope.HEAD)
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "h2o"
     summary = "keeps the tokens that were attended to most so far"
@@ -40,5 +40,5 @@ class H2O(Selection):
         assert step.attention is not None
         step.add("mass", step.attention)
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.columns["mass"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import Cached, Scope, Selection, scope
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class KeyDiff(Selection):
+class KeyDiff(CompressingPolicy):
     """Distinctive keys: score(t) = - cosine similarity of k(t) and the mean of all normalised keys of its head.
 
     Source: arXiv 2504.15364, section 3 (its efficient form with an anchor vector). Keys are as they are cached, with
@@ -22,13 +22,13 @@ class KeyDiff(Selection):
     scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
     """
 
-    scope: Scope = scope(Scope.HEAD)
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "keydiff"
     summary = "keeps the tokens whose keys differ most from the mean key"
     paper = "KeyDiff, arXiv 2504.15364"
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.each_layer(lambda layer: _difference(cached.key(layer)))
 
 

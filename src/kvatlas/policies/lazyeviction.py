@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, Step, number, scope
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, Step, float_param, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class LazyEviction(Selection):
+class LazyEviction(CompressingPolicy):
     """Recurrence: score(t) = 2 / (1 + exp(1 + (now - T) / M)) + [M > 0] 2 / (1 + exp(M - 1)).
 
     Source: arXiv 2506.15969, section 4, in the form of the authors' code. T is the last step at which t was attended to
@@ -26,8 +26,8 @@ class LazyEviction(Selection):
     scope: for what one choice is made: head (published), layer or global, then with the mean of the weights.
     """
 
-    alpha: float = number(0.0005, 1e-12, 1)
-    scope: Scope = scope(Scope.HEAD)
+    alpha: float = float_param(0.0005, 1e-12, 1)
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "lazyeviction"
     summary = "keeps the tokens that are due to be attended to again, by their longest pause so far"
@@ -52,7 +52,7 @@ class LazyEviction(Selection):
         step.write("interval", step.read("interval").maximum((now - last) * attended))
         step.write("last", last.where(~attended, now))
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         last, interval = cached.columns["last"].double(), cached.columns["interval"].double()
         waited = (cached.length - 1 - last) / (interval + 1e-5)
         return 2 * (-1 - waited).sigmoid() + (interval > 0) * 2 * (1 - interval).sigmoid()

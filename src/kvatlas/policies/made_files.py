@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvatlas.core import KvatlasError
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 
 
-def check_made_with(file: Path, model: Model, parameter: str) -> None:
+def check_made_with(file: Path, model: ModelHandle, parameter: str) -> None:
     """Raise KvatlasError if a file in the model's folder says that it was made with other weights.
 
     One that `parameter` names may be tried on any; one that is found by itself must not mean nothing unnoticed.

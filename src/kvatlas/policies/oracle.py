@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import Cached, Selection, Signal
+from kvatlas.policies.base import CacheView, CompressingPolicy, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Oracle(Selection):
+class Oracle(CompressingPolicy):
     """True answer attention: score(t) = mean over layers, heads and answer tokens of what the answer pays to t.
 
     Source: arXiv 2601.18383, section 3: the label that `dynts` learns to predict, here taken from a second pass over
@@ -28,7 +28,7 @@ class Oracle(Selection):
     paper = "labels of Dynamic Thinking-Token Selection, arXiv 2601.18383"
     observes = frozenset({Signal.ANSWER})
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         import torch
 
         tokens = cached.tokens()

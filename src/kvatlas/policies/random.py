@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.noise import uniform
-from kvatlas.policies.base import Cached, Scope, Selection, scope
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Random(Selection):
+class Random(CompressingPolicy):
     """Random Attention: score(t) is uniform on (0, 1), independent over layers, KV heads, tokens and compressions.
 
     The paper keeps the prompt, a short recency window and a uniformly random subset per KV head. As in the authors'
@@ -23,13 +23,13 @@ class Random(Selection):
     scope: for what one draw is made: head (published), layer or global.
     """
 
-    scope: Scope = scope(Scope.HEAD)
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "random"
     summary = "keeps a uniformly random subset, per KV head"
     paper = "Random Attention, arXiv 2609.03430"
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         import torch
 
         layers, heads, _ = cached.positions.shape

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.policies.base import Cached
+    from kvatlas.policies.base import CacheView
 
 
-def logits(cached: Cached, layer: int) -> Tensor:
+def logits(cached: CacheView, layer: int) -> Tensor:
     """q k times the layer's own scaling [KV heads, query heads of each, queries, cached]; -inf where q does not see the
     token."""
     import torch
@@ -25,12 +25,12 @@ def logits(cached: Cached, layer: int) -> Tensor:
     return found.masked_fill(unseen, float("-inf"))
 
 
-def positions(cached: Cached, layer: int) -> Tensor:
+def positions(cached: CacheView, layer: int) -> Tensor:
     """True positions [KV heads or 1, cached] of a layer's tokens."""
     return cached.positions[min(layer, cached.positions.shape[0] - 1)]
 
 
-def observing(cached: Cached, layer: int, queries: int) -> Tensor:
+def observing(cached: CacheView, layer: int, queries: int) -> Tensor:
     """Which tokens [KV heads or 1, cached] the last `queries` queries belong to: the observation window."""
     return positions(cached, layer) >= cached.length - queries
 

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, number, one_of, scope, whole
+from kvatlas.policies.base import (
+    CacheView,
+    CompressingPolicy,
+    Scope,
+    Signal,
+    choice_param,
+    float_param,
+    int_param,
+    scope_param,
+)
 from kvatlas.policies.recent import logits, observing, pooled
 from kvatlas.policies.similar_keys import newest_similar
 
@@ -15,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RKV(Selection):
+class RKV(CompressingPolicy):
     """Importance less redundancy: score(t) = mix * I(t) - (1 - mix) * R(t).
 
     Source: arXiv 2505.24133, section 3, and the authors' code. I: the logits of the last `queries` queries, the
@@ -36,12 +45,12 @@ class RKV(Selection):
     scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
     """
 
-    queries: int = whole(8, 1)
-    kernel: int = whole(7, 1)
-    mix: float = number(0.1, 0, 1)
-    threshold: float = number(0.5, -1, 1)
-    unlike: str = one_of("none", "first")
-    scope: Scope = scope(Scope.HEAD)
+    queries: int = int_param(8, 1)
+    kernel: int = int_param(7, 1)
+    mix: float = float_param(0.1, 0, 1)
+    threshold: float = float_param(0.5, -1, 1)
+    unlike: str = choice_param("none", "first")
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "rkv"
     version = 2
@@ -57,10 +66,10 @@ class RKV(Selection):
     }
     observes = frozenset({Signal.QUERIES})
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.each_layer(lambda layer: self._of_layer(cached, layer))
 
-    def _of_layer(self, cached: Cached, layer: int) -> Tensor:
+    def _of_layer(self, cached: CacheView, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)
         before = logits(cached, layer).amax(1).masked_fill(inside[:, None], float("-inf"))
         importance = pooled(before.softmax(-1).nan_to_num(0.0).mean(1), self.kernel, "max")

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Selection, one_of, whole
+from kvatlas.policies.base import CacheView, CompressingPolicy, choice_param, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 SEPARATORS = frozenset(".,?!;: \t\n")
 
 
 @dataclass(frozen=True)
-class SepLLM(Selection):
+class SepLLM(CompressingPolicy):
     """Separators: the first `sinks` tokens come first, then separators, newest first, then the others, newest first.
 
     Source: arXiv 2412.12094, section 3 (initial, separator and neighbouring tokens; when the separators' cache is full
@@ -34,26 +34,26 @@ class SepLLM(Selection):
     rest: what separators leave of the ratio: `recent` tokens, or `empty`.
     """
 
-    sinks: int = whole(4, 0)
-    separators: str = one_of("joined", "single")
-    rest: str = one_of("recent", "empty")
+    sinks: int = int_param(4, 0)
+    separators: str = choice_param("joined", "single")
+    rest: str = choice_param("recent", "empty")
 
     name = "sepllm"
     summary = "keeps separators (punctuation, line ends), the first and the most recent tokens"
     paper = "SepLLM, arXiv 2412.12094"
     published: ClassVar[Mapping[str, str]] = {"sinks": "4", "keep_prompt": "false"}
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         score = cached.positions.double() + self._separating(cached) * cached.length
         return score.masked_fill(cached.positions < self.sinks, float("inf"))
 
-    def filled(self, cached: Cached, protected: Tensor, chosen: int) -> int:
+    def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         if self.rest == "recent":
             return chosen
         wanted = self._separating(cached) | (cached.positions < self.sinks)
         return min(chosen, int((wanted[..., : protected.shape[-1]] & ~protected).sum()))
 
-    def _separating(self, cached: Cached) -> Tensor:
+    def _separating(self, cached: CacheView) -> Tensor:
         """Which cached tokens are separators [1, 1, cached]."""
         import torch
 
@@ -64,13 +64,13 @@ class SepLLM(Selection):
 
 
 @lru_cache(maxsize=2**18)
-def is_separator(model: Model, token: int) -> bool:
+def is_separator(model: ModelHandle, token: int) -> bool:
     """Whether the text of a token is nothing but separators."""
     text = str(model.tokenizer.decode([token]))
     return bool(text) and SEPARATORS.issuperset(text)
 
 
-def is_single_separator(model: Model, token: int) -> bool:
+def is_single_separator(model: ModelHandle, token: int) -> bool:
     """Whether a token is one separator, tab left out, or the one that begins a sequence."""
     if token == getattr(model.tokenizer, "bos_token_id", None):
         return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, one_of, scope, whole
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SnapKV(Selection):
+class SnapKV(CompressingPolicy):
     """Pooled votes of an observation window: score(t) = pool over t's neighbours of sum over q of A(q, t).
 
     Source: arXiv 2404.14469, sections 4.1 and 4.2, Listing 1: q runs over the last `queries` tokens, A is the softmax
@@ -29,10 +29,10 @@ class SnapKV(Selection):
     scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
     """
 
-    queries: int = whole(32, 1)
-    kernel: int = whole(7, 1)
-    pooling: str = one_of("max", "avg")
-    scope: Scope = scope(Scope.HEAD)
+    queries: int = int_param(32, 1)
+    kernel: int = int_param(7, 1)
+    pooling: str = choice_param("max", "avg")
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "snapkv"
     version = 2
@@ -45,10 +45,10 @@ class SnapKV(Selection):
     }
     observes = frozenset({Signal.QUERIES})
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.each_layer(lambda layer: self._votes(cached, layer))
 
-    def _votes(self, cached: Cached, layer: int) -> Tensor:
+    def _votes(self, cached: CacheView, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)
         votes = logits(cached, layer).softmax(-1).sum(2).masked_fill(inside[:, None], 0.0)
         return pooled(votes, self.kernel, self.pooling).mean(1).masked_fill(inside, float("inf"))

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import Cached, Selection, whole
+from kvatlas.policies.base import CacheView, CompressingPolicy, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Streaming(Selection):
+class Streaming(CompressingPolicy):
     """Attention sinks and recency: score(t) is infinite for the first `sinks` tokens, else the position of t.
 
     Source: arXiv 2309.17453, section 3.2. The sinks are the first tokens of the sequence, so of the prompt: as
@@ -25,12 +25,12 @@ class Streaming(Selection):
     sinks: initial tokens that stay.
     """
 
-    sinks: int = whole(4, 0)
+    sinks: int = int_param(4, 0)
 
     name = "streaming"
     summary = "keeps the first tokens (attention sinks) and the most recent ones"
     paper = "StreamingLLM, arXiv 2309.17453"
     published: ClassVar[Mapping[str, str]] = {"sinks": "4", "keep_prompt": "false"}
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.positions.double().masked_fill(cached.positions < self.sinks, float("inf"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, scope
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, scope_param
 from kvatlas.policies.recent import logits
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TOVA(Selection):
+class TOVA(CompressingPolicy):
     """Attention of the newest query q: score(t) = mean over the heads of a layer of A(q, t).
 
     Source: arXiv 2401.06104, section 3.2: A is the softmax over all cached tokens, one choice is made for each layer.
@@ -23,7 +23,7 @@ class TOVA(Selection):
     scope: for what one choice is made: layer (published), head or global.
     """
 
-    scope: Scope = scope(Scope.LAYER)
+    scope: Scope = scope_param(Scope.LAYER)
 
     name = "tova"
     version = 2
@@ -32,5 +32,5 @@ class TOVA(Selection):
     observes = frozenset({Signal.QUERIES})
     queries = 1
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.each_layer(lambda layer: logits(cached, layer).softmax(-1).mean(1)[:, 0])

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import Cached, Scope, Selection, scope, whole
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, int_param, scope_param
 from kvatlas.policies.made_files import check_made_with
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 #: Name of the statistics' file in a model folder, where the policy looks when `statistics` is empty.
 STATISTICS_FILE = "triattention.safetensors"
 
 
 @dataclass(frozen=True)
-class TriAttention(Selection):
+class TriAttention(CompressingPolicy):
     """Trigonometric score: S(k) = mean over d of sum over f of |E q_f| |k_f| cos(w_f (D + d) + phi_f)
     + sum over f of (E |q_f| - |E q_f|) |k_f|.
 
@@ -43,8 +43,8 @@ class TriAttention(Selection):
     """
 
     statistics: str = ""
-    reach: int = whole(65_536, 1)
-    scope: Scope = scope(Scope.HEAD)
+    reach: int = int_param(65_536, 1)
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "triattention"
     summary = "keeps the tokens whose keys future queries will look for, by the queries' mean before rotation"
@@ -55,11 +55,11 @@ class TriAttention(Selection):
         "local_window": "128",
     }
 
-    def file(self, model: Model) -> Path:
+    def file(self, model: ModelHandle) -> Path:
         """Where the statistics are."""
         return Path(self.statistics).expanduser() if self.statistics else model.folder / STATISTICS_FILE
 
-    def check(self, model: Model) -> None:
+    def check(self, model: ModelHandle) -> None:
         file = self.file(model)
         if not file.is_file():
             raise KvatlasError(
@@ -76,11 +76,11 @@ class TriAttention(Selection):
         if not self.statistics:
             check_made_with(file, model, "statistics")
 
-    def identity(self, model: Model) -> dict[str, Any]:
+    def identity(self, model: ModelHandle) -> dict[str, Any]:
         content = hashlib.sha256(self.file(model).read_bytes()).hexdigest()
         return {**super().identity(model), "statistics": content}
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         statistics = load_statistics(str(self.file(cached.model)), str(cached.positions.device))
         towards = directions(statistics, cached.length, self.reach)
         return cached.each_layer(lambda layer: _of_layer(cached, layer, statistics, towards))
@@ -102,7 +102,7 @@ def directions(statistics: Mapping[str, Tensor], length: int, reach: int) -> Ten
     return torch.cat([turned.real, turned.imag], dim=-1).float()
 
 
-def _of_layer(cached: Cached, layer: int, statistics: Mapping[str, Tensor], towards: Tensor) -> Tensor:
+def _of_layer(cached: CacheView, layer: int, statistics: Mapping[str, Tensor], towards: Tensor) -> Tensor:
     import torch
 
     key = cached.key(layer).float()

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvatlas.noise import uniform
-from kvatlas.policies.base import Cached, Scope, Selection, Signal, number, places, scope, share, whole
+from kvatlas.policies.base import (
+    CacheView,
+    CompressingPolicy,
+    Scope,
+    Signal,
+    float_param,
+    int_param,
+    places,
+    scope_param,
+    share,
+)
 from kvatlas.policies.recent import logits, observing, pooled
 
 if TYPE_CHECKING:
@@ -15,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VaSE(Selection):
+class VaSE(CompressingPolicy):
     """Value-aware stochastic eviction: a share `large` of the places goes to the tokens whose values have the largest
     range (greatest less smallest channel), the first `sinks` tokens before all; the others are drawn without
     replacement with probabilities proportional to attention.
@@ -34,11 +44,11 @@ class VaSE(Selection):
     scope: for what one choice is made: head (published), layer or global, then with mean ranges and attention.
     """
 
-    large: float = number(0.25, 0, 1)
-    sinks: int = whole(4, 0)
-    queries: int = whole(64, 1)
-    kernel: int = whole(5, 1)
-    scope: Scope = scope(Scope.HEAD)
+    large: float = float_param(0.25, 0, 1)
+    sinks: int = int_param(4, 0)
+    queries: int = int_param(64, 1)
+    kernel: int = int_param(5, 1)
+    scope: Scope = scope_param(Scope.HEAD)
 
     name = "vase"
     version = 2
@@ -53,7 +63,7 @@ class VaSE(Selection):
     }
     observes = frozenset({Signal.QUERIES})
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         import torch
 
         attention = cached.each_layer(lambda layer: self._attention(cached, layer))
@@ -70,7 +80,7 @@ class VaSE(Selection):
         largest = older.argsort(dim=-1, descending=True, stable=True)[..., : share(self.large, chosen)]
         return drawn.scatter(-1, largest, float("inf"))
 
-    def _attention(self, cached: Cached, layer: int) -> Tensor:
+    def _attention(self, cached: CacheView, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)
         before = logits(cached, layer).masked_fill(inside[:, None, None], float("-inf"))
         found = pooled(before.softmax(-1).nan_to_num(0.0).mean(2), self.kernel, "avg").mean(1)

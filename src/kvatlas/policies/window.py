@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import Cached, Selection
+from kvatlas.policies.base import CacheView, CompressingPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Window(Selection):
+class Window(CompressingPolicy):
     """Recency alone: score(t) = position of t.
 
     With local window W and ratio r it keeps the newest W + floor(r * older) tokens (and the prompt), so that it spends
@@ -24,5 +24,5 @@ class Window(Selection):
     summary = "keeps the most recent tokens"
     paper = "Longformer's sliding window, arXiv 2004.05150, section 3.1, as a cache rule"
 
-    def score(self, cached: Cached) -> Tensor:
+    def score(self, cached: CacheView) -> Tensor:
         return cached.positions.float()

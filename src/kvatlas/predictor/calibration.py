@@ -9,7 +9,7 @@ import torch
 
 from kvatlas.core import KvatlasError
 from kvatlas.engine.attention import refuse_unsupported
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ STEADY = ("default", "linear", "llama3", "yarn")
 
 
 @torch.inference_mode()
-def query_statistics(model: Model, network: PreTrainedModel, texts: Iterable[tuple[int, ...]]) -> dict[str, Tensor]:
+def query_statistics(
+    model: ModelHandle, network: PreTrainedModel, texts: Iterable[tuple[int, ...]]
+) -> dict[str, Tensor]:
     """Means over all tokens of `texts` (token ids): center (complex, by parts) and norm [layers, heads, planes] of the
     queries before rotation, and the rotation's frequency [planes].
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from kvatlas.core import Status, Trace
 from kvatlas.engine.attention import refuse_unsupported
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _watch(watch: _Watch, query: Tensor, key: Tensor, scaling: float, window: in
     watch.layers += 1
 
 
-def left_out(model: Model, trace: Trace) -> str:
+def left_out(model: ModelHandle, trace: Trace) -> str:
     """Why a predictor does not learn from a full-cache trace, one of `REASONS`; empty where it does."""
     split = model.split(trace.tokens)
     if split is None:
@@ -141,7 +141,7 @@ def left_out(model: Model, trace: Trace) -> str:
 
 
 def label_trace(
-    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> tuple[Tensor, Tensor] | None:
     """Hidden states and labels of a trace's thinking tokens; None where it has no thinking or no answer.
 
@@ -156,7 +156,7 @@ def label_trace(
     return states[thinking], attention[thinking] * end
 
 
-def examples(model: Model, network: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
+def examples(model: ModelHandle, network: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
     """Labels and hidden states of all thinking tokens of correct full-cache traces, each with its prompt's ids."""
     found = [label_trace(model, network, prompt, trace.tokens) for prompt, trace in traces]
     return join([part for part in found if part is not None])

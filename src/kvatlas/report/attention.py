@@ -13,7 +13,7 @@ from kvatlas.report.sources import Sources
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 #: Larger models are not loaded for a picture.
 BYTES_LIMIT = 1 << 30
@@ -28,14 +28,14 @@ class Networks:
     sources: Sources
     loaded: dict[str, PreTrainedModel | None] = field(default_factory=dict)
 
-    def get(self, model: Model) -> PreTrainedModel | None:
+    def get(self, model: ModelHandle) -> PreTrainedModel | None:
         """The model's weights; None where they are gone or over 1 GiB."""
         if model.name not in self.loaded:
             self.loaded[model.name] = _network(model)
         return self.loaded[model.name]
 
 
-def _network(model: Model) -> PreTrainedModel | None:
+def _network(model: ModelHandle) -> PreTrainedModel | None:
     try:
         if sum(path.stat().st_size for path in model.folder.glob("*.safetensors")) > BYTES_LIMIT:
             return None
@@ -61,7 +61,7 @@ def measured(traces: Sequence[Trace], networks: Networks, limit: int) -> list[di
     return results
 
 
-def _has_head(model: Model) -> bool:
+def _has_head(model: ModelHandle) -> bool:
     from kvatlas import policies
     from kvatlas.core import Setting
 
@@ -73,7 +73,7 @@ def _has_head(model: Model) -> bool:
 
 
 def _measure(
-    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> dict[str, Any] | None:
     """Importance that the head gives each thinking token, and the attention that the answer pays to it.
 

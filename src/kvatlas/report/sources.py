@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Trace
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.results.manifest import Manifest
 
 
@@ -15,7 +15,7 @@ from kvatlas.results.manifest import Manifest
 class Sources:
     """Models by name, benchmarks by name with their problems by id; what is not there any more is missing."""
 
-    models: Mapping[str, Model] = field(default_factory=dict)
+    models: Mapping[str, ModelHandle] = field(default_factory=dict)
     benchmarks: Mapping[str, Benchmark] = field(default_factory=dict)
     problems: Mapping[str, Mapping[str, Problem]] = field(default_factory=dict)
 
@@ -24,7 +24,7 @@ class Sources:
         """Found by the run's own spec. Never an error: a page without a question is still a page."""
         from kvatlas.sweeps.spec import parse_spec
 
-        models: dict[str, Model] = {}
+        models: dict[str, ModelHandle] = {}
         benchmarks: dict[str, Benchmark] = {}
         problems: dict[str, dict[str, Problem]] = {}
         try:
@@ -72,7 +72,7 @@ class Sources:
             return None
 
 
-def token_texts(model: Model, tokens: tuple[int, ...]) -> list[str]:
+def token_texts(model: ModelHandle, tokens: tuple[int, ...]) -> list[str]:
     """The text that each token adds; a character of several tokens comes with the last of them."""
     tokenizer = model.tokenizer
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.service import Ticket, written
+from kvatlas.service import RequestHandle, written
 
 if TYPE_CHECKING:
     from kvatlas.engine import Generation
@@ -19,21 +19,21 @@ class Shape:
         self.chat = chat
         self.head = {"id": number, "created": created, "model": model}
 
-    def choice(self, index: int, ticket: Ticket) -> dict[str, Any]:
+    def choice(self, index: int, handle: RequestHandle) -> dict[str, Any]:
         """A finished answer."""
-        generation = ticket.generation.result()
-        thinking, answer = written(ticket.model, generation.tokens, ticket.ask.stop, ticket.ask.split)
-        about = {"finish_reason": ticket.reason(), "logprobs": None, "kvatlas": cache_of(generation)}
+        generation = handle.generation.result()
+        thinking, answer = written(handle.model, generation.tokens, handle.ask.stop, handle.ask.split)
+        about = {"finish_reason": handle.reason(), "logprobs": None, "kvatlas": cache_of(generation)}
         if not self.chat:
             return {"index": index, "text": answer, **about}
         message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
         return {"index": index, "message": message, **about}
 
-    def whole(self, tickets: Sequence[Ticket]) -> dict[str, Any]:
+    def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """The body of a whole answer."""
         kind = "chat.completion" if self.chat else "text_completion"
-        choices = [self.choice(index, ticket) for index, ticket in enumerate(tickets)]
-        return {**self.head, "object": kind, "choices": choices, "usage": usage_of(tickets)}
+        choices = [self.choice(index, handle) for index, handle in enumerate(handles)]
+        return {**self.head, "object": kind, "choices": choices, "usage": usage_of(handles)}
 
     def piece(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """One event of a stream."""
@@ -55,9 +55,9 @@ class Shape:
         delta = {name: text for name, text in texts.items() if text}
         return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
 
-    def end(self, index: int, ticket: Ticket) -> bytes:
+    def end(self, index: int, handle: RequestHandle) -> bytes:
         """The last event of a choice."""
-        about = {"finish_reason": ticket.reason(), "kvatlas": cache_of(ticket.generation.result())}
+        about = {"finish_reason": handle.reason(), "kvatlas": cache_of(handle.generation.result())}
         return self.piece([{"index": index, **({"delta": {}} if self.chat else {"text": ""}), **about}])
 
 
@@ -80,10 +80,10 @@ def cache_of(generation: Generation[Any]) -> dict[str, Any]:
     }
 
 
-def usage_of(tickets: Sequence[Ticket]) -> dict[str, Any]:
+def usage_of(handles: Sequence[RequestHandle]) -> dict[str, Any]:
     """Tokens of all choices; a prompt that several answer counts once."""
-    usages = [ticket.generation.result().usage for ticket in tickets]
-    prompts = sum(len(prompt) for prompt in dict.fromkeys(ticket.ask.prompt for ticket in tickets))
+    usages = [handle.generation.result().usage for handle in handles]
+    prompts = sum(len(prompt) for prompt in dict.fromkeys(handle.ask.prompt for handle in handles))
     written_tokens = sum(usage.output_tokens for usage in usages)
     return {
         "prompt_tokens": prompts,

@@ -20,8 +20,17 @@ from kvatlas.core import KvatlasError
 from kvatlas.server.answers import DONE, Shape, error, event, usage_of
 from kvatlas.server.metrics import Metrics
 from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.service import Ask, BusyError, ClosedError, Decoder, Service, Ticket, Writing, stream_of
-from kvatlas.service.asking import LengthError, drawing, room_for
+from kvatlas.service import (
+    BusyError,
+    ClosedError,
+    Decoder,
+    Detokenizer,
+    GenerationRequest,
+    RequestHandle,
+    Service,
+    stream_of,
+)
+from kvatlas.service.request_validation import LengthError, drawing, room_for
 
 #: Seconds after which a refused client is advised to try again.
 RETRY_AFTER = "1"
@@ -31,7 +40,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         400: "The request is malformed or asks for what is not supported.",
         401: "The API key is missing or wrong.",
         404: "There is no such model.",
-        429: "The line is full.",
+        429: "The queue is full.",
         503: "The server is stopping, or its engine has failed.",
     }.items()
 }
@@ -49,7 +58,7 @@ def application(service: Service, name: str, api_key: str | None = None) -> Fast
         redoc_url=None,
     )
     _answer_errors_as_openai_does(app)
-    _add_endpoints(app, Desk(service, name), _key_check(api_key))
+    _add_endpoints(app, WorkQueue(service, name), _key_check(api_key))
     return app
 
 
@@ -62,7 +71,7 @@ def _key_check(api_key: str | None) -> Callable[[Request], None]:
     return check
 
 
-def _add_endpoints(app: FastAPI, desk: Desk, check: Callable[[Request], None]) -> None:
+def _add_endpoints(app: FastAPI, desk: WorkQueue, check: Callable[[Request], None]) -> None:
     guarded = [Depends(check)]
     service = desk.service
 
@@ -100,8 +109,8 @@ def _add_endpoints(app: FastAPI, desk: Desk, check: Callable[[Request], None]) -
         return Response(desk.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class Desk:
-    """Turns requests into asks, and tickets into answers."""
+class WorkQueue:
+    """Turns requests into asks, and handles into answers."""
 
     def __init__(self, service: Service, name: str) -> None:
         self.service, self.name = service, name
@@ -119,7 +128,7 @@ class Desk:
         if model is not None and model != self.name:
             raise HTTPException(404, f"There is no model {model!r}; valid is {self.name!r}.")
 
-    def chat_asks(self, body: ChatRequest) -> list[Ask]:
+    def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
         """What a conversation asks for."""
         roles = {"developer": "system"}
         messages = [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
@@ -127,7 +136,7 @@ class Desk:
         most = body.max_completion_tokens or body.max_tokens
         return self._asks(body, model.tokens(model.conversation(messages)), most, split=True)
 
-    def completion_asks(self, body: CompletionRequest) -> list[Ask]:
+    def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
         """What one prompt or several ask for."""
         given = body.prompt
         prompts: Sequence[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
@@ -145,7 +154,9 @@ class Desk:
             asks += self._asks(body, tokens, body.max_tokens or 16, split=False)
         return asks
 
-    def _asks(self, body: Generating, prompt: tuple[int, ...], most: int | None, split: bool) -> list[Ask]:
+    def _asks(
+        self, body: Generating, prompt: tuple[int, ...], most: int | None, split: bool
+    ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
         room = room_for(service.model, service.policy, prompt, most)
@@ -153,89 +164,89 @@ class Desk:
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
         return [
-            Ask(prompt, sampling, stream_of(body.seed, prompt, sample), body.stops, split)
+            GenerationRequest(prompt, sampling, stream_of(body.seed, prompt, sample), body.stops, split)
             for sample in range(body.n or 1)
         ]
 
-    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[Ask]) -> Response:
+    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
         """The answer to a request, whole or as a stream; what nobody waits for any more is not decoded further."""
-        tickets = self.service.ask(asks)
+        handles = self.service.ask(asks)
         chat = endpoint == "chat"
         number = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         shape = Shape(chat, number, int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
-            events = self._events(endpoint, shape, tickets, with_usage, began)
-            return _Stream(events, tickets)
+            events = self._events(endpoint, shape, handles, with_usage, began)
+            return _Stream(events, handles)
         outcome = "gone"
         try:
-            if not await _unless_gone(request, asyncio.gather(*(ticket.finished() for ticket in tickets))):
+            if not await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles))):
                 return Response(status_code=499)
             outcome = "ok"
-            return JSONResponse(shape.whole(tickets))
+            return JSONResponse(shape.whole(handles))
         except ClosedError:
             outcome = "stopped"
             raise
         finally:
-            self._note(endpoint, outcome, began, tickets)
+            self._note(endpoint, outcome, began, handles)
 
     async def _events(
-        self, endpoint: str, shape: Shape, tickets: list[Ticket], with_usage: bool, began: float
+        self, endpoint: str, shape: Shape, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
         outcome, events = "gone", 0
         try:
-            async for piece in _merged([_pieces(shape, index, ticket) for index, ticket in enumerate(tickets)]):
+            async for piece in _merged([_pieces(shape, index, handle) for index, handle in enumerate(handles)]):
                 events += 1
                 # The first event of a chat only opens it.
                 if events == (2 if shape.chat else 1):
                     self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
                 yield piece
             if with_usage:
-                yield shape.piece([], usage=usage_of(tickets))
+                yield shape.piece([], usage=usage_of(handles))
             outcome = "ok"
             yield DONE
         except ClosedError as closed:
             outcome = "stopped"
             yield event(error(str(closed), "server_error"))
         finally:
-            self._note(endpoint, outcome, began, tickets)
+            self._note(endpoint, outcome, began, handles)
 
-    def _note(self, endpoint: str, outcome: str, began: float, tickets: list[Ticket]) -> None:
+    def _note(self, endpoint: str, outcome: str, began: float, handles: list[RequestHandle]) -> None:
         if outcome != "ok":
-            for ticket in tickets:
-                ticket.cancel()
+            for handle in handles:
+                handle.cancel()
         self.metrics.answered.labels(endpoint, outcome).inc()
         self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; whichever way they end, their tickets leave with them, even if not one was sent."""
+    """Server-sent events; whichever way they end, their requests leave with them, even if not one was sent."""
 
-    def __init__(self, events: AsyncIterator[bytes], tickets: list[Ticket]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], handles: list[RequestHandle]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self.tickets = tickets
+        self.handles = handles
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            for ticket in self.tickets:
-                ticket.cancel()
+            for handle in self.handles:
+                handle.cancel()
 
 
-async def _pieces(shape: Shape, index: int, ticket: Ticket) -> AsyncIterator[bytes]:
+async def _pieces(shape: Shape, index: int, handle: RequestHandle) -> AsyncIterator[bytes]:
     """The events of one choice."""
-    decoder, writing = Decoder(ticket.model), Writing(ticket.model, ticket.ask.stop, ticket.ask.split)
+    decoder, writing = Decoder(handle.model), Detokenizer(handle.model, handle.ask.stop, handle.ask.split)
     begin = shape.begin(index)
     if begin:
         yield begin
-    async for tokens in ticket.pieces():
-        last = ticket.generation.done()
+    async for tokens in handle.pieces():
+        last = handle.generation.done()
         thinking, answer = writing.push(decoder.push(tokens, last), last)
         if thinking or answer:
             yield shape.news(index, thinking, answer)
-    yield shape.end(index, ticket)
+    yield shape.end(index, handle)
 
 
 async def _merged(streams: list[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:

@@ -1,17 +1,17 @@
 """One engine for many who ask at once: an answer is the same whoever else asks (server, Inspect, lm-eval)."""
 
-from kvatlas.service.asking import Ask, chosen, stream_of
-from kvatlas.service.service import BusyError, ClosedError, Service, Ticket
-from kvatlas.service.writing import Decoder, Writing, written
+from kvatlas.service.detokenizer import Decoder, Detokenizer, written
+from kvatlas.service.request_validation import GenerationRequest, chosen, stream_of
+from kvatlas.service.service import BusyError, ClosedError, RequestHandle, Service
 
 __all__ = [
-    "Ask",
     "BusyError",
     "ClosedError",
     "Decoder",
+    "Detokenizer",
+    "GenerationRequest",
+    "RequestHandle",
     "Service",
-    "Ticket",
-    "Writing",
     "chosen",
     "stream_of",
     "written",

@@ -1,7 +1,7 @@
 """The asynchronous front of the engine: one thread decodes, anyone asks, from threads and from event loops.
 
-Who asks gets a ticket: its tokens as they are drawn, its generation when it is finished. Waiting tickets stand in one
-bounded line, and enter the batch as rows become free. A cancelled ticket leaves the line, or its row at the next step.
+Who asks gets a handle: its tokens as they are drawn, its generation when it is finished. Waiting requests stand in one
+bounded queue and enter the batch as rows become free. A cancelled one leaves the queue, or its row at the next step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.service.asking import Ask
-from kvatlas.service.writing import Decoder, Writing
+from kvatlas.service.detokenizer import Decoder, Detokenizer
+from kvatlas.service.request_validation import GenerationRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvatlas.engine import Engine, Generation, Request
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
     from kvatlas.policies import Policy
 
 #: Seconds between two pieces of the streams, for each sequence that is being decoded. All streams together then cost
@@ -33,23 +33,23 @@ PIECE_SECONDS = 0.0075
 
 
 class BusyError(KvatlasError):
-    """The line is full."""
+    """The queue is full."""
 
 
 class ClosedError(KvatlasError):
     """The service takes no more, or its engine has failed."""
 
 
-class Ticket:
+class RequestHandle:
     """One ask on its way. `tokens` are its new tokens so far, `generation` the future of the finished one."""
 
-    def __init__(self, ask: Ask, service: Service) -> None:
+    def __init__(self, ask: GenerationRequest, service: Service) -> None:
         model = service.model
         self.ask, self.model, self._service = ask, model, service
         self.tokens: Sequence[int] = ()
-        self.generation: Future[Generation[Ticket]] = Future()
+        self.generation: Future[Generation[RequestHandle]] = Future()
         self._gone = False
-        self._decoder, self._writing = Decoder(model), Writing(model, ask.stop, ask.split)
+        self._decoder, self._writing = Decoder(model), Detokenizer(model, ask.stop, ask.split)
 
     def cancel(self) -> None:
         """Nobody waits for this any more."""
@@ -62,7 +62,7 @@ class Ticket:
         with contextlib.suppress(InvalidStateError):
             self.generation.set_exception(error)
 
-    def watch(self, tokens: Sequence[int]) -> bool:
+    def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """The engine's side: note new tokens, say whether this ends here."""
         self.tokens = tokens
         if self.ask.stop and not self._gone:
@@ -91,7 +91,7 @@ class Ticket:
                     yield list(self.tokens)
         yield list(self.generation.result().tokens)
 
-    async def finished(self) -> Generation[Ticket]:
+    async def finished(self) -> Generation[RequestHandle]:
         """The finished generation; cancelled with the task that waits for it."""
         try:
             return await asyncio.wrap_future(self.generation)
@@ -113,17 +113,17 @@ class Beat:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._streams: dict[asyncio.AbstractEventLoop, dict[asyncio.Event, tuple[Ticket, int]]] = {}
+        self._streams: dict[asyncio.AbstractEventLoop, dict[asyncio.Event, tuple[RequestHandle, int]]] = {}
 
     @contextlib.contextmanager
-    def joined(self, ticket: Ticket, news: asyncio.Event) -> Iterator[None]:
-        """While this lasts `news` is set whenever the ticket has more tokens."""
+    def joined(self, handle: RequestHandle, news: asyncio.Event) -> Iterator[None]:
+        """While this lasts `news` is set whenever the handle has more tokens."""
         loop = asyncio.get_running_loop()
         if loop not in self._streams:
             self._streams[loop] = {}
             self._next(loop)
         streams = self._streams[loop]
-        streams[news] = (ticket, 0)
+        streams[news] = (handle, 0)
         try:
             yield
         finally:
@@ -137,33 +137,33 @@ class Beat:
         if not streams:
             del self._streams[loop]
             return
-        for news, (ticket, seen) in streams.items():
-            if len(ticket.tokens) > seen:
-                streams[news] = (ticket, len(ticket.tokens))
+        for news, (handle, seen) in streams.items():
+            if len(handle.tokens) > seen:
+                streams[news] = (handle, len(handle.tokens))
                 news.set()
         self._next(loop)
 
 
 @dataclass
 class Service:
-    """Answers asks about one model under one policy, `batch_size` at a time; `line` more may wait.
+    """Answers asks about one model under one policy, `batch_size` at a time; `queue` more may wait.
 
     `sampling` is what an ask starts from. The weights are loaded by `start`, unless `network` brings them.
     """
 
-    model: Model
+    model: ModelHandle
     policy: Policy
     sampling: Sampling = field(default_factory=Sampling)
     batch_size: int = 32
-    line: int = 256
+    queue: int = 256
     network: PreTrainedModel | None = None
     engine: Engine | None = field(init=False, default=None)
     failure: BaseException | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.beat = Beat(self)
-        self._waiting: deque[Ticket] = deque()
-        self._decoding: set[Ticket] = set()
+        self._waiting: deque[RequestHandle] = deque()
+        self._decoding: set[RequestHandle] = set()
         self._news = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -194,22 +194,22 @@ class Service:
         """Whether new asks are refused because the service ends."""
         return self._closing
 
-    def ask(self, asks: Iterable[Ask]) -> list[Ticket]:
-        """A ticket for each ask, all or none. BusyError if they do not fit into the line, ClosedError after the end."""
-        tickets = [Ticket(ask, self) for ask in asks]
-        if len(tickets) > self.batch_size + self.line:
+    def ask(self, asks: Iterable[GenerationRequest]) -> list[RequestHandle]:
+        """A handle for each, all or none. BusyError if they do not fit into the queue, ClosedError after the end."""
+        handles = [RequestHandle(ask, self) for ask in asks]
+        if len(handles) > self.batch_size + self.queue:
             raise KvatlasError(
-                f"{len(tickets)} answers are asked for at once; valid are up to {self.batch_size + self.line}."
+                f"{len(handles)} answers are asked for at once; valid are up to {self.batch_size + self.queue}."
             )
         with self._news:
             self._check_open()
-            # What finds a free row at once does not have to wait, so it needs no place in the line.
+            # What finds a free row at once does not have to wait, so it needs no place in the queue.
             free = max(0, self.batch_size - len(self._decoding))
-            if len(self._waiting) + len(tickets) > self.line + free:
-                raise BusyError(f"{len(self._waiting)} requests are waiting, and {self.line} may; try again later.")
-            self._waiting.extend(tickets)
+            if len(self._waiting) + len(handles) > self.queue + free:
+                raise BusyError(f"{len(self._waiting)} requests are waiting, and {self.queue} may; try again later.")
+            self._waiting.extend(handles)
             self._news.notify()
-        return tickets
+        return handles
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -222,20 +222,20 @@ class Service:
         with self._news:
             self._closing = True
             left = [*self._decoding, *self._waiting]
-        wait_for([ticket.generation for ticket in left], timeout=seconds)
+        wait_for([handle.generation for handle in left], timeout=seconds)
         with self._news:
             left = [*self._decoding, *self._waiting]
             self._waiting.clear()
             self._news.notify()
-        for ticket in left:
-            ticket.fail(ClosedError("The server has stopped before this answer was finished."))
+        for handle in left:
+            handle.fail(ClosedError("The server has stopped before this answer was finished."))
         if self._thread is not None:
             self._thread.join()
 
-    def drop(self, ticket: Ticket) -> None:
-        """Take a ticket out of the line, if it stands there."""
+    def drop(self, handle: RequestHandle) -> None:
+        """Take a handle out of the queue, if it waits there."""
         with self._news, contextlib.suppress(ValueError):
-            self._waiting.remove(ticket)
+            self._waiting.remove(handle)
 
     # -- the engine's thread -------------------------------------------------------------------------------------
 
@@ -247,12 +247,12 @@ class Service:
         torch.set_num_threads(1)
         try:
             for generation in self.engine.run(self._requests()):
-                ticket = generation.key
+                handle = generation.key
                 with self._news:
-                    self._decoding.discard(ticket)
+                    self._decoding.discard(handle)
                 # Who asked may have gone, or been told that the service ends.
                 with contextlib.suppress(InvalidStateError):
-                    ticket.generation.set_result(generation)
+                    handle.generation.set_result(generation)
         except BaseException as error:
             self._fail(error)
 
@@ -262,10 +262,10 @@ class Service:
             left = [*self._decoding, *self._waiting]
             self._decoding.clear()
             self._waiting.clear()
-        for ticket in left:
-            ticket.fail(ClosedError(f"The engine has failed: {type(error).__name__}."))
+        for handle in left:
+            handle.fail(ClosedError(f"The engine has failed: {type(error).__name__}."))
 
-    def _requests(self) -> Iterator[Request[Ticket] | None]:
+    def _requests(self) -> Iterator[Request[RequestHandle] | None]:
         """What the engine is to decode next; None if that is nothing now. Waits where nothing is being decoded."""
         from kvatlas.engine import Request
 
@@ -273,13 +273,20 @@ class Service:
             with self._news:
                 while not (self._waiting or self._decoding or self._closing):
                     self._news.wait()
-                ticket = self._waiting.popleft() if self._waiting else None
-                if ticket is None and self._closing and not self._decoding:
+                handle = self._waiting.popleft() if self._waiting else None
+                if handle is None and self._closing and not self._decoding:
                     return
-                if ticket is not None:
-                    self._decoding.add(ticket)
-            if ticket is None:
+                if handle is not None:
+                    self._decoding.add(handle)
+            if handle is None:
                 yield None
                 continue
-            ask = ticket.ask
-            yield Request(ticket, ask.prompt, ask.stream, (self.policy,), sampling=ask.sampling, watch=ticket.watch)
+            ask = handle.ask
+            yield Request(
+                handle,
+                ask.prompt,
+                ask.stream,
+                (self.policy,),
+                sampling=ask.sampling,
+                stopping_criterion=handle.stopping_criterion,
+            )

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvatlas.core import KvatlasError, Trace
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.results import Manifest
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.metrics import METRICS
 from kvatlas.stats.inference.adaptive import Standing, cut, standing
-from kvatlas.sweeps.plan import Plan, Unit
+from kvatlas.sweeps.plan import Plan, WorkItem
 
 #: (model, benchmark, setting id).
 CellKey = tuple[str, str, str]
@@ -59,7 +59,7 @@ class Adaptive:
         self.cells[trace.model, trace.benchmark, trace.setting.id].add(trace, METRICS["pass@1"])
         self.output_tokens[trace.model] = self.output_tokens.get(trace.model, 0) + trace.usage.output_tokens
 
-    def stages(self, model: Model) -> Iterator[str]:
+    def stages(self, model: ModelHandle) -> Iterator[str]:
         """Block after block until the question is answered; yields a sentence when a block has been given out.
 
         The traces of a block must be added before the next is asked for. Ends with `stopped[model]` set.
@@ -122,7 +122,7 @@ class Adaptive:
         }
         return replace(whole, expected=expected, allocation=allocation)
 
-    def units(self, units: Sequence[Unit], model: str) -> list[Unit]:
+    def units(self, units: Sequence[WorkItem], model: str) -> list[WorkItem]:
         """Of the units that lack traces, those that were given out, each with the settings that they were given to."""
         held = {
             (name, problem): place

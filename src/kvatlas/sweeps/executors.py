@@ -28,7 +28,7 @@ Finished = tuple[Trace, int]
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Who decodes: `workers` of them (None: as many as there is room for), at the `address` of a cluster if any."""
 
     workers: int | None = None
@@ -41,7 +41,7 @@ class Executor(Protocol):
     A worker that dies takes its unfinished units with it; the sweep notices what is missing and asks again.
     """
 
-    def __call__(self, job: Job, crew: Crew) -> Iterator[Finished]: ...
+    def __call__(self, job: Job, pool: WorkerPool) -> Iterator[Finished]: ...
 
 
 def cores() -> int:
@@ -59,15 +59,15 @@ def worth(job: Job) -> int:
     return max(1, int(tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ) / WORTH))
 
 
-def local(job: Job, crew: Crew) -> Iterator[Finished]:
+def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     """Decode in this process for one worker, else in several of one thread each.
 
     Where nobody says how many: all cores if there is work for them, or one for a GPU.
     """
-    if crew.address:
-        raise KvatlasError(f"The executor 'local' has no cluster {crew.address!r}; valid with an address is 'ray'.")
+    if pool.address:
+        raise KvatlasError(f"The executor 'local' has no cluster {pool.address!r}; valid with an address is 'ray'.")
     # Several processes would have to share a GPU.
-    workers = min(crew.workers or (min(cores(), worth(job)) if job.model.device == "cpu" else 1), len(job.units))
+    workers = min(pool.workers or (min(cores(), worth(job)) if job.model.device == "cpu" else 1), len(job.units))
     if workers <= 1:
         yield from decode(job, range(len(job.units)))
         return
@@ -142,7 +142,7 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
 
 def _fault(_: str, found: object) -> str:
     """What keeps a plug-in's object from being an executor."""
-    wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.Crew"
+    wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.WorkerPool"
     if not callable(found):
         return f"it is {found!r}; {wanted}"
     try:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import Sampling
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Reference
-from kvatlas.sweeps.plan import Unit, provenance
+from kvatlas.sweeps.plan import WorkItem, provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,10 +28,10 @@ class Job:
     `prompt` tokens.
     """
 
-    model: Model
+    model: ModelHandle
     weights: str
     benchmarks: tuple[Benchmark, ...]
-    units: tuple[Unit, ...]
+    units: tuple[WorkItem, ...]
     sampling: Sampling
     seed: int
     batch_size: int | None = None
@@ -69,7 +69,7 @@ def fitting(job: Job, found: Sequence[Policy]) -> int:
 
 
 def reference(
-    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> Reference | None:
     """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
     from kvatlas.predictor import answer_attention

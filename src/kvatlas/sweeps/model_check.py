@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.thinking import TAGS
 from kvatlas.models.tokenizer_check import Finding, Status, check_tokenizer
 from kvatlas.noise import stream_key
@@ -27,7 +27,7 @@ ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 
 _TURN = "kvatlas looks for what follows this"
 
 
-def check_model(model: Model, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+def check_model(model: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
     """Findings about a model as they are made; `messages` are a user's, the first is what the generation answers.
 
     Nothing is decoded where something before it failed. Raises KvatlasError if there is nothing to look at.
@@ -71,14 +71,14 @@ def _without_stop(error: KvatlasError) -> str:
     return str(error).rstrip(".")
 
 
-def _model(model: Model) -> Finding:
+def _model(model: ModelHandle) -> Finding:
     model.check()
     stored = model.config.get("dtype") or model.config.get("torch_dtype") or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
     return Finding("model", Status.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
 
 
-def _layers(model: Model) -> Finding:
+def _layers(model: ModelHandle) -> Finding:
     shape = model.shape
     return Finding(
         "layers",
@@ -88,7 +88,7 @@ def _layers(model: Model) -> Finding:
     )
 
 
-def _tags(model: Model) -> Finding:
+def _tags(model: ModelHandle) -> Finding:
     name, tags = "think tags", model.thinking
     if not tags.close:
         return Finding(name, Status.OK, "none: the whole output is the answer")
@@ -101,7 +101,7 @@ def _tags(model: Model) -> Finding:
     return Finding(name, Status.OK, f"{tags.open!r} to {tags.close!r} ({how}), {opened}")
 
 
-def _stops(model: Model) -> Finding:
+def _stops(model: ModelHandle) -> Finding:
     name, tokenizer = "stop tokens", model.tokenizer
     texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
     turn = _end_of_turn(model)
@@ -112,7 +112,7 @@ def _stops(model: Model) -> Finding:
     return Finding(name, Status.OK, " ".join(texts))
 
 
-def _end_of_turn(model: Model) -> int | None:
+def _end_of_turn(model: ModelHandle) -> int | None:
     """The special token that the template writes behind an answer; None if it writes none or takes no answers."""
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _TURN}]
     try:
@@ -124,7 +124,7 @@ def _end_of_turn(model: Model) -> int | None:
     return after[0] if after and after[0] in special else None
 
 
-def _context(model: Model, prompts: Sequence[str]) -> Finding:
+def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
     longest, known = max(len(model.tokens(prompt)) for prompt in prompts), model.positions
     if known is None:
         message = "config.json does not say how many positions there are"
@@ -134,7 +134,7 @@ def _context(model: Model, prompts: Sequence[str]) -> Finding:
     return Finding("context", Status.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
 
 
-def _attention(model: Model, network: PreTrainedModel) -> Finding:
+def _attention(model: ModelHandle, network: PreTrainedModel) -> Finding:
     """Which layers see all tokens and which a window, and the factor of the products of queries and keys."""
     layers: dict[int, tuple[str, float]] = {}
     refused = set()
@@ -160,7 +160,7 @@ def _attention(model: Model, network: PreTrainedModel) -> Finding:
 
 
 def _generate(
-    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
+    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
 ) -> tuple[list[Tensor], Generation[int]]:
     """A generation with the full cache, and the logits of its first steps [vocabulary]."""
     from kvatlas.engine import Engine, Request
@@ -174,13 +174,17 @@ def _generate(
 
     full = policies.of(Setting.of("full"))
     engine = Engine(model, network, [full], Sampling(max_new_tokens=new_tokens), 1)
-    request = Request(0, prompt, stream_key("check", 0), (full,), adjust=keep)
+    request = Request(0, prompt, stream_key("check", 0), (full,), logits_processor=keep)
     (generation,) = engine.run([request])
     return logits, generation
 
 
 def _step(
-    model: Model, network: PreTrainedModel, prompt: tuple[int, ...], logits: list[Tensor], generation: Generation[int]
+    model: ModelHandle,
+    network: PreTrainedModel,
+    prompt: tuple[int, ...],
+    logits: list[Tensor],
+    generation: Generation[int],
 ) -> Finding:
     """The largest difference between the engine's logits and those of transformers' own pass over the same tokens."""
     import torch
@@ -200,7 +204,7 @@ def _step(
     return Finding("one step", Status.FAILED if failed else Status.WARNING, message, "report this model to kvatlas")
 
 
-def _generation(model: Model, generation: Generation[Any], new_tokens: int) -> Finding:
+def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
     name, tags, text = "generation", model.thinking, model.text(generation.tokens)
     count = len(generation.tokens)
     unknown = model.tokenizer.unk_token_id

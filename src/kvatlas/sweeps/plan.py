@@ -1,4 +1,4 @@
-"""From a spec to a plan: every setting checked, every trace named, the cost foretold, no weights loaded."""
+"""From a spec to a plan: every setting checked, every trace named, the cost estimated, no weights loaded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Problem, Setting, digest
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.native import why_not
-from kvatlas.policies import Policy, Selection, Signal
+from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Key, Manifest
 from kvatlas.sweeps.spec import Spec
@@ -32,7 +32,7 @@ SCREEN_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkItem:
     """One tree of work: a problem and a sample, under all settings that are still to run.
 
     `script` is what the full cache wrote for it, which a screen reads.
@@ -54,7 +54,7 @@ class Plan:
     """
 
     spec: Spec
-    models: tuple[Model, ...]
+    models: tuple[ModelHandle, ...]
     benchmarks: tuple[Benchmark, ...]
     policies: tuple[tuple[Policy, bool], ...]
     problems: Mapping[str, Sequence[Problem]]
@@ -72,7 +72,7 @@ class Plan:
             for policy, _ in self.policies
         }
 
-    def _key(self, model: Model, benchmark: Benchmark, policy: Policy) -> str:
+    def _key(self, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
         key = run_key(self.spec, model, benchmark, policy)
         return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
 
@@ -113,7 +113,7 @@ class Plan:
                     found.setdefault(name, {})[problem.id] = plain
         return found
 
-    def units(self, model: Model, done: set[Key]) -> list[Unit]:
+    def units(self, model: ModelHandle, done: set[Key]) -> list[WorkItem]:
         """The trees of one model that still lack traces, each with the settings that it lacks.
 
         Samples vary slowest, so that a sweep that is stopped early has seen every problem.
@@ -135,7 +135,7 @@ class Plan:
                         not in done
                     )
                     if missing:
-                        units.append(Unit(benchmark.name, problem, sample, missing))
+                        units.append(WorkItem(benchmark.name, problem, sample, missing))
         return units
 
     def estimate(
@@ -191,7 +191,7 @@ class Plan:
                 found += self._uncompressed(model, benchmark)
         return [sentence for sentence in found if sentence]
 
-    def _uncompressed(self, model: Model, benchmark: Benchmark) -> list[str]:
+    def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> list[str]:
         """What speaks of settings whose budget traces of the expected length never reach."""
         budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
         longest = max(self.prompts[model.name, benchmark.name]) + self._output(benchmark)
@@ -224,16 +224,16 @@ class Plan:
             tokens += max(forks) + sum(output - fork for fork in forks)
         return tokens
 
-    def _longest_prompt(self, model: Model) -> int:
+    def _longest_prompt(self, model: ModelHandle) -> int:
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
 
-    def _kv_bytes(self, model: Model) -> int:
+    def _kv_bytes(self, model: ModelHandle) -> int:
         """Bytes of keys and values of one sequence at the largest budget, else of the longest one."""
         budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
         longest = self._longest_prompt(model) + self.spec.sampling.max_new_tokens
         return max(budgets, default=longest) * model.kv_bytes_per_token
 
-    def _peak(self, model: Model, batch_size: int, output: int) -> Peak:
+    def _peak(self, model: ModelHandle, batch_size: int, output: int) -> Peak:
         from kvatlas.engine.memory import peak
 
         trees = self.spec.samples * sum(len(self.prompts[model.name, each.name]) for each in self.benchmarks)
@@ -284,16 +284,18 @@ def make_plan(spec: Spec) -> Plan:
             prompts[model.name, benchmark.name] = lengths
             _check_room(spec, model, benchmark, max(lengths))
             for policy, _ in cells:
-                if isinstance(policy, Selection):
+                if isinstance(policy, CompressingPolicy):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
     return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, notes=tuple(notes))
 
 
 def _strict(policy: Policy, spec: Spec) -> Policy:
-    return replace(policy, strict_budget=True) if spec.strict_budget and isinstance(policy, Selection) else policy
+    return (
+        replace(policy, strict_budget=True) if spec.strict_budget and isinstance(policy, CompressingPolicy) else policy
+    )
 
 
-def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> None:
+def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
     room = model.positions
     wanted = spec.sampling.max_new_tokens
     if room is not None and prompt + wanted > room:
@@ -303,7 +305,7 @@ def _check_room(spec: Spec, model: Model, benchmark: Benchmark, prompt: int) -> 
         )
 
 
-def run_key(spec: Spec, model: Model, benchmark: Benchmark, policy: Policy) -> str:
+def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
     """Versioned hash of all that can change an answer besides setting, problem and sample, and of nothing else."""
     return digest(
         {

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.sweeps.executors import Crew, Finished, cores, messages
+from kvatlas.sweeps.executors import Finished, WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
 
 if TYPE_CHECKING:
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
     from kvatlas.sweeps.job import Job
 
 #: What has to be the same on every node for traces to be the same.
@@ -32,28 +32,28 @@ PATIENCE = 10.0
 OBJECT_STORE = 128 * 2**20
 
 
-def on_ray(job: Job, crew: Crew) -> Iterator[Finished]:
-    """Decode on the cluster at `crew.address`, else on one started here; KvatlasError if it cannot be reached."""
+def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
+    """Decode on the cluster at `pool.address`, else on one started here; KvatlasError if it cannot be reached."""
     try:
         import ray
     except ImportError:
         raise KvatlasError("The executor 'ray' needs the package ray: pip install 'kvatlas[ray]'.") from None
     ours = not ray.is_initialized()
     if ours:
-        _connect(ray, job.model, crew)
+        _connect(ray, job.model, pool)
     try:
-        yield from _Driver(ray, job, crew).traces()
+        yield from _Driver(ray, job, pool).traces()
     finally:
         if ours:
             ray.shutdown()
 
 
-def _connect(ray: Any, model: Model, crew: Crew) -> None:
+def _connect(ray: Any, model: ModelHandle, pool: WorkerPool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not crew.address:
+    if not pool.address:
         # One thread each: a core too few for the workers that were asked for must not leave some of them waiting.
-        room = max(cores(), crew.workers or 0)
+        room = max(cores(), pool.workers or 0)
         gpus = None if model.device != "cpu" else 0
         # Said in so many words, or Ray would join a cluster that somebody started on this machine.
         ray.init(
@@ -67,14 +67,14 @@ def _connect(ray: Any, model: Model, crew: Crew) -> None:
         return
     try:
         # Ray itself would try for minutes to reach a host that does not answer.
-        host, _, port = crew.address.removeprefix("ray://").rpartition(":")
+        host, _, port = pool.address.removeprefix("ray://").rpartition(":")
         if host:
             socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
-        ray.init(address=crew.address, **common)
+        ray.init(address=pool.address, **common)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise KvatlasError(
-            f"The Ray cluster {crew.address!r} cannot be reached ({reason}); valid is HOST:PORT of its head node, "
+            f"The Ray cluster {pool.address!r} cannot be reached ({reason}); valid is HOST:PORT of its head node, "
             "'auto' on a node of it, or ray://HOST:PORT."
         ) from error
 
@@ -82,18 +82,18 @@ def _connect(ray: Any, model: Model, crew: Crew) -> None:
 class _Driver:
     """Workers and what they say, in one pass over a job's units."""
 
-    def __init__(self, ray: Any, job: Job, crew: Crew) -> None:
+    def __init__(self, ray: Any, job: Job, pool: WorkerPool) -> None:
         self.ray = ray
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if job.model.options.device != "cpu" else 0
         self.needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
-        room = crew.workers or gpus or int(resources.get("CPU", 1))
+        room = pool.workers or gpus or int(resources.get("CPU", 1))
         self.workers = max(1, min(room, len(job.units)))
         self.job = ray.put(job.shared_by(self.workers))
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        self.desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote(len(job.units))
+        self.desk = ray.remote(WorkQueue).options(num_cpus=0, scheduling_strategy=here).remote(len(job.units))
         self.running: dict[Any, tuple[int, Any]] = {}
         self.hired = self.lost = 0
 
@@ -152,7 +152,7 @@ class _Driver:
         return not any(number in at_work for number, _ in self.running.values())
 
 
-class Desk:
+class WorkQueue:
     """Gives out the numbers of units, each once, and knows which workers took any."""
 
     def __init__(self, units: int) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from kvatlas.sweeps.executors import Crew, Executor, executors
+from kvatlas.sweeps.executors import Executor, WorkerPool, executors
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.plan import Plan, Unit
+from kvatlas.sweeps.plan import Plan, WorkItem
 
 FULL = Setting.of("full")
 
@@ -51,9 +51,9 @@ def sweep(
     for sentence in plan.notes:
         on_message(sentence)
     run = executors.get(executor)
-    crew = Crew(workers, address)
+    pool = WorkerPool(workers, address)
     with Store.create(folder) as store:
-        decode = _Decode(plan, store, run, crew, batch_size, on_trace)
+        decode = _Decode(plan, store, run, pool, batch_size, on_trace)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
             for model in plan.models:
@@ -81,12 +81,12 @@ class _Decode:
         plan: Plan,
         store: Store,
         run: Executor,
-        crew: Crew,
+        pool: WorkerPool,
         batch_size: int | None,
         on_trace: Callable[[Progress], None],
     ) -> None:
         self.plan, self.store, self.batch_size, self.on_trace = plan, store, batch_size, on_trace
-        self.run, self.crew = run, crew
+        self.run, self.pool = run, pool
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
         #: Run keys of the full cache's traces, which a screen reads.
@@ -96,7 +96,7 @@ class _Decode:
             len(unit.settings) for model in plan.models for unit in plan.units(model, done)
         )
 
-    def all(self, model: Model, asked: Callable[[Sequence[Unit]], Sequence[Unit]]) -> None:
+    def all(self, model: ModelHandle, asked: Callable[[Sequence[WorkItem]], Sequence[WorkItem]]) -> None:
         """Decode and store until nothing of what is `asked` of a model's missing units is missing."""
         units = asked(self.plan.units(model, self.store.keys()))
         while units:
@@ -112,7 +112,7 @@ class _Decode:
                 prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
             )
             before = self.finished
-            for trace, own in self.run(job, self.crew):
+            for trace, own in self.run(job, self.pool):
                 self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
                 self.seen(trace)
                 self.finished += 1
@@ -126,7 +126,7 @@ class _Decode:
                     "finished is kept, the same command tries again."
                 )
 
-    def _scripted(self, model: Model, unit: Unit) -> Unit:
+    def _scripted(self, model: ModelHandle, unit: WorkItem) -> WorkItem:
         """The unit with what the full cache wrote for it."""
         key = self.full_keys[model.name, unit.benchmark, FULL]
         trace = self.store.trace((key, FULL.id, unit.benchmark, unit.problem.id, unit.sample))

@@ -14,7 +14,7 @@ from kvatlas.sweeps.job import Job, fitting, reference
 
 if TYPE_CHECKING:
     from kvatlas.engine.forced import Tally
-    from kvatlas.models import Model
+    from kvatlas.models import ModelHandle
 
 
 def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
@@ -61,7 +61,7 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             )
 
 
-def outcome(model: Model, tokens: tuple[int, ...]) -> Status:
+def outcome(model: ModelHandle, tokens: tuple[int, ...]) -> Status:
     """Whether a full-cache trace has an answer to keep (`ok`), or was cut before it ended, or never answered."""
     if tokens[-1] not in model.stops:
         return Status.TRUNCATED

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, canonical
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.sweeps.spec_file import load
 
 Value = int | float | str | bool
@@ -54,7 +54,7 @@ class ModelSpec(BaseModel):
     model: str
     name: str = ""
 
-    def find(self) -> Model:
+    def find(self) -> ModelHandle:
         """The model, its weights not loaded."""
         return models.find(self.model, self.name, **(self.model_extra or {}))
 

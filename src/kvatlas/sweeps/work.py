@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvatlas import policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import Policy, Signal
 from kvatlas.sweeps.job import Job, fitting, reference
@@ -152,7 +152,7 @@ def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float
     return {} if tokens == full else {"departs_at": shared}
 
 
-def grade(model: Model, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:
+def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:
     """The verdict on new tokens: what comes after the end of thinking is the answer, an unfinished trace is wrong."""
     if not finished:
         return Grade(False, 0.0, None, Status.TRUNCATED)

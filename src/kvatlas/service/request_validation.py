@@ -8,10 +8,10 @@ from typing import Any
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.parameters import read_value
-from kvatlas.policies import Policy, Selection, Signal
+from kvatlas.policies import CompressingPolicy, Policy, Signal
 
 #: New tokens where nobody says how many: the published number.
 MOST_NEW_TOKENS = Sampling().max_new_tokens
@@ -22,7 +22,7 @@ class LengthError(KvatlasError):
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerationRequest:
     """One generation to be made: token ids of the prompt, how to draw, its random stream, texts that end it.
 
     With `split` thinking is told apart from the answer, and only the answer is searched for the texts of `stop`;
@@ -36,7 +36,7 @@ class Ask:
     split: bool = True
 
 
-def chosen(model: Model, policy: str, values: dict[str, Any]) -> Policy:
+def chosen(model: ModelHandle, policy: str, values: dict[str, Any]) -> Policy:
     """The policy of that name for this model; values that are None are left out, texts are read by their type.
 
     Raises KvatlasError for unknown or missing parameters, and for policies that look at a finished trace.
@@ -60,11 +60,11 @@ def chosen(model: Model, policy: str, values: dict[str, Any]) -> Policy:
 
 
 def _shared() -> set[str]:
-    return {each.name for each in fields(Selection)}
+    return {each.name for each in fields(CompressingPolicy)}
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
-    """The random stream of the `sample`-th answer (from 0) to a prompt; without a seed one that nobody can foretell."""
+    """The random stream of the `sample`-th answer (from 0) to a prompt; without a seed one that nobody can predict."""
     if seed is None:
         return secrets.randbits(63)
     return stream_key("ask", seed, " ".join(map(str, prompt)), sample)
@@ -85,7 +85,7 @@ def drawing(sampling: Sampling, **changes: Any) -> Sampling:
     return found
 
 
-def room_for(model: Model, policy: Policy, prompt: tuple[int, ...], wanted: int | None) -> int:
+def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], wanted: int | None) -> int:
     """New tokens for this prompt: `wanted`, else as many as the model has positions for, at most the published number.
 
     Raises LengthError if prompt and new tokens are more than the model has positions for, KvatlasError if the prompt is
@@ -99,6 +99,6 @@ def room_for(model: Model, policy: Policy, prompt: tuple[int, ...], wanted: int 
         raise LengthError(
             f"The model has {known} positions: a prompt of {len(prompt)} tokens and {wanted or 1} new tokens are more."
         )
-    if isinstance(policy, Selection):
+    if isinstance(policy, CompressingPolicy):
         policy.check_prompt(len(prompt), "this prompt")
     return min(MOST_NEW_TOKENS, left) if wanted is None else wanted

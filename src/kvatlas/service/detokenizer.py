@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 
 
 class _Part(StrEnum):
@@ -22,7 +22,7 @@ class Decoder:
     of their own; a piece that ends within a character waits for the next.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelHandle) -> None:
         self.model = model
         self._before = 0
         self._done = 0
@@ -43,14 +43,16 @@ class Decoder:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-class Writing:
+class Detokenizer:
     """What a model writes, split where thinking ends and cut at stop texts; the same for every way to cut it in pieces.
 
     Thinking is what the prompt or the model's first words open; without `split` everything is the answer. `opened` says
     whether the prompt does, by default whether the chat template does.
     """
 
-    def __init__(self, model: Model, stop: Sequence[str] = (), split: bool = True, opened: bool | None = None) -> None:
+    def __init__(
+        self, model: ModelHandle, stop: Sequence[str] = (), split: bool = True, opened: bool | None = None
+    ) -> None:
         self._tags = model.thinking
         self._stop = tuple(stop)
         self._held = ""
@@ -108,6 +110,6 @@ def _open_end(text: str, wanted: Sequence[str]) -> int:
     )
 
 
-def written(model: Model, tokens: Sequence[int], stop: Sequence[str] = (), split: bool = True) -> tuple[str, str]:
+def written(model: ModelHandle, tokens: Sequence[int], stop: Sequence[str] = (), split: bool = True) -> tuple[str, str]:
     """(thinking, answer) of finished new tokens."""
-    return Writing(model, stop, split).push(Decoder(model).push(tokens, last=True), last=True)
+    return Detokenizer(model, stop, split).push(Decoder(model).push(tokens, last=True), last=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks
 from kvatlas.core import KvatlasError, Problem, Trace, digest
-from kvatlas.models import Model
+from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import Progress, sweep
@@ -183,7 +183,9 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
             yield (*sampled(*found, tokens, seed), len(found[1]))
 
 
-def _traces(plan: Plan, work: Path, model: Model, chosen: set[str]) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
+def _traces(
+    plan: Plan, work: Path, model: ModelHandle, chosen: set[str]
+) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
     """Traces of this plan with the ids of their prompts, and why each is left out, if it is."""
     from kvatlas.predictor import left_out
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvatlas import models
-from kvatlas.service import Decoder, Writing
+from kvatlas.service import Decoder, Detokenizer
 
 MODEL = models.find("embedded:tiny-llama")
 PLAIN = sorted(set(range(len(MODEL.tokenizer))) - MODEL.stops)
@@ -22,7 +22,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(places)] or [""]
 
 
-def parts(writing: Writing, texts: list[str]) -> tuple[str, str]:
+def parts(writing: Detokenizer, texts: list[str]) -> tuple[str, str]:
     found = [writing.push(text, last=number == len(texts) - 1) for number, text in enumerate(texts)]
     return "".join(thinking for thinking, _ in found), "".join(answer for _, answer in found)
 
@@ -60,8 +60,8 @@ WORDS = st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", "a", "ab",
 def test_parts_do_not_depend_on_the_pieces(words: list[str], cuts: list[int], split: bool, opened: bool) -> None:
     text = "".join(words)
     stop = ("END", "aba")
-    whole = parts(Writing(MODEL, stop, split, opened), [text])
-    writing = Writing(MODEL, stop, split, opened)
+    whole = parts(Detokenizer(MODEL, stop, split, opened), [text])
+    writing = Detokenizer(MODEL, stop, split, opened)
     found = parts(writing, pieces(text, cuts))
     # In pieces the first stop text that is complete counts, in one piece the one that begins first.
     if whole[1].count("END") == 0 and not writing.stopped:
@@ -86,4 +86,4 @@ def test_parts_do_not_depend_on_the_pieces(words: list[str], cuts: list[int], sp
 def test_thinking_and_answer(text: str, opened: bool, expected: tuple[str, str]) -> None:
     for size in (1, 2, 5, 100):
         cuts = list(range(0, len(text), size))
-        assert parts(Writing(MODEL, ("END",), opened=opened), pieces(text, cuts)) == expected
+        assert parts(Detokenizer(MODEL, ("END",), opened=opened), pieces(text, cuts)) == expected
