@@ -4,7 +4,7 @@
 
 A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, without the full cache
 beside four settings and with it. Measured is the growth of the resident memory of a fresh process, its weights
-included, up to the peak; the estimate is `kvatlas.engine.memory.peak`, which `plan --json` prints as `peak_bytes`: weights,
+included, up to the peak; estimated is `kvatlas.engine.memory.peak`, `peak_bytes` of `plan --json`: weights,
 pages and what stands beside them, waiting snapshots and workspace, not the interpreter and its libraries. Linux only.
 Prints one JSON document.
 """
