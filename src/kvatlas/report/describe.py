@@ -30,17 +30,21 @@ def describe_sources(
     policy: str | None = None,
     problems: int | None = None,
     samples: int | None = None,
+    lose_at_most: float | None = None,
 ) -> Description:
     """The description of runs (or their folders), CSV maps and `published:NAME`.
 
     Runs with the same axes are compared with each other as one. `policy` keeps that policy's maps and comparisons;
-    `problems` and `samples` are those of CSV maps that do not tell. KvatlasError for what cannot be read or shown.
+    `problems` and `samples` are those of CSV maps that do not tell. `lose_at_most` points against the
+    full cache are asked for. KvatlasError for what cannot be read or shown.
     """
     maps: list[Map] = []
     runs: list[RunData] = []
     for source in sources:
         if isinstance(source, RunData) or Path(source).is_dir():
-            runs.append(source if isinstance(source, RunData) else RunData.open(source, metric, partial, fix))
+            runs.append(
+                source if isinstance(source, RunData) else RunData.open(source, metric, partial, fix, lose_at_most)
+            )
             maps += maps_of_run(runs[-1])
         else:
             maps += with_binomial_bounds(read_maps(source, partial, problems, samples))

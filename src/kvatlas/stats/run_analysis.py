@@ -52,7 +52,11 @@ class RunAnalysis:
     @cached_property
     def choices(self) -> Sequence[Choice]:
         """What to choose, for each model."""
-        return adaptive_choices(self._standings, self.run.cells) if self.is_adaptive else choices(self.run)
+        return (
+            adaptive_choices(self._standings, self.run.cells, self.run.margin)
+            if self.is_adaptive
+            else choices(self.run)
+        )
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
@@ -76,7 +80,7 @@ class RunAnalysis:
 
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:
-        return standings(self.run.manifest, self.run.cells)
+        return standings(self.run.manifest, self.run.cells, self.run.margin)
 
 
 def with_plateaus(maps: Iterable[Map], by_map: Mapping[MapName, Verdict]) -> list[Map]:
