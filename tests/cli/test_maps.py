@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("options", "texts"),
     [
         ([], ["tiny | CHAIN6 | dynts", "Outlined: plateau", "Colour scales differ"]),
-        (["--shared", "--no-plateau", "--dark"], ["tiny | CHAIN8 | random", "#12161b"]),
+        (["--shared", "--frame", "none", "--dark"], ["tiny | CHAIN8 | random", "#12161b"]),
         (["--mean", "--columns", "2"], ["tiny | mean of 2 | dynts"]),
         (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
         (["--mean", "--against", "full"], ["tiny | mean of 2 | random", "to −"]),

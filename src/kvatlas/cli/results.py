@@ -107,12 +107,13 @@ def report(
     ] = True,
     partial: Partial = False,
     fix: Fix = None,
+    lose_at_most: LoseAtMost = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
     from kvatlas.stats.estimates.run_data import RunData
 
-    data = RunData.open(run, metric, partial, fixed(fix))
+    data = RunData.open(run, metric, partial, fixed(fix), lose_at_most)
     limit = int(megabytes * 1e6)
     written = write_report(
         data, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0

@@ -16,6 +16,7 @@ from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import findings
 from kvatlas.stats.inference.choice import Choice
+from kvatlas.stats.inference.granularity import with_granularity
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -47,7 +48,7 @@ def describe_sources(
             )
             maps += maps_of_run(runs[-1])
         else:
-            maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
+            maps += with_binomial_bounds(with_granularity(read_maps(source, partial, problems, samples)))
     kept = of_policy(maps, policy)
     _check_distinct(kept)
     compared: list[Comparison] = []

@@ -10,7 +10,7 @@ from typing import Any
 from kvatlas.core import Cell, CellCoord, Estimate, Map, Validity
 from kvatlas.report.description import AdjustedComparison, Description, MapDescription, rounded_p
 from kvatlas.stats.inference.choice import Choice, kv_tokens_of
-from kvatlas.stats.inference.map_tests import Effect, Verdict
+from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
 from kvatlas.stats.inference.noninferiority import Loss
 from kvatlas.stats.inference.pooled_effects import PooledEffect
 from kvatlas.stats.inference.resampling import Contrast
@@ -158,7 +158,7 @@ def _verdict(names: Sequence[str], described: MapDescription, verdict: Verdict) 
     test = verdict.omnibus
     return {
         "omnibus": {"statistic": round(test.statistic, 4), "p": rounded_p(test.p), "method": test.method.value},
-        "evidence_of_difference": verdict.evidence,
+        "evidence_of_difference": None if verdict.basis is Basis.GROUP_SEQUENTIAL else verdict.evidence,
         "plateau": [_coord(names, coord) for coord in verdict.plateau],
         "may_lose": percent(verdict.most_lost),
         "effects": [_effect(described, effect) for effect in verdict.effects],

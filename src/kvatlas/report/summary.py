@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvatlas.core import Map, Setting
+from kvatlas.core import Map, NoteKind, Setting
 from kvatlas.figures import style
 from kvatlas.report.description import Description, MapDescription, p_text
 from kvatlas.stats.inference.choice import Choice, kv_tokens_of
@@ -24,7 +24,7 @@ def one_page(description: Description) -> str:
         "What the axes do": _effects(description),
         "What could have been missed": _missed(description),
         "What to choose": [f"- {line}" for line in recommendations(description)],
-        "Notes": [f"- {note.text}." for note in description.notes[:3]],
+        "Notes": _notes(description),
     }
     said = {title: lines for title, lines in sections.items() if lines}
     return "\n\n".join("\n".join((f"# {title}", "", *lines)).strip() for title, lines in said.items()) + "\n"
@@ -132,11 +132,15 @@ def _losses(description: Description) -> list[str]:
         least = min(choice.losses.items(), key=lambda item: item[1].value)
         lines.append(
             f"- {style.model(choice.model)}, {choice.benchmark}: of {len(choice.losses)} settings {kept} "
-            f"{'is' if kept == 1 else 'are'} shown to lose at most {points(choice.margin)} points, {lost} to lose more,
-            " f"{left} {'is' if left == 1 else 'are'} open. The least loss is {_loss(least[1])} points "
+            f"{_are(kept)} shown to lose at most {points(choice.margin)} points, {lost} to lose more; {left} "
+            f"{_are(left)} open. The least loss is {_loss(least[1])} points "
             f"({_setting(choice, choice.settings.get(least[0]))})."
         )
     return lines
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _loss(loss: Loss) -> str:
@@ -151,7 +155,7 @@ def _setting(choice: Choice, setting: Setting | None) -> str:
     told = [
         name
         for name, value in setting.values.items()
-        if len({repr(one.values.get(name)) for one in others}) > 1 and value != ""
+        if value != "" and len({repr(one.values.get(name)) for one in others}) > 1
     ]
     return f"{setting.policy} " + ", ".join(f"{name} {setting.values[name]}" for name in told)
 
@@ -191,21 +195,29 @@ def _missed(description: Description) -> list[str]:
         if open_:
             reach = max(loss.high - loss.value for loss in open_)
             lines.append(
-                f"- {style.model(choice.model)}: the {len(open_)} open settings may lose up to {100 * reach:.1f} points
-                " "more than was seen."
+                f"- {style.model(choice.model)}: the {len(open_)} open settings may lose up to {100 * reach:.1f} "
+                "points more than was seen."
             )
     bare = [one for one in description.single if one.verdict and one.verdict.basis is Basis.BOUND]
     if bare:
         lost = [one.verdict.most_lost for one in bare if one.verdict and one.verdict.most_lost is not None]
         lines.append(
-            f"- Maps of bare Pass@1: by the binomial bound a cell may be {100 * min(lost):.1f} to {100 * max(lost):.1f}
-            " "points below its map's highest without being shown to be."
+            f"- Maps of bare Pass@1: by the binomial bound a cell may lie {100 * min(lost):.1f} to "
+            f"{100 * max(lost):.1f} points below its map's highest and not be shown to."
             if lost
             else "- Maps of bare Pass@1 allow no bound."
         )
     weak = [one for one in description.single if one.verdict and not one.verdict.evidence]
     if weak:
         lines.append(f"- In {len(weak)} of {len(description.single)} maps no difference between cells is shown.")
+    return lines
+
+
+def _notes(description: Description) -> list[str]:
+    lines = [f"- {note.text}." for note in description.notes[:3]]
+    for one in description.single:
+        fine = [note.text for note in one.map.notes if note.kind is NoteKind.GRANULARITY]
+        lines += [f"- {_title(one.map)} on {one.map.benchmark}: {text}." for text in fine]
     return lines
 
 

@@ -211,7 +211,7 @@ def _log_root(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
     curvature = (ratio**2).sum(1) + UNSEEN * (most * mean * whole) ** 2
     root = np.sqrt(np.maximum(2 * exponent, 1e-30))
     slope = np.maximum(tilt / whole * np.sqrt(curvature), 1e-30)
-    return np.log(np.maximum(root + np.log(slope / root) / root, 1e-12))
+    return np.asarray(np.log(np.maximum(root + np.log(slope / root) / root, 1e-12)), float)
 
 
 def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:

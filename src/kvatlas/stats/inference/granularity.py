@@ -9,7 +9,10 @@ Source: Brown and Heathers (2017), The GRIM test, Social Psychological and Perso
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
+
+from kvatlas.core import Cell, Map, Note, NoteKind
 
 #: Samples a problem up to which a map is tried.
 MOST_SAMPLES = 64
@@ -53,3 +56,43 @@ def implied_samples(values: Sequence[str], problems: int) -> int | None:
     # A count of traces makes at most two neighbouring printed numbers possible.
     share = min(1.0, 1.5 * problems * found[0] / 10 ** (places + 2))
     return found[0] if share ** len(set(values)) < 0.01 else None
+
+
+def with_granularity(maps: Sequence[Map]) -> list[Map]:
+    """Bare maps with the number of samples that follows from their values where it is not known, and notes: that it was
+    derived, or which values the numbers of problems and samples cannot give."""
+    return [_checked(one) for one in maps]
+
+
+def _checked(one: Map) -> Map:
+    cells = list(one.cells.values())
+    problems, samples = (
+        counts.pop() if len(counts) == 1 else None
+        for counts in ({cell.estimate.problems for cell in cells}, {cell.estimate.samples for cell in cells})
+    )
+    if problems is None or one.is_mean:
+        return one
+    values = printed(one)
+    if samples is None:
+        derived = implied_samples(values, problems)
+        if derived is None:
+            return one
+        text = f"{derived} samples a problem follow from the printed values"
+        filled = {coord: _with_samples(cell, derived) for coord, cell in one.cells.items()}
+        return replace(one, cells=filled, notes=(*one.notes, Note(NoteKind.GRANULARITY, text)))
+    wrong = impossible(values, problems, samples)
+    if not wrong:
+        return one
+    text = f"{problems} problems with {samples} samples cannot give {', '.join(dict.fromkeys(wrong))}"
+    return replace(one, notes=(*one.notes, Note(NoteKind.GRANULARITY, text)))
+
+
+def printed(one: Map) -> list[str]:
+    """The values of a map in percent, with as many places as the finest of them has."""
+    values = [round(100 * cell.estimate.value, 6) for cell in one.cells.values()]
+    places = max(len(f"{value:.10g}".partition(".")[2]) for value in values)
+    return [f"{value:.{places}f}" for value in values]
+
+
+def _with_samples(cell: Cell, samples: int) -> Cell:
+    return replace(cell, estimate=replace(cell.estimate, samples=samples))
