@@ -90,9 +90,9 @@ def plan(
         print_audit(planned.audit)
     for design in designs:
         typer.echo(
-            f"\nTwo settings that differ on {100 * design['discordance']:g} % of problems: {design['problems']:,}
-            problems " f"show {design['points']:g} points with a power of 0.8; the {design['own_problems']:,} of this
-            spec show " f"{design['own_points']:.1f}."
+            f"\nTwo settings that differ on {100 * design['discordance']:g} % of problems: {design['problems']:,} "
+            f"problems show {design['points']:g} points with a power of 0.8; the {design['own_problems']:,} of this spec "
+            f"show {design['own_points']:.1f}."
         )
     for sentence in planned.warnings:
         typer.echo(f"\nWarning: {sentence}")
