@@ -265,8 +265,8 @@ def control_variate(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 
 #: Each part with its rounds.
 PARTS: tuple[tuple[Part, int], ...] = (
-    (pass_at_1, 2_000), (pairs, 2_000), (means_over_benchmarks, 1_000), (pass_at_k, 2_000), (bayes, 500),
-    (maps, 300), (recommendation, 150), (permutation, 400), (control_variate, 1_000),
+    (pass_at_1, 1_500), (pairs, 1_500), (means_over_benchmarks, 1_000), (pass_at_k, 2_000), (bayes, 500),
+    (maps, 100), (recommendation, 60), (permutation, 400), (control_variate, 1_000),
 )  # fmt: skip
 
 
@@ -287,7 +287,9 @@ def main() -> None:
             document.setdefault("seconds", {})[part.__name__] = round(time.monotonic() - began, 1)
     if options.out is not None:
         held = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
-        held["final" if options.final else "tuned"] = document
+        part = held.setdefault("final" if options.final else "tuned", {})
+        seconds = {**part.get("seconds", {}), **document["seconds"]}
+        part.update({**document, "seconds": seconds})
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(held).replace("}, {", "},\n  {") + "\n", "utf-8")
     print(json.dumps(document))

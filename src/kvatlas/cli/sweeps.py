@@ -91,7 +91,7 @@ def plan(
     for design in designs:
         typer.echo(
             f"\nTwo settings that differ on {100 * design['discordance']:g} % of problems: {design['problems']:,} "
-            f"problems show {design['points']:g} points with a power of 0.8; the {design['own_problems']:,} of this spec "
+            f"problems show {design['points']:g} points with a power of 0.8; the {design['own_problems']:,} here "
             f"show {design['own_points']:.1f}."
         )
     for sentence in planned.warnings:
