@@ -125,7 +125,7 @@ def test_slopes_and_levels():
     levels = [0, 1, 2, 0, 1, 2]
     line = np.array([1.0, 2, 3, 2, 3, 4])
     assert line @ resampling.slope(levels, 3) == pytest.approx(2.0)
-    assert line @ resampling.level_effect(levels, 0) == pytest.approx(-1.0)
+    assert line @ resampling.level_effect(levels, 0) == pytest.approx(-1.5)
     assert resampling.slope(levels, 3).sum() == pytest.approx(0)
 
 

@@ -193,10 +193,9 @@ def _missed(description: Description) -> list[str]:
     for choice in description.choices:
         open_ = [loss for loss in (choice.losses or {}).values() if not loss.shown and not loss.broken]
         if open_:
-            reach = max(loss.high - loss.value for loss in open_)
+            most = 100 * max(loss.high for loss in open_)
             lines.append(
-                f"- {style.model(choice.model)}: the {len(open_)} open settings may lose up to {100 * reach:.1f} "
-                "points more than was seen."
+                f"- {style.model(choice.model)}: the {len(open_)} open settings may lose up to {most:.1f} points."
             )
     bare = [one for one in description.single if one.verdict and one.verdict.basis is Basis.BOUND]
     if bare:
