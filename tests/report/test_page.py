@@ -72,7 +72,7 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
     for one in data["maps"]:
         assert (one["rows"], one["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
         assert all(number is not None for row in one["cells"] for number in row)
-        assert any(any(row) for row in one["plateau"])
+        assert any(any(row) for row in one["framed"])
     cell = data["cells"][data["maps"][2]["cells"][0][0]]
     assert cell["short"] == "dynts(local_window=32, ratio=0.1)"
     assert (cell["problems"], cell["samples"], cell["kept"], cell["output"], cell["peak"]) == (12, 2, 60.5, 100, 96)
