@@ -1,137 +1,113 @@
-"""An adaptive sweep against the full grid on the same traces of real models: tokens spent, settings left, choice.
+"""An adaptive sweep against the full grid on the same traces of real models: tokens spent, choice, broken margins.
 
     kvatlas demo
     python bench/adaptive.py runs/demo --out bench/results/adaptive.json
 
-Reads a finished run of a full grid and replays `allocate: adaptive` on its stored traces, once in the order of problems
-that its seed draws and in `--orders` others; nothing is decoded. For each model: the share of the grid's new tokens
-that were asked for, how many settings are left, whether the best on all problems is among them, whether the cheapest
-of them (by kept tokens) is the full grid's, and by how many points it is below that one on all problems. Prints one
-JSON document.
+Reads a finished run of a full grid and replays the rule of `allocate: adaptive` on its stored traces, in `--orders`
+random orders of the problems and for each `--margins` points; nothing is decoded. For each model and margin: what the
+full grid recommends, in how many orders the sweep recommends something, the same, or a setting that loses more than the
+margin on all problems, and the share of the grid's new tokens that it asks for. Prints one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keeping import keep
-from kvatlas.core import Trace
-from kvatlas.results import Manifest, Store
-from kvatlas.stats.estimates.cells import CellTraces, gather
+from kvatlas.core import KvatlasError
+from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.adaptive import adaptive_choices, standings
-from kvatlas.stats.inference.choice import Choice, choices
-from kvatlas.sweeps import make_plan, parse_spec
-from kvatlas.sweeps.allocation import Adaptive
-from kvatlas.sweeps.plan import Plan
+from kvatlas.stats.inference.group_sequential import replay
+from kvatlas.stats.inference.map_tests import FULL, is_full, table
+from kvatlas.stats.inference.noninferiority import losses
 
-Traces = list[tuple[str, Trace]]
+BLOCKS = 20
 
 
-def tokens(cells: list[CellTraces], traces: Traces) -> dict[str, int]:
-    """New tokens of the traces that grid cells ask for, by model."""
-    asked = {(c.expected.run_key, c.expected.setting.id, c.expected.benchmark): c.expected for c in cells}
-    found: dict[str, int] = {}
-    for key, trace in traces:
-        cell = asked.get((key, trace.setting.id, trace.benchmark))
-        if cell is not None and not cell.baseline and trace.problem in cell.problems:
-            found[trace.model] = found.get(trace.model, 0) + trace.usage.output_tokens
-    return found
+def name_of(cell: CellTraces) -> str:
+    return FULL if is_full(cell) else str(cell.expected.setting)
 
 
-def replayed(plan: Plan, traces: Traces, seed: int | None) -> tuple[Manifest, list[CellTraces]]:
-    """The end of an adaptive sweep over stored traces; with a `seed` in another order of the problems."""
-    sweep = Adaptive.begin(plan, traces)
-    if seed is not None:
-        rng = random.Random(seed)
-        sweep.orders = {name: tuple(rng.sample(held, len(held))) for name, held in sweep.orders.items()}
-    for model in plan.models:
-        for _ in sweep.stages(model):
-            pass
-    manifest = sweep.manifest()
-    return manifest, gather(manifest, traces, "pass@1")
+def arrays(run: RunData, model: str) -> dict[str, Any]:
+    """The settings of a model, their differences to the full cache, costs, and new tokens by problem."""
+    cells = [
+        cell for cell in run.cells if cell.expected.model == model and (is_full(cell) or not cell.expected.baseline)
+    ]
+    names = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
+    joined = table([[cell for cell in cells if cell.expected.benchmark == name] for name in names], name_of)
+    if joined is None or FULL not in joined.columns:
+        raise KvatlasError(f"{model} has no full cache on the problems of its grid.")
+    own = joined.columns.index(FULL)
+    grid = [number for number in range(len(joined.columns)) if number != own]
+    settings = [str(joined.columns[number]) for number in grid]
+    by_name: dict[str, list[CellTraces]] = {}
+    for cell in cells:
+        by_name.setdefault(name_of(cell), []).append(cell)
+    return {
+        "settings": settings,
+        "differences": (joined.means[:, grid] - joined.means[:, [own]]).T,
+        "strata": joined.strata,
+        "costs": np.array(
+            [statistics.mean(v for cell in by_name[one] for v in cell.kv_tokens.values()) for one in settings]
+        ),
+        "tokens": np.array(
+            [statistics.mean(v for cell in by_name[one] for v in cell.output_tokens) for one in settings]
+        ),
+    }
 
 
-def setting_of(choice: Choice) -> str | None:
-    """The cheapest setting on a plateau; None where the traces can show nothing."""
-    return None if choice.by_memory is None else str(choice.by_memory.setting)
-
-
-def spread(values: list[float]) -> list[float] | None:
-    """Least, median and greatest; None of nothing."""
-    return [pick(values) for pick in (min, statistics.median, max)] if values else None
+def measured(one: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
+    differences, strata, costs = one["differences"], one["strata"], one["costs"]
+    whole = losses(differences, strata, margin)
+    wanted = int(np.where(whole.shown, costs, np.inf).argmin()) if whole.shown.any() else None
+    rng = np.random.default_rng(0)
+    ends, spent = [], []
+    for _ in range(orders):
+        drawn = [rng.permutation(np.flatnonzero(strata == number)) for number in range(int(strata.max()) + 1)]
+        end, took = replay(differences, drawn, costs, margin, BLOCKS)
+        ends.append(end.recommended)
+        spent.append(float((took * one["tokens"]).sum() / (one["tokens"].sum() * len(strata))))
+    decided = [share for share, end in zip(spent, ends, strict=True) if end is not None]
+    return {
+        "margin": round(100 * margin, 4),
+        "full_grid": None if wanted is None else one["settings"][wanted],
+        "orders": orders,
+        "recommended": round(len(decided) / orders, 3),
+        "same_as_full_grid": round(statistics.mean(int(end == wanted) for end in ends), 3),
+        "breaks_the_margin": round(
+            statistics.mean(int(end is not None and whole.value[end] > margin) for end in ends), 3
+        ),
+        "tokens_of_full_grid": [round(pick(spent), 4) for pick in (min, statistics.median, max)],
+        "tokens_where_decided": round(statistics.median(decided), 4) if decided else None,
+        "costs_more": round(statistics.median(costs[end] / costs[wanted] for end in ends if end is not None), 4)
+        if decided and wanted is not None
+        else None,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a finished run of a full grid")
-    parser.add_argument("--orders", type=int, default=20, help="other orders of the problems")
+    parser.add_argument("--orders", type=int, default=100, help="orders of the problems")
+    parser.add_argument("--margins", type=float, nargs="+", default=[3, 7, 10, 15, 20], help="points")
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
-    with Store.open(options.run) as store:
-        manifest, traces = store.manifest(), list(store.traces(texts=False))
-    whole = gather(manifest, traces, "pass@1")
-    wanted = {choice.model: choice for choice in choices(RunData(manifest, chosen=whole))}
-    if any(choice.by_memory is None for choice in wanted.values()):
-        parser.error(f"the maps of {options.run} can show nothing, so nothing is chosen from them")
-    spent = tokens(whole, traces)
-    plan = make_plan(parse_spec({**manifest.spec, "allocate": "adaptive"}))
-    values = {
-        (model, str(setting)): statistics.mean(
-            c.cell().estimate.value for c in whole if (c.expected.model, c.expected.setting) == (model, setting)
-        )
-        for model, setting in {(c.expected.model, c.expected.setting) for c in whole}
-    }
-    grid = {(c.expected.model, c.expected.setting) for c in whole if not c.expected.baseline}
-    best = {
-        model: max((one for owner, one in grid if owner == model), key=lambda one: values[model, str(one)]).id
-        for model in wanted
-    }
-    found: dict[str, list[dict[str, Any]]] = {model: [] for model in wanted}
-    for seed in [None, *range(options.orders)]:
-        end, cells = replayed(plan, traces, seed)
-        left = {model: one.active for model, one in standings(end, cells).items()}
-        asked = tokens(cells, traces)
-        for choice in adaptive_choices(standings(end, cells), cells):
-            model, full, own = choice.model, wanted[choice.model], setting_of(choice)
-            found[model].append(
-                {
-                    "tokens_of_full_grid": round(asked[model] / spent[model], 4),
-                    "left": len(left[model]),
-                    "choice": own,
-                    "same_choice": own == setting_of(full),
-                    "best_kept": best[model] in left[model],
-                    "points_below": own and round(100 * (values[model, setting_of(full)] - values[model, own]), 1),
-                }
-            )
-    keep(
-        {
-            "bench": "adaptive",
-            "run": {"settings": len({c.expected.setting for c in whole}), "traces": len(traces)},
-            "models": {
-                model: {
-                    "full_grid": {"on_plateau": wanted[model].members, "choice": setting_of(wanted[model])},
-                    "own_order": rows[0],
-                    "orders": options.orders,
-                    "tokens_of_full_grid": [
-                        round(pick(row["tokens_of_full_grid"] for row in rows), 4)
-                        for pick in (min, statistics.median, max)
-                    ],
-                    "left": [pick(row["left"] for row in rows) for pick in (min, statistics.median, max)],
-                    "same_choice": round(statistics.mean(row["same_choice"] for row in rows), 3),
-                    "best_kept": round(statistics.mean(row["best_kept"] for row in rows), 3),
-                    "nothing_chosen": sum(row["choice"] is None for row in rows),
-                    "points_below": spread([row["points_below"] for row in rows if row["choice"] is not None]),
-                }
-                for model, rows in found.items()
-            },
+    run = RunData.open(options.run)
+    models = {model: arrays(run, model) for model in dict.fromkeys(cell.expected.model for cell in run.cells)}
+    document = {
+        "bench": "adaptive",
+        "run": {"settings": len(next(iter(models.values()))["settings"]), "blocks": BLOCKS, "traces": len(run.traces)},
+        "models": {
+            model: [measured(one, points / 100, options.orders) for points in options.margins]
+            for model, one in models.items()
         },
-        options.out,
-    )
+    }
+    keep(document, options.out)
 
 
 if __name__ == "__main__":

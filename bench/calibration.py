@@ -1,10 +1,11 @@
-"""Do the statistics keep their promises? Coverage, test sizes and adaptive sweeps on maps whose truth is known.
+"""Do the statistics keep their promises? Coverage, sizes of tests, recommendations and adaptive sweeps on known truths.
 
-    python bench/calibration.py [--quick] [--out FILE]
+    python bench/calibration.py [--quick] [--final] [--out FILE]
 
-Problems have success chances drawn from a spread (Beta or one value), samples are drawn from these; cells of a map are
-alike as settings that share the beginning of a trace are (a normal copula with correlation `likeness` to the power of
-the distance on the grid). Prints one JSON document; bench/results/calibration.json holds a whole run.
+Problems have success chances of the kinds in bench/spreads.py, samples are drawn from these; `--final` uses the kinds
+that were kept back and no others. Cells of a map are alike as settings that share the beginning of a trace are (a
+normal copula with correlation `likeness` to the power of the distance on the grid). Prints one JSON document;
+bench/results/calibration.json holds a whole run of each.
 """
 
 from __future__ import annotations
@@ -13,122 +14,131 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates import anytime
+import spreads
 from kvatlas.stats.estimates.at_k import bayes_at_n
-from kvatlas.stats.estimates.pass_at_1 import Z, cautious_interval, clustered_interval, conditional_interval
-from kvatlas.stats.inference import resampling, sequential
-from kvatlas.stats.inference.resampling import sign_flip_p
-from kvatlas.stats.pairs.paired import difference_interval
+from kvatlas.stats.estimates.bounded_mean import Z, interval, p_value, score
+from kvatlas.stats.estimates.pass_at_1 import conditional_interval
+from kvatlas.stats.inference import resampling
+from kvatlas.stats.inference.axis_permutation import axis_effect
+from kvatlas.stats.inference.control_variate import powered_mean
+from kvatlas.stats.inference.group_sequential import replay
+from kvatlas.stats.inference.noninferiority import losses
+from spreads import Floats
 
-PROBLEMS = (30, 40, 198)
-SAMPLES = (1, 2, 4, 5, 16, 64)
-#: Spreads of difficulty (Beta parameters) as on real benchmarks: U-shaped, hard, easy, even.
-LIKE_BENCHMARKS = ((0.3, 0.3), (0.6, 2.0), (2.0, 0.3), (0.3, 1.2), (1.0, 1.0))
-#: Hard ones: nearly all wrong, nearly all right, all problems alike.
-EXTREME: tuple[tuple[float, ...], ...] = ((0.1, 3.0), (3.0, 0.15), (0.98,), (0.5,))
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-
-
-def chances(spread: Sequence[float], shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Floats, float]:
-    if len(spread) == 1:
-        return np.full(shape, spread[0]), spread[0]
-    return rng.beta(*spread, shape), spread[0] / sum(spread)
+PROBLEMS = (30, 60, 200, 500)
+SAMPLES = (1, 5, 16, 64)
+MARGIN = 0.03
+Rows = list[dict[str, Any]]
+Part = Callable[[int, np.random.Generator, bool], Rows]
 
 
 def share(hits: Any) -> float:
     return round(float(np.mean(hits)), 4)
 
 
-def intervals(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    for spread in (*LIKE_BENCHMARKS, *EXTREME):
-        for problems in PROBLEMS:
-            for samples in SAMPLES:
-                chance, truth = chances(spread, (rounds, problems), rng)
-                means = rng.binomial(samples, chance) / samples
-                within = means * (1 - means) / (samples - 1) if samples > 1 else np.full(means.shape, np.nan)
-                low, high = clustered_interval(means, samples)
-                given_low, given_high = conditional_interval(means, within, samples)
-                given = chance.mean(1)
-                rows.append(
-                    {
-                        "spread": spread,
-                        "like_benchmarks": spread in LIKE_BENCHMARKS,
-                        "problems": problems,
-                        "samples": samples,
-                        "clustered": share((low <= truth + 1e-12) & (truth - 1e-12 <= high)),
-                        "clustered_width": share(high - low),
-                        "conditional": share((given_low <= given + 1e-12) & (given - 1e-12 <= given_high)),
-                        "conditional_width": share(given_high - given_low),
-                        "normal": normal_coverage(means, truth),
-                    }
-                )
+    kinds = spreads.SINGLE_KEPT if final else spreads.SINGLE
+    for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
+        chance, _ = spread.draw((rounds, problems), rng)
+        truth = spread.means()[0]
+        means = rng.binomial(samples, chance) / samples
+        found = score(means, truth)
+        low, high = interval(means[: rounds // 10])
+        error = means.std(1, ddof=1) / np.sqrt(problems)
+        row = {"spread": spread.name, "problems": problems, "samples": samples, "coverage": share(np.abs(found) <= Z)}
+        row |= {"width": share(high - low), "normal": share(np.abs(means.mean(1) - truth) <= Z * error)}
+        if samples > 1:
+            some = slice(rounds // 4)
+            given_low, given_high = conditional_interval(
+                means[some], means[some] * (1 - means[some]) / (samples - 1), samples
+            )
+            given = chance[some].mean(1)
+            row["conditional"] = share((given_low <= given + 1e-12) & (given - 1e-12 <= given_high))
+        rows.append(row)
     return rows
 
 
-def normal_coverage(means: Floats, truth: float) -> float:
-    """What the usual mean plus or minus 1.96 standard errors, clustered, covers."""
-    half = Z * means.std(1, ddof=1) / np.sqrt(means.shape[1])
-    return share(np.abs(means.mean(1) - truth) <= half)
-
-
-def pass_at_k(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def pairs(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    for spread in LIKE_BENCHMARKS:
-        for problems, (samples, k) in itertools.product(PROBLEMS, ((8, 4), (16, 4), (64, 4), (64, 16))):
-            truth = float(np.mean(1 - (1 - chances(spread, (400_000,), rng)[0]) ** k))
-            chance, _ = chances(spread, (rounds, problems), rng)
-            wrong = samples - rng.binomial(samples, chance)
-            steps = np.array([(wrong - i) / (samples - i) for i in range(k)])
-            values = 1 - np.prod(np.maximum(steps, 0), axis=0)
-            low, high = cautious_interval(values, samples // k)
+    kinds = spreads.PAIRS_KEPT if final else spreads.PAIRS
+    for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
+        first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw((rounds, problems), rng))
+        truth = spread.means()[1] - spread.means()[0]
+        found = score(second - first, truth, -1.0, 1.0)
+        usual = np.abs((second - first).mean(1) - truth) <= Z * (second - first).std(1, ddof=1) / np.sqrt(problems)
+        rows.append(
+            {
+                "spread": spread.name, "problems": problems, "samples": samples, "difference": round(truth, 4),
+                "coverage": share(np.abs(found) <= Z), "size": share(p_value(found) <= 0.05), "normal": share(usual),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def means_over_benchmarks(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Four benchmarks of unlike sizes and kinds: values of one setting, and differences of two."""
+    rows = []
+    single, double = (spreads.SINGLE_KEPT, spreads.PAIRS_KEPT) if final else (spreads.SINGLE, spreads.PAIRS)
+    for sizes, samples in itertools.product(((60,) * 4, (30, 30, 40, 198)), (1, 5, 16)):
+        strata = np.repeat(np.arange(4), sizes)
+        for start in range(0, len(single), 2):
+            of = [single[(start + n) % len(single)] for n in range(4)]
+            two = [double[(start + n) % len(double)] for n in range(4)]
+            values = np.concatenate(
+                [_means(s, (rounds, n), samples, rng)[0] for s, n in zip(of, sizes, strict=True)], 1
+            )
+            both = [_means(s, (rounds, n), samples, rng) for s, n in zip(two, sizes, strict=True)]
+            differences = np.concatenate([b - a for a, b in both], 1)
+            truth = np.mean([s.means()[0] for s in of])
+            lost = np.mean([s.means()[1] - s.means()[0] for s in two])
             rows.append(
                 {
-                    "spread": spread,
-                    "problems": problems,
-                    "samples": samples,
-                    "k": k,
-                    "coverage": share((low <= truth) & (truth <= high)),
+                    "spreads": [s.name for s in of], "pairs": [s.name for s in two], "problems": sizes, "samples":
+                    samples, "coverage": share(np.abs(score(values, truth, strata=strata)) <= Z),
+                    "coverage_of_differences": share(np.abs(score(differences, lost, -1.0, 1.0, strata)) <= Z),
                 }
-            )
+            )  # fmt: skip
     return rows
 
 
-def means_over_benchmarks(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def _means(
+    spread: spreads.Spread, shape: tuple[int, int], samples: int, rng: np.random.Generator
+) -> tuple[Floats, Floats]:
+    first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw(shape, rng))
+    return first, second
+
+
+def pass_at_k(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    spreads, sizes = ((0.5, 0.6), (0.3, 0.8), (2.0, 0.3), (0.6, 0.7)), (30, 30, 40, 198)
-    for samples in (1, 5, 16):
-        value, truth, below, above = 0.0, 0.0, 0.0, 0.0
-        for spread, problems in zip(spreads, sizes, strict=True):
-            chance, mean = chances(spread, (rounds, problems), rng)
-            means = rng.binomial(samples, chance) / samples
-            low, high = clustered_interval(means, samples)
-            centre = means.mean(1)
-            value, truth = value + centre / 4, truth + mean / 4
-            below, above = below + (centre - low) ** 2, above + (high - centre) ** 2
-        hit = (value - np.sqrt(below) / 4 <= truth) & (truth <= value + np.sqrt(above) / 4)
-        rows.append({"problems": sizes, "samples": samples, "coverage": share(hit)})
+    for spread in spreads.SINGLE_KEPT if final else spreads.SINGLE[:5]:
+        for problems, (samples, k) in itertools.product((30, 198), ((8, 4), (64, 16))):
+            truth = float(np.mean(1 - (1 - spread.draw((400_000,), rng)[0]) ** k))
+            wrong = samples - rng.binomial(samples, spread.draw((rounds, problems), rng)[0])
+            values = 1 - np.prod([np.maximum(wrong - i, 0) / (samples - i) for i in range(k)], axis=0)
+            row = {"spread": spread.name, "problems": problems, "samples": samples, "k": k}
+            rows.append(row | {"coverage": share(np.abs(score(values, truth)) <= Z)})
     return rows
 
 
-def bayes(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def bayes(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
+    spread = (spreads.SINGLE_KEPT if final else spreads.SINGLE)[0]
     for samples in (1, 5, 64):
         hits = []
-        for _ in range(max(rounds // 20, 50)):
-            chance, _ = chances((0.3, 0.3), (30,), rng)
+        for _ in range(rounds):
+            chance, _ = spread.draw((30,), rng)
             right = rng.binomial(samples, chance)
             found = bayes_at_n({str(i): [1.0] * r + [0.0] * (samples - r) for i, r in enumerate(right)})
             hits.append((found.low or 0) <= chance.mean() <= (found.high or 1))
-        rows.append({"spread": (0.3, 0.3), "problems": 30, "samples": samples, "coverage_given_problems": share(hits)})
+        rows.append({"spread": spread.name, "problems": 30, "samples": samples, "coverage_given_problems": share(hits)})
     return rows
 
 
@@ -149,183 +159,141 @@ def grades(truth: Floats, problems: int, samples: int, root: Floats, rng: np.ran
     return (noise < chance[:, None, :]).mean(1)
 
 
-def shuffled_p(means: Floats, rng: np.random.Generator, flips: int) -> float:
-    """The usual permutation test, cells shuffled within problems: shown for comparison."""
-    deviations = means - means.mean(1, keepdims=True)
-    observed = (deviations.sum(0) ** 2).sum()
-    chance = [(rng.permuted(deviations, axis=1).sum(0) ** 2).sum() for _ in range(flips)]
-    return float((1 + sum(c >= observed - 1e-9 for c in chance)) / (1 + flips))
+def collapsing(problems: int, rng: np.random.Generator) -> Floats:
+    """[problems, 20] of equal means: the first cell fails on some problems, the others lose a little on each."""
+    often = 0.03
+    means = 1 - 0.9 * often * rng.uniform(0.5, 1.5, (problems, 20))
+    means[:, 0] = np.where(rng.random(problems) < often, 0.1, 1.0)
+    return means
 
 
-def omnibus(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Maps of 20 cells with equal means: any difference found, and the best (the first) off its plateau."""
     rows = []
-    for problems, samples in ((30, 1), (30, 5), (60, 1), (198, 5)):
-        for likeness in (0.0, 0.6, 0.9):
-            root, flipped, shuffled = alike((4, 5), likeness), [], []
-            for number in range(rounds):
-                means = grades(np.full(20, 0.45), problems, samples, root, rng)
-                strata = np.zeros(problems, int)
-                flipped.append(resampling.omnibus(means, strata, flips=499, seed=number % 16).p <= 0.05)
-                if number < rounds // 8:
-                    shuffled.append(shuffled_p(means, rng, 99) <= 0.05)
-            row = {"problems": problems, "samples": samples, "likeness": likeness, "rounds": rounds}
-            rows.append(row | {"size": share(flipped), "size_shuffled": share(shuffled)})
+    level = 0.8 if final else 0.45
+    for problems, likeness in ((30, 0.0), (30, 0.6), (30, None), (60, 0.9), (60, None), (200, 0.6)):
+        root = alike((4, 5), likeness or 0.0)
+        found, dropped, holds = [], [], []
+        for number in range(rounds if problems < 100 else rounds // 2):
+            means = (
+                collapsing(problems, rng) if likeness is None else grades(np.full(20, level), problems, 1, root, rng)
+            )
+            strata = np.zeros(problems, int)
+            best = resampling.plateau(means, strata, flips=499, seed=number % 16, gate=False)
+            found.append(resampling.omnibus(means, strata).p <= 0.05)
+            dropped.append(not best.member[[0, 7]].all())
+            holds.append(best.may_lose[7] >= 0)
+        row = {"problems": problems, "likeness": likeness, "collapse": likeness is None, "rounds": len(found)}
+        rows.append(row | {"size": share(found), "equal_cell_dropped": share(dropped)})
     return rows
 
 
-def plateau(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-    rising = 0.4 + 0.02 * np.arange(20)
-    step = np.where(np.arange(20) == 7, 0.6, 0.45)
+def recommendation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Whole grids and adaptive sweeps on the same traces: is a setting recommended that breaks the margin?"""
     rows = []
-    for name, truth in (("flat", np.full(20, 0.45)), ("rising", rising), ("one better", step)):
-        for problems, samples in ((30, 5), (60, 1), (198, 5)):
-            for likeness in (0.0, 0.6):
-                root, best = alike((4, 5), likeness), int(truth.argmax())
-                held, ungated, size, worst = [], [], [], []
-                for number in range(rounds):
-                    means, strata = grades(truth, problems, samples, root, rng), np.zeros(problems, int)
-                    found = resampling.plateau(means, strata, flips=499, seed=number % 16)
-                    held.append(found.member[best])
-                    ungated.append(found.p[best] >= 0.05)
-                    size.append(found.member.sum())
-                    worst.append(truth.max() - truth[best - 1] <= found.may_lose[best - 1] + 1e-12)
-                rows.append(
-                    {
-                        "truth": name, "problems": problems, "samples": samples, "likeness": likeness, "rounds": rounds,
-                        "best_on_plateau": share(held), "without_gate": share(ungated),
-                        "cells_on_plateau": round(float(np.mean(size)), 2), "may_lose_holds": share(worst),
-                    }
-                )  # fmt: skip
-    return rows
-
-
-def pairs(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-    rows = []
-    for problems, samples in ((30, 1), (30, 5), (60, 1), (198, 5)):
-        root, covered, rejected = alike((1, 2), 0.6), [], []
-        for number in range(rounds):
-            means = grades(np.array([0.5, 0.5]), problems, samples, root, rng)
-            differences = means[:, 0] - means[:, 1]
-            low, high = difference_interval(differences)
-            covered.append(low <= 0 <= high)
-            rejected.append(sign_flip_p(differences, flips=499, seed=number) <= 0.05)
-        rows.append({"problems": problems, "samples": samples, "coverage": share(covered), "size": share(rejected)})
-    return rows
-
-
-def blocks_of(maps: Sequence[Floats], count: int) -> list[sequential.Block]:
-    cut = []
-    for number in range(count):
-        parts = [one[len(one) * number // count : len(one) * (number + 1) // count] for one in maps]
-        strata = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        cut.append(sequential.Block(np.concatenate(parts), strata))
-    return cut
-
-
-def adaptive_once(maps: Sequence[Floats], cost: Floats) -> dict[str, Any]:
-    """One adaptive sweep against the full grid on the same traces."""
-    blocks = blocks_of(maps, 20)
-    cells, problems = maps[0].shape[1], sum(len(one) for one in maps)
-    active, spent, seen, state = np.ones(cells, bool), 0, 0, sequential.race([], cells)
-    for number, block in enumerate(blocks, 1):
-        spent += len(block.strata) * int(active.sum())
-        seen += len(block.strata)
-        state = sequential.race(blocks[:number], cells, problems - seen)
-        active = state.active
-        if state.hopeless:
-            break
-    strata = np.repeat(np.arange(len(maps)), [len(one) for one in maps])
-    whole = resampling.plateau(np.concatenate(maps), strata, flips=999)
-    chosen, wanted = (int(np.flatnonzero(member)[cost[member].argmin()]) for member in (active, whole.member))
-    took = blocks[: state.blocks[0]]
-    low, high = anytime.mean_interval(
-        np.concatenate([block.means[:, 0] for block in took]), np.concatenate([block.strata for block in took])
-    )
-    return {
-        "tokens": spent / (problems * cells), "active": active, "full": whole.member, "same": chosen == wanted,
-        "leader_on_full_plateau": whole.member[state.leader], "chosen": chosen, "wanted": wanted,
-        "interval": (low, high),
-    }  # fmt: skip
-
-
-def adaptive(rounds: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-    published = read_maps("published:dynts_r1_llama")
-    values = np.array([[cell.estimate.value for cell in one.cells.values()] for one in published])
-    centre = values.mean(1, keepdims=True)
-    kept = np.array([window + ratio * (5000 - window) for window, ratio in published[0].cells])
-    steep = np.clip(0.95 - 0.12 * np.arange(4)[:, None] - 0.55 * np.exp(-(np.arange(20) % 5) / 1.2), 0.03, 0.97)
-    poor = np.concatenate([steep, steep * 0.55, steep * 0.25], axis=1)
-    scenes = [
-        ("published, no true differences", centre + 0 * values, (30, 30, 40, 198), 5, kept),
-        ("published, half of each peak true", centre + 0.5 * (values - centre), (30, 30, 40, 198), 5, kept),
-        ("published, every peak true", values, (30, 30, 40, 198), 5, kept),
-        ("three policies as on the embedded model", poor, (60,) * 4, 1, np.tile(kept, 3)),
-    ]
-    rows = []
-    for name, truth, sizes, samples, cost in scenes:
-        for likeness in (0.0, 0.7):
-            root = np.kron(np.eye(truth.shape[1] // 20), alike((4, 5), likeness))
-            best, first = truth.mean(0).argmax(), truth.mean(0)[0]
-            runs, before = [], None
-            again = []
-            for _ in range(rounds):
-                maps = [grades(row, size, samples, root, rng) for row, size in zip(truth, sizes, strict=True)]
-                runs.append(adaptive_once(maps, cost))
-                if before is not None:
-                    again.append(before["wanted"] == runs[-1]["wanted"])
-                before = runs[-1]
+    for name, (lost, gained) in (spreads.LOSSES_KEPT if final else spreads.LOSSES).items():
+        true, costs = lost - gained, np.arange(len(lost))[::-1].astype(float)
+        for problems, likeness in ((240, 0.0), (240, 0.6), (600, 0.6)):
+            runs = [_recommended(lost, gained, true, costs, problems, likeness, rng) for _ in range(rounds)]
+            decided = [run for run in runs if run["adaptive"] is not None]
             rows.append(
                 {
-                    "map": name, "likeness": likeness, "problems": sizes, "samples": samples, "rounds": rounds,
-                    "tokens_of_full_grid": share([run["tokens"] for run in runs]),
-                    "best_kept": share([run["active"][best] for run in runs]),
-                    "best_on_full_plateau": share([run["full"][best] for run in runs]),
-                    "plateau_cells": round(float(np.mean([run["active"].sum() for run in runs])), 2),
-                    "full_plateau_cells": round(float(np.mean([run["full"].sum() for run in runs])), 2),
-                    "same_choice_as_full_grid": share([run["same"] for run in runs]),
-                    "leader_on_full_plateau": share([run["leader_on_full_plateau"] for run in runs]),
-                    "same_choice_of_two_full_grids": share(again),
-                    "interval_of_first_cell_covers": share(
-                        [run["interval"][0] <= first <= run["interval"][1] for run in runs]
-                    ),
+                    "map": name, "problems": problems, "likeness": likeness, "rounds": rounds,
+                    "recommended": share([run["full"] is not None for run in runs]),
+                    "breaks_the_margin": share([run["full_breaks"] for run in runs]),
+                    "all_intervals_hold": share([run["covers"] for run in runs]),
+                    "adaptive_recommended": share([run["adaptive"] is not None for run in runs]),
+                    "adaptive_breaks_the_margin": share([run["adaptive_breaks"] for run in runs]),
+                    "adaptive_share_of_traces": share([run["share"] for run in runs]),
+                    "share_where_decided": share([run["share"] for run in decided]) if decided else None,
+                    "same_as_full_grid": share([run["full"] == run["adaptive"] for run in runs]),
                 }
             )  # fmt: skip
     return rows
 
 
+def _recommended(
+    lost: Floats, gained: Floats, true: Floats, costs: Floats, problems: int, likeness: float, rng: np.random.Generator
+) -> dict[str, Any]:
+    shared = np.sqrt(likeness) * rng.standard_normal((1, problems))
+    place = stats.norm.cdf(shared + np.sqrt(1 - likeness) * rng.standard_normal((len(lost), problems)))
+    differences = np.where(place < lost[:, None], -1.0, np.where(place > 1 - gained[:, None], 1.0, 0.0))
+    strata = np.repeat(np.arange(4), problems // 4)
+    found = losses(differences, strata, MARGIN)
+    full = int(np.where(found.shown, costs, np.inf).argmin()) if found.shown.any() else None
+    orders = [np.flatnonzero(strata == one) for one in range(4)]
+    end, took = replay(differences, orders, costs, MARGIN, 20)
+    breaks = true > MARGIN + 1e-9
+    return {
+        "full": full, "full_breaks": full is not None and breaks[full],
+        "covers": bool(((found.low <= true) & (true <= found.high)).all()),
+        "adaptive": end.recommended, "adaptive_breaks": end.recommended is not None and breaks[end.recommended],
+        "share": took.sum() / (problems * len(lost)),
+    }  # fmt: skip
+
+
+def permutation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Bare maps without an effect of the last axis; the other axis has one."""
+    rows = []
+    for count, likeness in itertools.product((1, 4, 8), (0.0, 0.6)):
+        root = alike((4, 5), likeness)
+        p = []
+        for number in range(rounds):
+            noise = (rng.standard_normal((count, 20)) @ root.T).reshape(count, 4, 5) + rng.normal(0, 3, (count, 4, 1))
+            if final:
+                noise = np.round(noise * 5) / 5
+            p.append(axis_effect(noise, draws=400, seed=number).p <= 0.05)
+        rows.append({"maps": count, "likeness": likeness, "rounds": rounds, "size": share(p)})
+    return rows
+
+
+def control_variate(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    rows = []
+    for decoded, informed in itertools.product((40, 80), (0.0, 0.6, 0.95)):
+        hits, worth = [], []
+        for _ in range(rounds):
+            kept = rng.beta(2, 1, 240) if not final else rng.beta(4, 0.5, 240)
+            value = -(rng.random(240) > kept).astype(float)
+            screened = informed * kept + (1 - informed) * rng.random(240)
+            found = powered_mean(value, screened, rng.permutation(240) < decoded)
+            truth = -(1 - (2 / 3 if not final else 4 / 4.5))
+            hits.append(found.low <= truth <= found.high)
+            worth.append(found.worth)
+        rows.append({"decoded": decoded, "informed": informed, "coverage": share(hits), "worth": share(worth)})
+    return rows
+
+
+#: Each part with its rounds.
+PARTS: tuple[tuple[Part, int], ...] = (
+    (pass_at_1, 1_500), (pairs, 1_500), (means_over_benchmarks, 1_000), (pass_at_k, 2_000), (bayes, 500),
+    (maps, 100), (recommendation, 60), (permutation, 400), (control_variate, 1_000),
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    parser.add_argument("--final", action="store_true", help="the kinds of problems that were kept back")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=[part.__name__ for part, _ in PARTS], help="one part alone")
-    parser.add_argument("--out", type=Path, help="also write the document to this file")
+    parser.add_argument("--out", type=Path, help="add the document to this file, under `tuned` or `final`")
     options = parser.parse_args()
     document: dict[str, Any] = {"bench": "calibration", "seed": options.seed, "quick": options.quick}
     for part, rounds in PARTS:
         if options.only in (None, part.__name__):
             began = time.monotonic()
-            rng = np.random.default_rng([options.seed, len(part.__name__)])
-            document[part.__name__] = part(max(rounds // 10, 40) if options.quick else rounds, rng)
+            rng = np.random.default_rng([options.seed, options.final, len(part.__name__)])
+            document[part.__name__] = part(max(rounds // 10, 20) if options.quick else rounds, rng, options.final)
             document.setdefault("seconds", {})[part.__name__] = round(time.monotonic() - began, 1)
-    text = json.dumps(document)
     if options.out is not None:
+        held = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+        part = held.setdefault("final" if options.final else "tuned", {})
+        seconds = {**part.get("seconds", {}), **document["seconds"]}
+        part.update({**document, "seconds": seconds})
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text.replace("}, {", "},\n  {") + "\n", "utf-8")
-    print(text)
+        options.out.write_text(json.dumps(held).replace("}, {", "},\n  {") + "\n", "utf-8")
+    print(json.dumps(document))
 
-
-Part = Callable[[int, np.random.Generator], list[dict[str, Any]]]
-#: Each part with its rounds.
-PARTS: tuple[tuple[Part, int], ...] = (
-    (intervals, 10_000),
-    (pass_at_k, 10_000),
-    (means_over_benchmarks, 10_000),
-    (bayes, 10_000),
-    (pairs, 4_000),
-    (omnibus, 6_000),
-    (plateau, 1_000),
-    (adaptive, 300),
-)
 
 if __name__ == "__main__":
     main()

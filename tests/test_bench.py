@@ -127,11 +127,31 @@ def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path) -> Non
         "axes": {"local_window": [8, 32], "ratio": [0.2, 0.8]},
     }  # fmt: skip
     sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
-    found = run("adaptive.py", str(tmp_path), "--orders", "2")["models"]["embedded:tiny-llama"]
-    low, _, high = found["tokens_of_full_grid"]
-    assert 0 < low <= found["own_order"]["tokens_of_full_grid"] <= high <= 1
-    assert 1 <= found["own_order"]["left"] <= 4
-    assert found["full_grid"]["choice"].startswith("window(")
+    options = ("--orders", "2", "--margins", "30", "90")
+    strict, lax = run("adaptive.py", str(tmp_path), *options)["models"]["embedded:tiny-llama"]
+    for one in (strict, lax):
+        low, _, high = one["tokens_of_full_grid"]
+        assert 0 < low <= high <= 1
+        assert one["breaks_the_margin"] == 0
+    assert (strict["margin"], lax["margin"]) == (30, 90)
+    assert strict["full_grid"] is None or lax["full_grid"].startswith("window(")
+
+
+def test_the_kept_adaptive_sweeps_break_no_margin() -> None:
+    rows = [row for rows in kept("adaptive.json")["models"].values() for row in rows]
+    assert all(row["breaks_the_margin"] == 0 for row in rows)
+    assert all(row["tokens_where_decided"] <= 0.34 for row in rows if row["tokens_where_decided"] is not None)
+
+
+def test_the_kept_calibration_holds_on_the_spreads_that_were_kept_back() -> None:
+    found = kept("calibration.json")["final"]
+    assert min(row["coverage"] for row in found["pass_at_1"]) >= 0.94
+    assert min(row["coverage"] for row in found["pairs"]) >= 0.94
+    assert max(row["size"] for row in found["pairs"]) <= 0.06
+    assert min(row["coverage"] for row in found["means_over_benchmarks"]) >= 0.94
+    assert min(row["coverage_of_differences"] for row in found["means_over_benchmarks"]) >= 0.94
+    assert all(row["breaks_the_margin"] <= 0.05 for row in found["recommendation"])
+    assert all(row["adaptive_breaks_the_margin"] <= 0.05 for row in found["recommendation"])
 
 
 def test_the_kept_faults_lost_nothing() -> None:

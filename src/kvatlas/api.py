@@ -64,9 +64,9 @@ class Description(description.Description):
         return to_json(self)
 
     def __str__(self) -> str:
-        from kvatlas.report.markdown import as_text
+        from kvatlas.report.summary import one_page
 
-        return as_text(self)
+        return one_page(self)
 
     _repr_markdown_ = __str__
 
@@ -149,8 +149,11 @@ class Run:
         return [] if self.data.is_line else self._analysis.comparisons
 
     def recommend(self) -> list[Choice]:
-        """For each model the cheapest settings among those that are statistically tied with the best.
+        """For each model the cheapest settings among those that are shown to lose at most a margin against the full
+        cache.
 
+        The margin is `lose_at_most` of `open_run`, else the sweep's own, 3 points. `losses` has what each setting
+        loses; without a full cache it is None, and the settings are those statistically tied with the best.
         `by_memory` and `by_time` are cells (None where a cost is unknown, or nothing can be chosen: `vacuous` says
         why), `may_lose` by how much a setting may be below the best with 95 % confidence, a share in [0, 1].
         """
@@ -175,14 +178,16 @@ def open_run(
     metric: str | None = None,
     partial: bool = False,
     fix: Mapping[str, Any] | None = None,
+    lose_at_most: float | None = None,
 ) -> Run:
     """Open the run in a folder.
 
     `metric` is `pass@1` (the default), `progress`, `pass@K`, `avg@K`, `maj@K`, `bayes`, or what the benchmark measures
     itself. With `partial` missing traces are noted on maps and no error. `fix` holds axes beyond two to one value each,
-    such as `{"kv_budget": 288}`. KvatlasError for a folder without a run.
+    such as `{"kv_budget": 288}`. `lose_at_most` points may be lost by what is recommended. KvatlasError for a folder
+    without a run.
     """
-    return Run(RunData.open(path, metric, partial, fix))
+    return Run(RunData.open(path, metric, partial, fix, lose_at_most))
 
 
 def sweep(

@@ -278,6 +278,7 @@ class NoteKind(StrEnum):
     LEFT_OUT = "left_out"
     SCALES = "scales"
     INTERVAL = "interval"
+    GRANULARITY = "granularity"
 
 
 WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL)
@@ -328,7 +329,8 @@ class Map:
     `axes` holds the two parameters in the order (vertical, horizontal) with their values ascending; `cells` is keyed
     by the pair of values in that order. `baselines` are settings outside the grid, by their text. `validity` is that
     of the cells; None where there are no traces. `averaged` counts the benchmarks of a mean map, 0 for a single one.
-    `plateau` holds the cells that are statistically tied with the best; None where no test was made.
+    `plateau` holds the cells that are statistically tied with the best; None where no test was made. `keeps` holds
+    those that are shown to lose at most the `margin` against the full cache; None where there is none.
     """
 
     model: str
@@ -342,6 +344,8 @@ class Map:
     validity: Validity | None = None
     averaged: int = 0
     plateau: frozenset[CellCoord] | None = None
+    keeps: frozenset[CellCoord] | None = None
+    margin: float | None = None
 
     @property
     def name(self) -> MapName:

@@ -12,7 +12,7 @@ from kvatlas.figures import style
 from kvatlas.figures.heatmap import DIFFER, draw, means_figure, series_figure
 from kvatlas.figures.look import Look, save
 from kvatlas.figures.panels import (
-    ALL_ALIKE,
+    Frame,
     cost_of,
     cost_panels,
     data_csv,
@@ -26,7 +26,7 @@ from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.pairs.differences import differences_of_run
-from kvatlas.stats.run_analysis import with_plateaus
+from kvatlas.stats.run_analysis import with_regions
 from tests.stats.synthetic import grid, manifest, traces
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,7 +63,7 @@ def test_a_plateau_is_framed_and_said(llama, tmp_path):
     }  # fmt: skip
     found = {tuple(tuple(map(int, point)) for point in line) for line in frames[0].get_segments()}
     assert found == expected
-    assert "Outlined: plateau" in " ".join(texts(figure, tmp_path))
+    assert "Outlined: statistically tied with the best." in " ".join(texts(figure, tmp_path))
 
 
 def test_a_border_goes_round_holes_and_islands():
@@ -75,11 +75,12 @@ def test_a_border_goes_round_holes_and_islands():
 
 
 def test_where_nothing_is_shown_worse_a_sentence_stands_for_the_frame(llama, tmp_path):
-    maps = with_plateaus(llama, verdicts_of_maps(llama))
+    maps = with_regions(llama, verdicts_of_maps(llama), 0.03)
     figure = series_figure(maps)
     assert not [c for axes in figure.axes for c in axes.collections if c.get_gid() == "plateau"]
     assert "All cells are statistically tied with the best." in texts(figure, tmp_path)
-    assert all(ALL_ALIKE in one.notes for one in metric_panels(maps))
+    said = "all cells are statistically tied with the best"
+    assert all(said in [note.text for note in one.notes] for one in metric_panels(maps))
 
 
 def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
@@ -342,3 +343,14 @@ def test_text_is_readable_on_every_colour(steps):
 def test_signs():
     assert [style.signed(v) for v in (-3.21, 0.0, 0.04, -0.04, 12.0)] == ["−3.2", "0.0", "0.0", "0.0", "+12.0"]
     assert style.signed(-38.4, 0) == "−38"
+
+
+def test_the_margin_is_framed_before_the_plateau(llama):
+    one = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
+    (panel,) = metric_panels([one])
+    assert panel.outlined == {(2000, 0.3)}
+    assert "Outlined: shown to lose at most 3 points against the full cache." in panel.measure.about
+    assert metric_panels([one], Frame.PLATEAU)[0].outlined == {(500, 0.1)}
+    assert not metric_panels([one], Frame.NONE)[0].outlined
+    (empty,) = metric_panels([replace(one, keeps=frozenset())])
+    assert "no cell is shown to lose at most 3 points against the full cache" in [note.text for note in empty.notes]

@@ -77,7 +77,8 @@ def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     assert [checked.vacuous for checked in validities(found.cells).values()] == [Vacuous.UNCOMPRESSED, None]
     (choice,) = choices(found)
     assert choice.vacuous is None
-    assert choice.by_memory is not None
+    assert choice.losses is not None
+    assert len(choice.losses) == choice.candidates
     (finding,) = [finding for finding in findings(found.cells) if finding.kind is Kind.UNCOMPRESSED]
     assert finding.text == ("CHAIN6: 0 of 432 traces under a KV budget were compressed; all equal the full cache's.")
 

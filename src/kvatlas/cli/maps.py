@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvatlas.cli.results import Fix, Inputs, Partial, PolicyOption, fixed
+from kvatlas.cli.results import Fix, Inputs, LoseAtMost, Partial, PolicyOption, fixed
+from kvatlas.core import KvatlasError
+
+if TYPE_CHECKING:
+    from kvatlas.figures.panels import Frame
 
 MapMetric = Annotated[
     str, typer.Option(help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ...")
@@ -26,10 +30,14 @@ def map_(
     against: Annotated[
         str | None, typer.Option(metavar="BASELINE", help="Differences to a baseline, such as full, in pairs.")
     ] = None,
-    plateau: Annotated[
-        bool,
-        typer.Option("--plateau/--no-plateau", help="Outline the cells statistically tied with the best."),
-    ] = True,
+    frame: Annotated[
+        str,
+        typer.Option(
+            metavar="margin|plateau|none",
+            help="Outline the cells shown to keep the margin, or those statistically tied with the best.",
+        ),
+    ] = "margin",
+    lose_at_most: LoseAtMost = None,
     columns: Annotated[
         int | None, typer.Option(min=1, max=2, help="Fill one or two columns of a paper (3.35 or 7 inches).")
     ] = None,
@@ -52,13 +60,22 @@ def map_(
         policy=policy,
         metric=metric,
         against=against,
-        plateaus=plateau,
+        frame=_frame(frame),
+        lose_at_most=lose_at_most,
         look=Look(columns, dark),
         partial=partial,
         fix=fixed(fix),
     )
     for path in written:
         typer.echo(path)
+
+
+def _frame(name: str) -> Frame:
+    from kvatlas.figures.panels import Frame
+
+    if name not in list(Frame):
+        raise KvatlasError(f"--frame is one of {', '.join(Frame)}; {name!r} was given.")
+    return Frame(name)
 
 
 def add_to(app: typer.Typer) -> None:

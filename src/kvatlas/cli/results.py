@@ -25,6 +25,10 @@ Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing
 PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
 Problems = Annotated[int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")]
+LoseAtMost = Annotated[
+    float | None,
+    typer.Option(metavar="POINTS", help="What a setting may lose against the full cache; default: the sweep's own, 3."),
+]
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")
 ]
@@ -38,12 +42,15 @@ def describe(
     policy: PolicyOption = None,
     problems: Problems = None,
     samples: Samples = None,
+    lose_at_most: LoseAtMost = None,
+    long: Annotated[bool, typer.Option("--long", help="Every map, test and comparison instead of one page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
-    """Describe maps: peaks, whether they are more than noise, plateaus, trends, comparisons, what to choose."""
+    """Describe maps on a page: values, what is lost against the full cache, effects, what to choose."""
     from kvatlas.report.describe import describe_sources
     from kvatlas.report.description_json import to_json
     from kvatlas.report.markdown import as_text
+    from kvatlas.report.summary import one_page
 
     description = describe_sources(
         inputs,
@@ -53,8 +60,12 @@ def describe(
         policy=policy,
         problems=problems,
         samples=samples,
+        lose_at_most=lose_at_most,
     )
-    typer.echo(json.dumps(to_json(description), indent=2, allow_nan=False) if as_json else as_text(description))
+    if as_json:
+        typer.echo(json.dumps(to_json(description), indent=2, allow_nan=False))
+    else:
+        typer.echo(as_text(description) if long else one_page(description))
 
 
 def check(
@@ -96,12 +107,13 @@ def report(
     ] = True,
     partial: Partial = False,
     fix: Fix = None,
+    lose_at_most: LoseAtMost = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
     from kvatlas.stats.estimates.run_data import RunData
 
-    data = RunData.open(run, metric, partial, fixed(fix))
+    data = RunData.open(run, metric, partial, fixed(fix), lose_at_most)
     limit = int(megabytes * 1e6)
     written = write_report(
         data, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0

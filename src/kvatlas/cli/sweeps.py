@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvatlas.cli import completing
+
+if TYPE_CHECKING:
+    from kvatlas.sweeps.plan import Plan
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: what pays.")]
@@ -42,6 +45,12 @@ def plan(
     ] = None,
     memory: Annotated[float | None, typer.Option(help="Memory in GiB to estimate the batch size with.")] = None,
     strict_budget: StrictBudget = False,
+    detect: Annotated[
+        float | None, typer.Option(metavar="POINTS", help="How many problems show a difference of so many points.")
+    ] = None,
+    discordance: Annotated[
+        list[float] | None, typer.Option(help="Share of problems on which two settings differ; default: 0.05 and 0.2.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
@@ -55,8 +64,9 @@ def plan(
     for sentence in planned.notes:
         _note(sentence)
     estimate = planned.estimate(tokens_per_second, int(memory * 2**30) if memory else None)
+    designs = _designs(planned, detect, discordance)
     if as_json:
-        typer.echo(json.dumps(estimate))
+        typer.echo(json.dumps({**estimate, **({"detect": designs} if detect is not None else {})}))
         return
     tokens = estimate["decoded_tokens"]
     typer.echo(f"settings                {estimate['settings']:>14,}")
@@ -78,8 +88,35 @@ def plan(
         from kvatlas.cli.audit import print_audit
 
         print_audit(planned.audit)
+    for design in designs:
+        typer.echo(
+            f"\nTwo settings that differ on {100 * design['discordance']:g} % of problems: {design['problems']:,} "
+            f"problems show {design['points']:g} points with a power of 0.8; the {design['own_problems']:,} here "
+            f"show {design['own_points']:.1f}."
+        )
     for sentence in planned.warnings:
         typer.echo(f"\nWarning: {sentence}")
+
+
+def _designs(planned: Plan, points: float | None, discordance: list[float] | None) -> list[dict[str, Any]]:
+    """For each discordance what shows `points`, and what the spec's own problems show."""
+    from kvatlas.stats.inference.planning import DISCORDANCE, detectable, problems_for
+
+    if points is None:
+        return []
+    sizes = [len(problems) for problems in planned.problems.values()]
+    # Benchmarks weigh equally, so small ones decide.
+    own = round(len(sizes) ** 2 / sum(1 / size for size in sizes))
+    return [
+        {
+            "points": points,
+            "discordance": share,
+            "problems": problems_for(points / 100, share).problems,
+            "own_problems": own,
+            "own_points": round(100 * detectable(own, share), 4),
+        }
+        for share in discordance or DISCORDANCE
+    ]
 
 
 def _read(spec: Path, strict_budget: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, Note, NoteKind
@@ -85,17 +86,31 @@ COSTS: Mapping[str, Cost] = {
 #: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
 KV_MEMORY = "kv_memory"
 SMALL = "Small type: 95 % interval."
-ALL_ALIKE = Note(NoteKind.INTERVAL, "all cells are statistically tied with the best")
 CORNER = "Corner: policies have nothing to choose in some problems, filled: in most."
 
 
-def metric_panels(maps: Sequence[Map]) -> list[Panel]:
-    """Maps of a metric: percent with the 95 % interval, highest cells in bold, plateaus framed where they are known."""
-    return [_metric_panel(one) for one in maps]
+class Frame(StrEnum):
+    """Which cells of a map are framed; on a map without a full cache `margin` frames the plateau."""
+
+    MARGIN = "margin"
+    PLATEAU = "plateau"
+    NONE = "none"
 
 
-def _metric_panel(one: Map) -> Panel:
-    plateau = one.plateau or frozenset()
+def framed(one: Map, frame: Frame = Frame.MARGIN) -> tuple[frozenset[CellCoord], str]:
+    """The cells in the frame, and what they are."""
+    if frame is Frame.MARGIN and one.keeps is not None and one.margin is not None:
+        return one.keeps, f"shown to lose at most {round(100 * one.margin, 4):g} points against the full cache"
+    region = frozenset[CellCoord]() if frame is Frame.NONE else one.plateau or frozenset()
+    return region, "statistically tied with the best"
+
+
+def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Panel]:
+    """Maps of a metric: percent with the 95 % interval, highest cells in bold, and a frame."""
+    return [_metric_panel(one, *framed(one, frame)) for one in maps]
+
+
+def _metric_panel(one: Map, region: frozenset[CellCoord], about: str) -> Panel:
     best = max((cell.estimate.value for cell in one.cells.values()), default=0.0)
     cells = {
         place: Shown(
@@ -111,11 +126,15 @@ def _metric_panel(one: Map) -> Panel:
     if any(cell.small for cell in cells.values()):
         sentences.append(SMALL)
     # A frame around everything would say nothing: a sentence does.
-    everything = bool(plateau) and plateau >= set(cells)
-    notes = (*one.remarks, ALL_ALIKE) if everything else one.remarks
-    outlined = frozenset() if everything else plateau
+    everything = bool(region) and region >= set(cells)
+    notes = one.remarks
+    if everything:
+        notes = (*notes, Note(NoteKind.INTERVAL, f"all cells are {about}"))
+    elif one.keeps is not None and region is one.keeps and not region:
+        notes = (*notes, Note(NoteKind.INTERVAL, f"no cell is {about}"))
+    outlined = frozenset() if everything else region
     if outlined:
-        sentences.append("Outlined: plateau, the cells statistically tied with the best.")
+        sentences.append(f"Outlined: {about}.")
     cornered = _cornered(one)
     if cornered:
         sentences.append(CORNER)

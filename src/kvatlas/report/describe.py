@@ -16,6 +16,7 @@ from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import findings
 from kvatlas.stats.inference.choice import Choice
+from kvatlas.stats.inference.granularity import with_granularity
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -30,20 +31,24 @@ def describe_sources(
     policy: str | None = None,
     problems: int | None = None,
     samples: int | None = None,
+    lose_at_most: float | None = None,
 ) -> Description:
     """The description of runs (or their folders), CSV maps and `published:NAME`.
 
     Runs with the same axes are compared with each other as one. `policy` keeps that policy's maps and comparisons;
-    `problems` and `samples` are those of CSV maps that do not tell. KvatlasError for what cannot be read or shown.
+    `problems` and `samples` are those of CSV maps that do not tell. `lose_at_most` points against the
+    full cache are asked for. KvatlasError for what cannot be read or shown.
     """
     maps: list[Map] = []
     runs: list[RunData] = []
     for source in sources:
         if isinstance(source, RunData) or Path(source).is_dir():
-            runs.append(source if isinstance(source, RunData) else RunData.open(source, metric, partial, fix))
+            runs.append(
+                source if isinstance(source, RunData) else RunData.open(source, metric, partial, fix, lose_at_most)
+            )
             maps += maps_of_run(runs[-1])
         else:
-            maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
+            maps += with_binomial_bounds(with_granularity(read_maps(source, partial, problems, samples)))
     kept = of_policy(maps, policy)
     _check_distinct(kept)
     compared: list[Comparison] = []

@@ -14,6 +14,7 @@ from kvatlas.stats.estimates.validity import Finding
 from kvatlas.stats.inference.binomial_tests import model_difference, verdicts_of_maps
 from kvatlas.stats.inference.choice import Choice, choices_of_maps
 from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
+from kvatlas.stats.inference.pooled_effects import PooledEffect, peak_of_bare_maps, pooled_effects
 from kvatlas.stats.inference.resampling import benjamini_hochberg, holm
 from kvatlas.stats.pairs.comparisons import Comparison
 from kvatlas.stats.pairs.paired import Difference
@@ -97,7 +98,11 @@ class AdjustedComparison:
 
 @dataclass(frozen=True)
 class Description:
-    """All that is said of some maps. `choices` are the recommendations, one for each model."""
+    """All that is said of some maps.
+
+    `choices` are the recommendations, one for each model. `effects` are the axes' over all benchmarks, `peak_p` is of
+    "no cell stands out" over all maps of bare Pass@1.
+    """
 
     findings: tuple[Finding, ...]
     maps: tuple[MapDescription, ...]
@@ -106,6 +111,8 @@ class Description:
     comparisons: tuple[AdjustedComparison, ...]
     choices: tuple[Choice, ...]
     notes: tuple[Note, ...]
+    effects: tuple[PooledEffect, ...] = ()
+    peak_p: float | None = None
 
     @property
     def single(self) -> list[MapDescription]:
@@ -141,7 +148,8 @@ def describe(
     covered = {choice.model for choice in chosen}
     alone = Counter((one.model, one.policy) for one in parts)
     sole = [one for one in parts if alone[one.model, one.policy] == 1]
-    chosen += [c for c in choices_of_maps([*averaged, *sole], by_map) if c.model not in covered]
+    effects = pooled_effects(maps, by_map)
+    chosen += [c for c in choices_of_maps([*averaged, *sole], by_map, effects) if c.model not in covered]
     described = _described([*maps, *averaged], by_map)
     return Description(
         findings=tuple(findings),
@@ -151,6 +159,8 @@ def describe(
         comparisons=_adjusted([*comparisons, *_models_by_bound(parts, by_map)]),
         choices=tuple(chosen),
         notes=(*notes, *remarks, *_scales(parts)),
+        effects=tuple(effects),
+        peak_p=peak_of_bare_maps(parts),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from kvatlas.core import Cell, CellCoord, Estimate, Map, Validity
 from kvatlas.report.description import AdjustedComparison, Description, MapDescription, rounded_p
 from kvatlas.stats.inference.choice import Choice, kv_tokens_of
-from kvatlas.stats.inference.map_tests import Effect, Verdict
+from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
+from kvatlas.stats.inference.noninferiority import Loss
+from kvatlas.stats.inference.pooled_effects import PooledEffect
 from kvatlas.stats.inference.resampling import Contrast
 
 Json = dict[str, Any]
@@ -27,7 +30,9 @@ def to_json(description: Description) -> Json:
     `comparisons`: first minus second, in points, p-values adjusted over all of them. `recommendation`: the first
     model's choice, with that of every model under `all`; `vacuous` says why there is none. `findings`: what limits
     what the runs can show, the gravest first. Each map has its `validity`, each of its estimates the `audit` of its
-    budget.
+    budget. `effects`: one joint test for each axis over all benchmarks (and models, for maps of bare Pass@1), each
+    level against the mean of the others. Each entry of `recommendation.all` says what the setting loses against the
+    full cache: `margin`, `loses`, `loses_low`, `loses_high`, `shown`.
     """
     choices = [_choice(choice) for choice in description.choices]
     return {
@@ -47,6 +52,8 @@ def to_json(description: Description) -> Json:
         ],
         "comparisons": [_comparison(one) for one in description.comparisons],
         "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
+        "effects": [_pooled(one) for one in description.effects],
+        "peak_p": rounded(description.peak_p, 6),
         "notes": [note.text for note in description.notes],
     }
 
@@ -124,8 +131,14 @@ def _cell(one: Map, coord: CellCoord, verdict: Verdict | None) -> Json:
         "unmeasured": cell.unmeasured,
         "p_best": None if verdict is None or coord not in verdict.p_best else rounded_p(verdict.p_best[coord]),
         "may_lose": None if verdict is None else percent(verdict.may_lose.get(coord)),
+        **_cell_loss(verdict, coord),
         "audit": audit_json(cell),
     }
+
+
+def _cell_loss(verdict: Verdict | None, coord: CellCoord) -> Json:
+    loss = verdict.losses.get(coord) if verdict and verdict.losses else None
+    return {**_loss(loss, "loses"), "shown": None if loss is None else loss.shown}
 
 
 _NO_VERDICT: Mapping[str, Any] = {
@@ -145,7 +158,7 @@ def _verdict(names: Sequence[str], described: MapDescription, verdict: Verdict) 
     test = verdict.omnibus
     return {
         "omnibus": {"statistic": round(test.statistic, 4), "p": rounded_p(test.p), "method": test.method.value},
-        "evidence_of_difference": verdict.evidence,
+        "evidence_of_difference": None if verdict.basis is Basis.GROUP_SEQUENTIAL else verdict.evidence,
         "plateau": [_coord(names, coord) for coord in verdict.plateau],
         "may_lose": percent(verdict.most_lost),
         "effects": [_effect(described, effect) for effect in verdict.effects],
@@ -210,7 +223,44 @@ def _choice(choice: Choice) -> Json:
         "plateau": choice.members,
         "by_time": _chosen(choice.by_time, choice) if choice.by_time else None,
         "vacuous": choice.vacuous,
+        "margin": percent(choice.margin),
+        **_loss(choice.loss, "loses"),
+        "shown": choice.shown,
+        "tied": choice.tied,
+        "losses": [
+            {"setting": str(choice.settings[one]), **_loss(loss, "loses"), "shown": loss.shown, "broken": loss.broken}
+            for one, loss in (choice.losses or {}).items()
+        ],
+        "nearest": _nearest(choice),
     }
+
+
+def _loss(loss: Loss | None, name: str) -> Json:
+    if loss is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    return {name: percent(loss.value), f"{name}_low": percent(loss.low), f"{name}_high": percent(loss.high)}
+
+
+def _nearest(choice: Choice) -> Json | None:
+    """The setting that the fewest problems more would show, and how many."""
+    if choice.nearest is None or choice.shown:
+        return None
+    setting, more = choice.nearest
+    return {"setting": str(setting), "more_problems": more}
+
+
+def _pooled(one: PooledEffect) -> Json:
+    levels = [
+        {"level": level, "difference": percent(each.value), "low": _limit(each.low), "high": _limit(each.high),
+         "p": rounded_p(each.p)}
+        for level, each in one.levels
+    ]  # fmt: skip
+    pooled = {"axis": one.axis, "over": one.over, "p": rounded_p(one.p), "adjusted_p": rounded_p(one.adjusted_p)}
+    return {**pooled, "levels": levels, "maps": one.maps or None, "below": list(one.below) or None}
+
+
+def _limit(value: float) -> float | None:
+    return percent(value) if math.isfinite(value) else None
 
 
 def _chosen(cell: Cell | None, choice: Choice) -> Json:

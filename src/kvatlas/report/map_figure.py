@@ -10,18 +10,18 @@ from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.heatmap import draw
 from kvatlas.figures.look import Look, save
-from kvatlas.figures.panels import Panel, cost_panels, data_csv, difference_panels, metric_panels
+from kvatlas.figures.panels import Frame, Panel, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.report.describe import of_policy
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.metrics import COSTS
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.differences import differences_of_run
-from kvatlas.stats.run_analysis import RunAnalysis, with_plateaus
+from kvatlas.stats.run_analysis import RunAnalysis, with_regions
 
 
 def plot_sources(
@@ -33,19 +33,23 @@ def plot_sources(
     shared: bool = False,
     policy: str | None = None,
     against: str | None = None,
-    plateaus: bool = True,
+    frame: Frame = Frame.MARGIN,
     look: Look | None = None,
     partial: bool = False,
     fix: Mapping[str, Any] | None = None,
+    lose_at_most: float | None = None,
 ) -> list[Path]:
     """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
 
     `metric` may be a cost. `mean` draws means over benchmarks, side by side on one colour scale; `shared` one scale for
-    all panels; `against` differences to that baseline; `plateaus` frames them. KvatlasError for what cannot be drawn.
+    all panels; `against` differences to that baseline; `frame` says which cells are framed. KvatlasError for what
+    cannot be drawn.
     """
     cost = metric if metric in COSTS else None
     graded = None if cost else metric
-    opened = {source: RunData.open(source, graded, partial, fix) for source in sources if Path(source).is_dir()}
+    opened = {
+        source: RunData.open(source, graded, partial, fix, lose_at_most) for source in sources if Path(source).is_dir()
+    }
     runs = list(opened.values())
     if any(run.is_line for run in runs):
         if len(sources) > 1:
@@ -61,8 +65,10 @@ def plot_sources(
         pairs = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
         panels, shown = difference_panels(shown, pairs, against), []
     else:
-        shown = with_plateaus(shown, _verdicts(runs, single, len(sources))) if plateaus else shown
-        panels = metric_panels(shown)
+        if frame is not Frame.NONE:
+            margin = runs[0].margin if runs else LOSE_AT_MOST / 100
+            shown = with_regions(shown, _verdicts(runs, single, len(sources)), margin)
+        panels = metric_panels(shown, frame)
     figure = draw(panels, shared=shared, one_bar=mean, look=look)
     return save(figure, out, shown, data=None if shown else data_csv(panels))
 

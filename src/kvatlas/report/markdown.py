@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvatlas.core import Cell, Estimate, NoteKind, Setting
+from kvatlas.core import Estimate, NoteKind
 from kvatlas.figures import style
 from kvatlas.report.description import AdjustedComparison, Description, MapDescription, p_text
+from kvatlas.report.summary import effect_words, recommendations
 from kvatlas.stats.estimates.pass_at_1 import LEVEL
-from kvatlas.stats.inference.choice import Choice, kv_tokens_of
 from kvatlas.stats.inference.map_tests import Basis, Verdict
 from kvatlas.stats.inference.resampling import Contrast
 
@@ -21,18 +21,13 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class Names:
-    """What sentences call models, by name, and settings, by id; others by their full names."""
+    """What sentences call models; others by their full names."""
 
     models: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, name: str) -> str:
         """A model."""
         return self.models.get(name, name)
-
-    def setting(self, setting: Setting) -> str:
-        """A setting."""
-        return self.settings.get(setting.id, str(setting))
 
     def map(self, one: MapDescription) -> str:
         """A map."""
@@ -102,11 +97,12 @@ def _table_of(maps: Sequence[MapDescription]) -> list[str]:
         ]
         for one in maps
     ]  # fmt: skip
-    return _table([*header, "More than noise?", "Baselines"], rows)
+    return _table([*header, "Difference shown?", "Baselines"], rows)
 
 
 def _evidence_cell(verdict: Verdict | None) -> str:
-    return f"{'yes' if verdict.evidence else 'no'}, p {p_text(verdict.omnibus.p)}" if verdict else "unknown"
+    tested = verdict is not None and verdict.basis is not Basis.GROUP_SEQUENTIAL
+    return f"{'yes' if verdict.evidence else 'no'}, p {p_text(verdict.omnibus.p)}" if verdict and tested else "unknown"
 
 
 def _components(description: Description) -> list[str]:
@@ -145,8 +141,10 @@ def analysis(one: MapDescription) -> list[str]:
         f"Lowest: {_listed(one.lowest, lambda coord: _peak(one, coord))}.",
     ]
     if one.verdict is None:
-        return [*lines, f"Whether the {cells} cells differ by more than noise cannot be said: {_why_not(one)}."]
+        return [*lines, f"Whether the {cells} cells differ cannot be said: {_why_not(one)}."]
     verdict = one.verdict
+    if verdict.basis is Basis.GROUP_SEQUENTIAL:
+        return lines
     return [*lines, _evidence(verdict), _plateau(one, verdict), *_trends(one, verdict), *_stability(one, verdict),
             *_decide(one, verdict)]  # fmt: skip
 
@@ -163,7 +161,7 @@ def _evidence(verdict: Verdict) -> str:
     spread = f"the standard deviation over cells is {100 * verdict.spread:.2f} points"
     if verdict.noise is not None:
         spread += f" and chance alone gives {100 * verdict.noise:.2f}"
-    claim = "The cells differ by more than noise" if verdict.evidence else "The peak is no more than noise"
+    claim = "The cells differ" if verdict.evidence else "No difference between the cells is shown"
     return f"{claim}: {spread} (p {p_text(verdict.omnibus.p)})."
 
 
@@ -182,8 +180,7 @@ def _trends(one: MapDescription, verdict: Verdict) -> list[str]:
         if effect.trend is None:
             continue
         between = f"from {effect.levels[0][0]} to {effect.levels[-1][0]}"
-        size = f"{_signed(effect.trend.value)} points ({_between(effect.trend)})"
-        size += f", p {p_text(one.holm[effect.axis])} (Holm)"
+        size = f"{_signed(effect.trend.value)} points, p {p_text(one.holm[effect.axis])} (Holm)"
         if one.supports(effect):
             way = "rises" if effect.trend.value > 0 else "falls"
             lines.append(f"{style.label(one.map.metric)} {way} along {effect.axis} {between}: {size}.")
@@ -217,13 +214,15 @@ def _decide(one: MapDescription, verdict: Verdict) -> list[str]:
 def observations(description: Description, names: Names = FULL_NAMES) -> list[str]:
     """What the maps say together."""
     tested = [(one, one.verdict) for one in description.single if one.verdict]
-    lines = [] if tested else [f"0 of {_count(len(description.maps), 'map')} can be tested for noise."]
+    lines = [] if tested else [f"0 of {_count(len(description.maps), 'map')} can be tested for a difference."]
     if tested:
         shown = [one for one, verdict in tested if verdict.evidence]
         p = [verdict.omnibus.p for _, verdict in tested]
         span = p_text(min(p)) if min(p) == max(p) else f"{p_text(min(p))} to {p_text(max(p))}"
         which = f" ({_listed(shown, names.map)})" if 0 < len(shown) < len(tested) else ""
-        lines.append(f"{len(shown)} of {_count(len(tested), 'map')} show more than noise{which}; p {span}.")
+        lines.append(
+            f"{len(shown)} of {_count(len(tested), 'map')} show a difference between their cells{which}; p {span}."
+        )
     for across in description.across:
         good = across.good_for_all
         said = f": {_listed(good, lambda coord: _at(across.axes, coord))}" if 0 < len(good) < across.cells else ""  # noqa: B023
@@ -260,54 +259,9 @@ def _comparisons(comparisons: Sequence[AdjustedComparison]) -> list[str]:
     return ["", said, "", *_table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows)]
 
 
-def interpretation(description: Description, names: Names = FULL_NAMES) -> list[str]:
-    """What to choose, and what not to read into the maps."""
-    lines = [line for choice in description.choices for line in _choice(choice, names)]
-    if not lines:
-        lines.append("No setting is recommended: 0 maps tell what their settings cost and what they rest on.")
-    weak = [one for one in description.single if one.verdict and not one.verdict.evidence]
-    if weak:
-        lines.append(
-            f"{_count(len(weak), 'map')} without evidence of a difference: reading a best setting off "
-            f"{'its peak' if len(weak) == 1 else 'their peaks'} is reading noise."
-        )
-    return lines
-
-
-def _choice(choice: Choice, names: Names) -> list[str]:
-    whose = f"{names.model(choice.model)} on {choice.benchmark}"
-    tied = f"{choice.members} of {choice.candidates} settings"
-    cell = choice.by_memory
-    if choice.vacuous is not None:
-        return [f"{whose}: no setting is recommended, because {choice.vacuous}."]
-    if cell is None:
-        return [f"{whose}: {tied} are statistically tied with the best; which is cheapest is not known without costs."]
-    kept = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens kept "
-    kept += "on average" if cell.mean_kv_tokens is not None else "after a compression"
-    lines = [
-        f"{whose}: the cheapest by KV memory of the {tied} that are statistically tied with the best is "
-        f"{names.setting(cell.setting)}: {_with_interval(cell.estimate)}, {kept}{_lost(cell, choice)}."
-    ]
-    for baseline, contrast in choice.against.get(cell.setting.id, {}).items():
-        way = "above" if contrast.value >= 0 else "below"
-        significant = "significant" if contrast.p < LEVEL else "not significant"
-        lines.append(
-            f"{whose}: it scores {_percent(abs(contrast.value))} points {way} {names.setting(baseline)} (95 % CI "
-            f"{_between(contrast)}, p {p_text(contrast.p)}), a difference that is {significant}."
-        )
-    fastest = choice.by_time
-    if fastest is not None:
-        same = " (the same)" if fastest.setting == cell.setting else ""
-        lines.append(
-            f"{whose}: the cheapest by measured time is {names.setting(fastest.setting)}{same}: "
-            f"{_with_interval(fastest.estimate)}, {fastest.seconds_mean:.2g} s a trace{_lost(fastest, choice)}."
-        )
-    return lines
-
-
-def _lost(cell: Cell, choice: Choice) -> str:
-    lost = choice.may_lose.get(cell.setting.id)
-    return "" if lost is None else f", at most {_percent(lost)} points below the best"
+def interpretation(description: Description) -> list[str]:
+    """What to choose, and what the axes do."""
+    return [*recommendations(description), *map(effect_words, description.effects)]
 
 
 def _joined(*parts: str) -> str:

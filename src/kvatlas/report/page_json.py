@@ -7,12 +7,14 @@ from typing import Any
 
 from kvatlas.core import Cell, CellCoord, Map, MapName, Status, Trace
 from kvatlas.figures import style
+from kvatlas.figures.panels import framed
 from kvatlas.report.description_json import audit_json, percent, rounded
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.inference.resampling import Contrast
 from kvatlas.stats.pairs.differences import Differences
+from kvatlas.stats.run_analysis import with_regions
 
 #: What a trace came to, in one letter: right, wrong, truncated, no answer.
 RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."
@@ -68,7 +70,7 @@ def page_json(
     cells: Cells,
 ) -> dict[str, Any]:
     """The page's data without its traces; `cells` is filled, so that traces can name theirs."""
-    shown = [*mean_maps(maps), *maps]
+    shown = [*with_regions(mean_maps(maps), verdicts, run.margin), *maps]
     metric = maps[0].metric
     return {
         "metric": style.label(metric),
@@ -85,7 +87,7 @@ def page_json(
 
 def _map(one: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> dict[str, Any]:
     (vertical, rows), (horizontal, columns) = one.axes
-    plateau = set(verdict.plateau) if verdict else set()
+    region, about = framed(one)
     return {
         "model": one.model,
         "short": style.model(one.model),
@@ -104,7 +106,8 @@ def _map(one: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Cont
             ]
             for row in reversed(rows)
         ],
-        "plateau": [[int((row, column) in plateau) for column in columns] for row in reversed(rows)],
+        "framed": [[int((row, column) in region) for column in columns] for row in reversed(rows)],
+        "frame": about,
         "evidence": verdict.evidence if verdict else None,
         "beside": [cells.number(one, cell) for cell in one.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in one.notes],

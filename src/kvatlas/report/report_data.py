@@ -107,7 +107,7 @@ def report_data(run: RunData, per_cell: int, measure: int, limit: int) -> Report
     return ReportData(
         run=run,
         maps=maps,
-        summary=None if run.is_line else _summary(analysis, short),
+        summary=None if run.is_line else _summary(analysis),
         comparisons=[] if run.is_line else analysis.comparisons,
         data=data,
         places=places,
@@ -119,8 +119,8 @@ def report_data(run: RunData, per_cell: int, measure: int, limit: int) -> Report
     )
 
 
-def _summary(analysis: RunAnalysis, short: Mapping[str, str]) -> Summary:
-    """The sentences with models and settings as the page calls them."""
+def _summary(analysis: RunAnalysis) -> Summary:
+    """The sentences with models as the page calls them."""
     description = describe(
         analysis.maps,
         analysis.comparisons,
@@ -128,9 +128,9 @@ def _summary(analysis: RunAnalysis, short: Mapping[str, str]) -> Summary:
         verdicts=analysis.verdicts,
         choices=analysis.choices,
     )
-    names = markdown.Names({one.model: style.model(one.model) for one in analysis.maps}, short)
+    names = markdown.Names({one.model: style.model(one.model) for one in analysis.maps})
     return Summary(
-        markdown.interpretation(description, names),
+        markdown.interpretation(description),
         [*markdown.observations(description, names), *markdown.remarks(description)],
         [line for one in description.shown for line in markdown.analysis(one)],
     )

@@ -34,13 +34,13 @@ class RunAnalysis:
 
     @cached_property
     def maps(self) -> list[Map]:
-        """The run's maps, each with its plateau."""
-        return with_plateaus(maps_of_run(self.run), self.verdicts)
+        """The run's maps, each with its plateau and the cells that keep the margin."""
+        return with_regions(maps_of_run(self.run), self.verdicts, self.run.margin)
 
     @cached_property
     def means(self) -> list[Map]:
-        """Their means over benchmarks, each with its plateau."""
-        return with_plateaus(mean_maps(self.maps), self.verdicts)
+        """Their means over benchmarks, each with its plateau and the cells that keep the margin."""
+        return with_regions(mean_maps(self.maps), self.verdicts, self.run.margin)
 
     @cached_property
     def verdicts(self) -> Mapping[MapName, Verdict]:
@@ -52,7 +52,11 @@ class RunAnalysis:
     @cached_property
     def choices(self) -> Sequence[Choice]:
         """What to choose, for each model."""
-        return adaptive_choices(self._standings, self.run.cells) if self.is_adaptive else choices(self.run)
+        return (
+            adaptive_choices(self._standings, self.run.cells, self.run.margin)
+            if self.is_adaptive
+            else choices(self.run)
+        )
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
@@ -76,9 +80,15 @@ class RunAnalysis:
 
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:
-        return standings(self.run.manifest, self.run.cells)
+        return standings(self.run.manifest, self.run.cells, self.run.margin)
 
 
-def with_plateaus(maps: Iterable[Map], by_map: Mapping[MapName, Verdict]) -> list[Map]:
-    """The maps with the plateaus of their verdicts."""
-    return [replace(one, plateau=frozenset(by_map[one.name].plateau)) if one.name in by_map else one for one in maps]
+def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
+    """The maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
+    return [_with_region(one, by_map[one.name], margin) if one.name in by_map else one for one in maps]
+
+
+def _with_region(one: Map, verdict: Verdict, margin: float) -> Map:
+    losses = verdict.losses
+    keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.shown)
+    return replace(one, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)

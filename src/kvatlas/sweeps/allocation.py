@@ -12,7 +12,9 @@ from kvatlas.noise import stream_key
 from kvatlas.results import Manifest
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.metrics import METRICS
-from kvatlas.stats.inference.adaptive import Standing, cut, standing
+from kvatlas.stats.estimates.run_data import margin_of
+from kvatlas.stats.inference.adaptive import Standing, standing
+from kvatlas.stats.inference.group_sequential import cut
 from kvatlas.sweeps.plan import Plan, WorkItem
 
 #: (model, benchmark, setting id).
@@ -81,26 +83,22 @@ class Adaptive:
         cells = [cell for (owner, _, _), cell in self.cells.items() if owner == model]
         sizes = {name: len(held) for name, held in self.orders.items()}
         upto = {name: held[: cut(len(held), self.blocks, number - 1).stop] for name, held in self.orders.items()}
-        state = standing(cells, upto, sizes, self.blocks)
+        state = standing(cells, upto, sizes, self.blocks, margin_of({"lose_at_most": self.plan.spec.lose_at_most}))
         if state.complete < number:
             raise KvatlasError(f"Block {number} of the sweep of {model} lacks traces; the same command tries again.")
         return state
 
     def _reason(self, model: str, state: Standing) -> str | None:
-        allocate = self.plan.spec.allocate
         left, all_of = len(state.active), len(state.settings)
-        where = f"after block {state.complete} of {self.blocks}, with {left} of {all_of} settings left"
-        spent = self.output_tokens.get(model, 0)
+        where = f"after block {state.complete} of {self.blocks}, with {left} of {all_of} settings open"
+        spent, budget = self.output_tokens.get(model, 0), self.plan.spec.allocate.token_budget
+        if not left:
+            shown = "shown" if state.recommended is not None else "not to be shown"
+            return f"a cheapest setting that keeps the margin is {shown}, {where}"
         if state.complete == self.blocks:
             return f"every problem is in, {where}"
-        if left == 1:
-            return f"one setting is shown best, {where}"
-        if allocate.question == "plateau" and state.race.hopeless:
-            return f"the problems left are not expected to drop any more, {where}"
-        if allocate.width is not None and state.widest() <= allocate.width:
-            return f"all intervals are at most {100 * allocate.width:g} points wide, {where}"
-        if allocate.token_budget is not None and spent >= allocate.token_budget:
-            return f"the token budget of {allocate.token_budget:,} is spent ({spent:,}), {where}"
+        if budget is not None and spent >= budget:
+            return f"the token budget of {budget:,} is spent ({spent:,}), {where}"
         return None
 
     def _said(self, model: str, settings: int) -> str:

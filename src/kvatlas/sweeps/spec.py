@@ -14,6 +14,7 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, canonical
 from kvatlas.models import ModelHandle
+from kvatlas.stats.estimates.run_data import LOSE_AT_MOST
 from kvatlas.sweeps.spec_file import load
 
 Value = int | float | str | bool
@@ -76,26 +77,18 @@ class BenchmarkSpec(BaseModel):
 
 
 class Allocation(BaseModel):
-    """Which settings get which problems: all of them (`full`), or what the `question` still needs (`adaptive`).
+    """Which settings get which problems: all of them (`full`), or what the question still needs (`adaptive`).
 
-    The questions: which settings are on the `plateau` of the best, which one is the `best`, or the mean over benchmarks
-    of what is left to within a `width` (a share). Problems come in `blocks`, in an order drawn from the seed;
-    `token_budget` ends the sweep once the traces of a model hold that many output tokens.
+    The question is which is the cheapest setting that loses at most `lose_at_most` points against the full cache.
+    Problems come in `blocks`, in an order drawn from the seed; `token_budget` ends the sweep once the traces of a model
+    hold that many output tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["full", "adaptive"] = "full"
-    question: Literal["plateau", "best", "width"] = "plateau"
-    width: float | None = Field(default=None, gt=0, lt=1)
     token_budget: int | None = Field(default=None, ge=1)
     blocks: int = Field(default=20, ge=2)
-
-    @model_validator(mode="after")
-    def _width_for_its_question(self) -> Allocation:
-        if (self.question == "width") != (self.width is not None):
-            raise ValueError("the question 'width' needs a width between 0 and 1, and no other question has one")
-        return self
 
 
 class Spec(BaseModel):
@@ -106,7 +99,8 @@ class Spec(BaseModel):
     `settings` are crossed with `axes`; `baseline` settings run once, outside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
     `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `strict_budget` makes the
-    budgets of all settings strict (docs/policies.md).
+    budgets of all settings strict (docs/policies.md). `lose_at_most` points against the full cache may be lost by a
+    setting that is recommended.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -123,6 +117,7 @@ class Spec(BaseModel):
     expected_output_tokens: int | None = Field(default=None, ge=1)
     allocate: Allocation = Allocation()
     strict_budget: bool = False
+    lose_at_most: float = Field(default=LOSE_AT_MOST, gt=0, lt=100)
 
     @field_validator("allocate", mode="before")
     @classmethod
@@ -159,6 +154,8 @@ class Spec(BaseModel):
             raise ValueError("axes need settings to vary")
         if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
             raise ValueError("allocate: adaptive needs at least two settings besides the baselines")
+        if self.allocate.kind == "adaptive" and all(one.policy != "full" for one in self.baseline):
+            raise ValueError("allocate: adaptive needs the full cache as a baseline, {policy: full}")
         return self
 
     def cells(self) -> list[tuple[Setting, bool]]:

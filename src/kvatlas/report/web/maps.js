@@ -67,8 +67,8 @@ function panel(map, measure, scale) {
   const first = table.querySelector("td[data-cell]");
   if (first) first.tabIndex = 0;
   const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical} (rows)${map.horizontal ? ` by ${map.horizontal} (columns)` : ""}`);
-  const everywhere = map.plateau.flat().every(Boolean);
-  if (everywhere) caption.append(". All cells are statistically tied with the best.");
+  const everywhere = map.framed.flat().every(Boolean);
+  if (everywhere) caption.append(`. All cells are ${map.frame}.`);
   if (map.cells.flat().filter(known).some((n) => noChoice(data.cells[n]))) caption.append(`${everywhere ? "" : "."} Corner: policies have nothing to choose in some problems, filled: in most.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : "" }, note.text));
@@ -81,19 +81,19 @@ function mapCell(map, number, x, y, measure, scale, best) {
   if (!known(number)) return el("td", { class: "none", "aria-label": "no traces" });
   const cell = data.cells[number];
   const value = measure.of(cell);
-  const member = (dx, dy) => Boolean((map.plateau[y + dy] || [])[x + dx]);
-  const framed = member(0, 0) && !map.plateau.flat().every(Boolean);
+  const member = (dx, dy) => Boolean((map.framed[y + dy] || [])[x + dx]);
+  const framed = member(0, 0) && !map.framed.flat().every(Boolean);
   const sides = framed ? [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]].filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
   const peak = mapView.measure === "value" && cell.value > best - 1e-6 ? ["peak"] : [];
   const fixedBy = noChoice(cell) > 50 ? ["fixed"] : noChoice(cell) ? ["partly"] : [];
   const node = el("td", { class: [...sides, ...peak, ...fixedBy].join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
-    "aria-label": `${title(cell)}${framed ? ", on the plateau" : ""}` });
+    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}` });
   if (known(value)) {
     node.append(measure.text(cell));
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
     paint(node, value, ...scale, measure.steps);
   } else node.append("–");
-  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? ["on the plateau: statistically tied with the best"] : [])]);
+  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : [])]);
   return node;
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
-from kvatlas.stats.estimates.pass_at_1 import Floats, Z, cautious_interval, from_problem_means, pass_at_1
+from kvatlas.stats.estimates.pass_at_1 import Floats, Z, from_problem_means, pass_at_1
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
@@ -58,9 +58,6 @@ class Rule:
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
         groups = [len(samples) // self.k for samples in grades.values()]
         estimate = from_problem_means(values, np.full(len(values), math.nan), groups)
-        if self.k > 1:
-            low, high = cautious_interval(values, float(np.mean(groups)))
-            estimate = replace(estimate, low=float(low), high=float(high))
         counts = {len(samples) for samples in grades.values()}
         return replace(estimate, samples=counts.pop() if len(counts) == 1 else None)
 

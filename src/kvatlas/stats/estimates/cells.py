@@ -36,7 +36,7 @@ class CellTraces:
     screened: bool = False
     outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
     votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
-    kv_tokens: list[float] = field(default_factory=list)
+    kv_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
     output_tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     peak_kv_tokens: int = 0
@@ -77,7 +77,7 @@ class CellTraces:
                 answer = RIGHT if value else trace.grade.answer
                 self.votes.setdefault(trace.problem, {})[trace.sample] = answer
         self.verdicts[trace.grade.verdict] += 1
-        self.kv_tokens.append(trace.usage.mean_kv_tokens)
+        self.kv_tokens[trace.problem, trace.sample] = trace.usage.mean_kv_tokens
         self.output_tokens.append(trace.usage.output_tokens)
         self.seconds += trace.usage.seconds
         self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
@@ -100,7 +100,7 @@ class CellTraces:
         return Cell(
             self.expected.setting,
             self._estimate(),
-            mean_kv_tokens=math.fsum(self.kv_tokens) / self.stored,
+            mean_kv_tokens=math.fsum(self.kv_tokens.values()) / self.stored,
             peak_kv_tokens=self.peak_kv_tokens,
             output_tokens_mean=sum(self.output_tokens) / self.stored,
             truncated=self.verdicts[Outcome.TRUNCATED],

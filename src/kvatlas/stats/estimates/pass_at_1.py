@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from numpy.typing import ArrayLike
+from scipy import special
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
+from kvatlas.stats.estimates.bounded_mean import LEVEL as LEVEL
+from kvatlas.stats.estimates.bounded_mean import Floats as Floats
+from kvatlas.stats.estimates.bounded_mean import Ints as Ints
+from kvatlas.stats.estimates.bounded_mean import Z as Z
+from kvatlas.stats.estimates.bounded_mean import interval, yes_no_interval
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-LEVEL = 0.05
-#: The 97.5 % quantile of the normal distribution.
-Z = float(stats.norm.ppf(0.975))
-#: Imagined problems of full binomial spread, at a mean of 0 or 1; found by bench/calibration.py.
-_UNSEEN = 4.0
 #: Imagined problems in the variance between samples, more for few samples, which leave it too small.
 _UNSEEN_WITHIN = 1.5
 #: With fewer hits or misses than this, Wilson's interval is joined by the mid-P one.
@@ -68,50 +66,6 @@ def _mid_p_low(hits: Floats, n: Floats) -> Floats:
     return np.where(hits > 0, low, 0.0)
 
 
-def clustered_interval(means: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
-    """95 % intervals for the mean over all problems like these. `means` [..., problems] in [0, 1], `samples` each.
-
-    Wilson's interval with the problems over the design effect: the variance between problem means against that of a
-    yes or no, never more than there are samples in all, and Student's quantile over problems since that variance is
-    estimated; with one sample a problem `share_interval`. Problems whose mean is near 0 or 1 have often missed the
-    rare other kind, so the variance is taken together with 4 (1 - 2 mean)^4 imagined problems of full spread. Where it
-    is still 0 (all right, all wrong) the number of problems is taken. One problem says nothing about others: [0, 1].
-
-    Source: Korn and Graubard (1998), Survey Methodology 24:193-201; Dean and Pagano (2015), J. Survey Statistics and
-    Methodology 3:484-503. The imagined problems are ours; coverage: bench/results/calibration.json.
-    """
-    problems = means.shape[-1]
-    share = means.mean(-1)
-    if problems == 1:
-        return np.zeros(share.shape), np.ones(share.shape)
-    full = share * (1 - share)
-    unseen = _UNSEEN * (1 - 2 * share) ** 4
-    spread = ((means - share[..., None]) ** 2).sum(-1)
-    variance = (spread + unseen * full) / (problems - 1 + unseen)
-    known = variance > 1e-18
-    units = np.where(known, problems * full / np.where(known, variance, 1.0), float(problems))
-    units = np.minimum(units, problems * np.asarray(samples, float))
-    quantile = float(stats.t.ppf(0.975, problems - 1))
-    if np.all(np.asarray(samples) <= 1):
-        return share_interval(share, units, quantile)
-    return wilson(share, units, np.asarray(quantile))
-
-
-def cautious_interval(values: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
-    """95 % intervals for the mean of [..., problems] values in [0, 1] that are no means of samples, as pass@k.
-
-    Such values can lie close to one end with rare ones far from it, and problems that were not seen decide the mean.
-    The hull of the clustered intervals without and with one imagined problem at either end: a bound, often too wide.
-    `samples` is the number of independent groups of samples behind each value.
-    """
-    low, high = clustered_interval(values, samples)
-    for end in (0.0, 1.0):
-        more = np.concatenate([values, np.full((*values.shape[:-1], 1), end)], axis=-1)
-        lower, higher = clustered_interval(more, samples)
-        low, high = np.minimum(low, lower), np.maximum(high, higher)
-    return low, high
-
-
 def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> tuple[Floats, Floats]:
     """95 % intervals for the mean on these very problems, over new samples.
 
@@ -139,7 +93,7 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
     """The mean over problems of the mean over a problem's samples, with both standard errors and both intervals.
 
     `outcomes` holds for each problem the grades of its samples, each in [0, 1]: correctness, or progress. `low` and
-    `high` are clustered by problem (`clustered_interval`): they speak of problems like these. `given_low` and
+    `high` are clustered by problem (`bounded_mean.interval`): they speak of problems like these. `given_low` and
     `given_high` speak of these very problems (`conditional_interval`). `se_clustered` is the standard deviation of the
     problem means over the root of their number (Miller 2024, arXiv 2411.00640, section 2.2); `se_conditional` comes
     from the spread of samples within problems and is unknown for one sample a problem.
@@ -162,7 +116,7 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
 def from_problem_means(means: Floats, within: Floats, counts: Sequence[int]) -> Estimate:
     """The estimate from problem means in [0, 1], the variances of these means (NaN: unknown), samples by problem."""
     average = float(np.mean(counts))
-    low, high = clustered_interval(means, average)
+    low, high = interval(means)
     given_low, given_high = conditional_interval(means, within, average)
     problems = len(means)
     known = not bool(np.isnan(within).any())
@@ -232,17 +186,14 @@ def _mean_error(errors: Sequence[float | None]) -> float | None:
 def binomial_bound(value: float, problems: int, samples: int | None = None) -> tuple[float, float]:
     """A 95 % interval for a bare Pass@1 in [0, 1]: for problems like these, or with `samples` for these very problems.
 
-    Without `samples` the interval of one sample a problem (`clustered_interval`): however alike the samples of one
-    problem are, the variance between n problem means is at most value * (1 - value) * n / (n - 1). With `samples` a
+    Without `samples` the interval of one sample a problem: however alike the samples of one
+    problem are, problem means vary no more than yes and no do. With `samples` a
     `share_interval` with n = problems * samples: samples of these problems vary at most like independent draws. Both
     are bounds: wide enough, and often too wide.
     """
-    if samples is None and problems == 1:
-        return 0.0, 1.0
     if samples is None:
-        low, high = share_interval(value, problems - 1, float(stats.t.ppf(0.975, problems - 1)))
-    else:
-        low, high = share_interval(value, problems * samples)
+        return yes_no_interval(value, problems)
+    low, high = share_interval(value, problems * samples)
     return float(low), float(high)
 
 

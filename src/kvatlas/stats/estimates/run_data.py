@@ -8,12 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Trace
+from kvatlas.core import KvatlasError, Trace
 from kvatlas.parameters import spelled
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.cells import CellTraces, gather
 from kvatlas.stats.estimates.grid import Axes, Groups, grid_groups, map_axes, varied
 from kvatlas.stats.estimates.metrics import usual_metric
+
+#: Points that a setting may lose against the full cache, where nothing else is asked for.
+LOSE_AT_MOST = 3.0
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class RunData:
     `traces` are a store's `(run key, trace)` pairs, texts not needed; `metric` is any that the run has
     (`stats.estimates.metrics`). With `partial` missing traces are noted and no error. `fix` holds axes beyond two to
     one value each. `chosen` are the cells to look at instead of all of the run's. `folder` is where the run is stored.
+    `lose_at_most` points against the full cache are asked for; the sweep's own where None.
     """
 
     manifest: Manifest
@@ -32,6 +36,7 @@ class RunData:
     fix: Mapping[str, Any] = field(default_factory=dict)
     chosen: Sequence[CellTraces] | None = None
     folder: Path | None = None
+    lose_at_most: float | None = None
 
     @classmethod
     def open(
@@ -40,6 +45,7 @@ class RunData:
         metric: str | None = "pass@1",
         partial: bool = False,
         fix: Mapping[str, Any] | None = None,
+        lose_at_most: float | None = None,
     ) -> RunData:
         """The run in a folder, its traces without texts; without a metric with the one that it usually shows.
 
@@ -48,7 +54,7 @@ class RunData:
         with Store.open(Path(folder)) as store:
             manifest, traces = store.manifest(), tuple(store.traces(texts=False))
         fixed = {name: _axis_value(manifest, name, value) for name, value in (fix or {}).items()}
-        return cls(manifest, traces, metric or usual_metric(manifest), partial, fixed, folder=Path(folder))
+        return cls(manifest, traces, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traces", tuple(self.traces))
@@ -69,6 +75,11 @@ class RunData:
         return grid_groups(self.cells, self.axes, self.fix)
 
     @property
+    def margin(self) -> float:
+        """What a setting may lose against the full cache, in (0, 1)."""
+        return margin_of(self.manifest.spec if self.lose_at_most is None else {"lose_at_most": self.lose_at_most})
+
+    @property
     def is_line(self) -> bool:
         """Whether the run varies fewer than two parameters, so that it has curves and no maps."""
         return len(varied(self.manifest, self.fix)) < 2
@@ -81,6 +92,14 @@ class RunData:
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:
         """The same, of these cells alone; they may come from other runs with the same axes."""
         return replace(self, chosen=cells)
+
+
+def margin_of(spec: Mapping[str, Any]) -> float:
+    """The margin in (0, 1) of a spec, 3 points where it has none; KvatlasError for one that is none."""
+    points = spec.get("lose_at_most", LOSE_AT_MOST)
+    if not isinstance(points, int | float) or not 0 < points < 100:
+        raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")
+    return float(points) / 100
 
 
 def _axis_value(manifest: Manifest, name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The state of an adaptive sweep, replayed from its traces: which settings are left, and what that says of its maps."""
+"""The state of an adaptive sweep, replayed from its traces: what is decided about each setting, and what that says."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, mean_of
+from kvatlas.core import Map, MapName, Note, NoteKind, mean_of
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.anytime import mean_interval
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.maps import mean_cell, mean_map
-from kvatlas.stats.estimates.pass_at_1 import LEVEL, Ints
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.run_data import RunData, margin_of
 from kvatlas.stats.estimates.validity import validity
 from kvatlas.stats.inference.choice import Choice, cheapest, kv_tokens_of, unless_vacuous
-from kvatlas.stats.inference.map_tests import Basis, Verdict
+from kvatlas.stats.inference.group_sequential import Decision, Look, begin, cut, look
+from kvatlas.stats.inference.map_tests import Basis, Verdict, is_full
+from kvatlas.stats.inference.noninferiority import Loss
 from kvatlas.stats.inference.resampling import Need, Test, TestMethod
-from kvatlas.stats.inference.sequential import EARLY, Block, Race, race
 
 NO_PAIRS = Note(
     NoteKind.LEFT_OUT,
@@ -29,79 +28,106 @@ NO_PAIRS = Note(
 
 @dataclass(frozen=True)
 class Standing:
-    """One model's sweep so far: its grid settings by id, the race between them, and the blocks that are complete."""
+    """One model's sweep so far: its grid settings by id, what is decided, and the blocks that are complete."""
 
     settings: tuple[str, ...]
-    race: Race
+    decision: Decision
     complete: int
-    values: Mapping[str, tuple[np.ndarray, Ints]]
 
     @property
     def active(self) -> frozenset[str]:
-        """The ids of the settings that are not dropped."""
-        return frozenset(setting for setting, active in zip(self.settings, self.race.active, strict=True) if active)
+        """The ids of the settings that get the next block."""
+        return frozenset(setting for setting, open_ in zip(self.settings, self.decision.open, strict=True) if open_)
 
-    def widest(self) -> float:
-        """The width of the widest always-valid interval of the active settings, on the mean over benchmarks."""
-        spans = [mean_interval(*self.values[one]) for one in self.active if one in self.values]
-        return max((high - low for low, high in spans), default=1.0)
+    @property
+    def recommended(self) -> str | None:
+        """The id of the cheapest setting that is shown to keep the margin."""
+        place = self.decision.recommended
+        return None if place is None else self.settings[place]
 
-
-def cut(problems: int, blocks: int, number: int) -> slice:
-    """The places of the problems of one benchmark that come in block `number`, from 0."""
-    return slice(problems * number // blocks, problems * (number + 1) // blocks)
+    @property
+    def losses(self) -> dict[str, Loss]:
+        """What each setting that was looked at loses, with limits that hold at any look."""
+        made = self.decision
+        columns = zip(self.settings, made.value, made.low, made.high, made.shown, made.broken, strict=True)
+        return {
+            setting: Loss(float(value), float(low), float(high), bool(shown), bool(broken))
+            for setting, value, low, high, shown, broken in columns
+            if not math.isnan(value)
+        }
 
 
 def standing(
-    cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
+    cells: Sequence[CellTraces],
+    orders: Mapping[str, Sequence[str]],
+    sizes: Mapping[str, int],
+    blocks: int,
+    margin: float,
 ) -> Standing:
-    """Replay one model's grid cells. `orders` are the problems of each benchmark as they come, `sizes` how many in all.
+    """Replay one model's cells. `orders` are the problems of each benchmark as they come, `sizes` how many in all.
 
-    A block counts when every setting that was active before it has all its samples of all its problems.
+    A block counts when every setting that was open before it, and the full cache, have all their samples of all its
+    problems. What a setting costs is what it kept on the first block, so that a later look does not change an earlier
+    decision.
     """
     by_setting: dict[str, dict[str, CellTraces]] = {}
+    full: dict[str, CellTraces] = {}
     for cell in cells:
-        if not cell.expected.baseline:
+        if is_full(cell):
+            full[cell.expected.benchmark] = cell
+        elif not cell.expected.baseline:
             by_setting.setdefault(cell.expected.setting.id, {})[cell.expected.benchmark] = cell
-    settings = tuple(by_setting)
-    total = sum(sizes.values())
-    complete: list[Block] = []
-    state = race([], len(settings))
+    settings, state, complete = tuple(by_setting), begin(len(by_setting)), 0
+    rows: list[np.ndarray] = []
+    strata: list[int] = []
+    costs = np.zeros(len(settings))
     for number in range(blocks):
         places = [
             (stratum, benchmark, problem)
             for stratum, benchmark in enumerate(orders)
             for problem in orders[benchmark][cut(sizes[benchmark], blocks, number)]
         ]
-        means = np.array(
-            [[_mean(by_setting[one].get(benchmark), problem) for one in settings] for _, benchmark, problem in places]
-        )
         promised = sum(len(range(sizes[name])[cut(sizes[name], blocks, number)]) for name in orders)
-        if len(places) < promised or bool(np.isnan(means[:, state.active]).any()):
+        block = np.array(
+            [
+                [
+                    _mean(by_setting[one].get(name), problem) - _mean(full.get(name), problem)
+                    for _, name, problem in places
+                ]
+                for one in settings
+            ]
+        )
+        if len(places) < promised or not state.open.any() or bool(np.isnan(block[state.open]).any()):
             break
-        complete.append(Block(np.where(state.active, means, math.nan), np.array([stratum for stratum, _, _ in places])))
-        state = race(complete, len(settings), total - sum(len(block.strata) for block in complete))
-    return Standing(settings, state, len(complete), _values(settings, state, complete))
+        if not rows:
+            costs = np.array([_kept(by_setting[one], places) for one in settings])
+        rows.append(block)
+        strata += [stratum for stratum, _, _ in places]
+        seen = Look(np.concatenate(rows, axis=1), np.array(strata), (number + 1) / blocks, costs)
+        state, complete = look(state, seen, margin, blocks), number + 1
+    return Standing(settings, state, complete)
 
 
 def _mean(cell: CellTraces | None, problem: str) -> float:
-    samples = cell.outcomes.get(problem, {}) if cell is not None else {}
-    full = cell is not None and len(samples) == cell.expected.samples
-    return math.fsum(samples.values()) / len(samples) if full else math.nan
+    grades = cell.outcomes.get(problem, {}) if cell is not None else {}
+    full = cell is not None and len(grades) == cell.expected.samples
+    return math.fsum(grades.values()) / len(grades) if full else math.nan
 
 
-def _values(settings: Sequence[str], state: Race, blocks: Sequence[Block]) -> dict[str, tuple[np.ndarray, Ints]]:
-    values = {}
-    for index, one in enumerate(settings):
-        took = blocks[: state.blocks[index]]
-        if took:
-            grades = np.concatenate([block.means[:, index] for block in took])
-            values[one] = grades, np.concatenate([block.strata for block in took])
-    return values
+def _kept(cells: Mapping[str, CellTraces], places: Sequence[tuple[int, str, str]]) -> float:
+    """The mean KV tokens of a setting on some problems."""
+    here = {(name, problem) for _, name, problem in places}
+    kept = [
+        tokens
+        for name, cell in cells.items()
+        for (problem, _), tokens in cell.kv_tokens.items()
+        if (name, problem) in here
+    ]
+    return math.fsum(kept) / len(kept)
 
 
-def standings(manifest: Manifest, cells: Sequence[CellTraces]) -> dict[str, Standing]:
-    """The standing of each model of an adaptive run, from its manifest and gathered cells."""
+def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | None = None) -> dict[str, Standing]:
+    """The standing of each model of an adaptive run, by its own margin where none is given."""
     allocation = manifest.allocation
     orders: dict[str, tuple[str, ...]] = {}
     for cell in cells:
@@ -114,6 +140,7 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces]) -> dict[str, Stan
             orders,
             allocation["problems"],
             allocation["blocks"],
+            margin_of(manifest.spec) if margin is None else margin,
         )
         for model in models
     }
@@ -122,8 +149,7 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces]) -> dict[str, Stan
 def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict of each mean map (of the only benchmark's map where there is one) of an adaptive run.
 
-    Its plateau holds the settings that were not dropped, over all policies together. "All settings are equal" is
-    rejected with the largest e-value, times the number of settings (Bonferroni).
+    It holds what each cell loses against the full cache, over all policies together; nothing else is tested.
     """
     groups: dict[tuple[str, str], list[Map]] = {}
     for one in maps:
@@ -133,66 +159,65 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
         if model not in by_model:
             continue
         mean = mean_map(parts) if len(parts) > 1 else parts[0]
-        ids = {
-            cell.coord(run.axes): cell.expected.setting.id
+        losses = by_model[model].losses
+        of_cells = {
+            cell.coord(run.axes): losses[cell.expected.setting.id]
             for name, group in run.groups.items()
             for cell in group
-            if (name.model, name.policy) == (model, policy)
+            if (name.model, name.policy) == (model, policy) and cell.expected.setting.id in losses
         }
-        by_map[mean.name] = _verdict(by_model[model], mean, ids)
+        by_map[mean.name] = _verdict(by_model[model], mean, of_cells)
     return by_map
 
 
-def _verdict(one: Standing, mean: Map, ids: Mapping[CellCoord, str]) -> Verdict:
-    p = dict(zip(one.settings, np.minimum(1.0, np.exp(-one.race.log_e)), strict=True))
+def _verdict(one: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
     values = np.array([cell.estimate.value for cell in mean.cells.values()])
-    places = list(mean.cells)
-    smallest = min(1.0, float(min(p.values())) * len(p))
-    if any(p[setting] > EARLY for setting in one.settings if setting not in one.active):
-        # Dropped by the final test, whose chance of an error this is.
-        smallest = min(smallest, LEVEL - EARLY)
-    dropped = len(one.settings) - len(one.active)
-    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    coords = list(mean.cells)
+    text = (
+        f"adaptive: of {len(one.settings)} settings of all policies {int(one.decision.shown.sum())} are shown to keep "
+        f"the margin and {int(one.decision.broken.sum())} to break it"
+    )
     return Verdict(
-        peaks=tuple(place for place, value in zip(places, values, strict=True) if value >= values.max() - 1e-9),
-        lowest=places[int(values.argmin())],
-        omnibus=Test(float(np.exp(one.race.log_e.max())), smallest, TestMethod.E_VALUES),
-        plateau=tuple(place for place in places if ids[place] in one.active),
-        p_best={place: float(p[ids[place]]) for place in places},
+        peaks=tuple(coord for coord, value in zip(coords, values, strict=True) if value >= values.max() - 1e-9),
+        lowest=coords[int(values.argmin())],
+        omnibus=Test(0.0, 1.0, TestMethod.GROUP_SEQUENTIAL),
+        plateau=(),
+        p_best={},
         may_lose={},
         effects=(),
         peak_share=None,
-        spread=spread,
+        spread=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
         noise=None,
         need=Need(None, None),
-        basis=Basis.E_VALUES,
-        notes=(
-            Note(
-                NoteKind.ADAPTIVE,
-                f"adaptive: {dropped} of {len(one.settings)} settings of all policies were shown worse than the best",
-            ),
-        ),
+        basis=Basis.GROUP_SEQUENTIAL,
+        notes=(Note(NoteKind.ADAPTIVE, text),),
+        losses=losses,
     )
 
 
-def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces]) -> list[Choice]:
-    """What to choose in an adaptive run: the cheapest of each model's settings that were not dropped."""
+def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces], margin: float) -> list[Choice]:
+    """What to choose in an adaptive run: the cheapest of each model's settings that are shown to keep the margin."""
     chosen = []
     for model, one in by_model.items():
         own: dict[str, list[CellTraces]] = {}
         for cell in cells:
-            if cell.expected.model == model and cell.expected.setting.id in one.active and cell.stored:
+            if cell.expected.model == model and not cell.expected.baseline and cell.stored:
                 own.setdefault(cell.expected.setting.id, []).append(cell)
-        members = [mean_cell([cell.cell() for cell in group]) for group in own.values()]
+        losses = one.losses
+        best = mean_cell([cell.cell() for cell in own[one.recommended]]) if one.recommended is not None else None
+        fast = [mean_cell([cell.cell() for cell in own[name]]) for name, loss in losses.items() if loss.shown]
         benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
         choice = Choice(
             model,
             benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks)),
             len(one.settings),
-            len(members),
-            cheapest(members, [kv_tokens_of(cell) for cell in members]),
-            cheapest(members, [cell.seconds_mean for cell in members]),
+            0,
+            best if best is None or kv_tokens_of(best) is not None else None,
+            cheapest(fast, [cell.seconds_mean for cell in fast]),
             {},
+            margin=margin,
+            losses=losses,
+            settings={name: group[0].expected.setting for name, group in own.items()},
         )
         grid = [cell for cell in cells if cell.expected.model == model and not cell.expected.baseline]
         chosen.append(unless_vacuous(choice, validity(grid)))

@@ -80,7 +80,7 @@ def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
         values,
         test,
         _plateau(values, scale, noise, test.p),
-        effects(places, (one.axes[0][0], one.axes[1][0]), lambda c: _contrast(values, scale, c)),
+        effects(places, (one.axes[0][0], one.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
         shares_of_best(values + scale * noise),
         Need(None if enough is None else max(enough, 1), None),
         Basis.BOUND,
@@ -108,10 +108,16 @@ def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Pla
     return Plateau(member, np.maximum(p, 1 / (1 + DRAWS)), may_lose)
 
 
-def _contrast(values: Floats, scale: float, coefficients: Floats) -> Contrast:
-    value = float(values @ coefficients)
-    error = scale * math.sqrt(float((coefficients**2).sum()))
-    return Contrast(value, value - Z * error, value + Z * error, float(2 * stats.norm.sf(abs(value) / error)))
+def _contrasts(values: Floats, scale: float, rows: Floats) -> tuple[float, list[Contrast]]:
+    """Contrasts with limits that hold together, by Bonferroni."""
+    quantile = float(stats.norm.isf(LEVEL / 2 / len(rows)))
+    found = []
+    for coefficients in rows:
+        value = float(values @ coefficients)
+        error = scale * math.sqrt(float((coefficients**2).sum()))
+        p = min(1.0, len(rows) * float(2 * stats.norm.sf(abs(value) / error)))
+        found.append(Contrast(value, value - quantile * error, value + quantile * error, p))
+    return min(one.p for one in found), found
 
 
 def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | None:

@@ -1,4 +1,4 @@
-"""What to choose: the cheapest setting that is statistically tied with the best, by KV memory and by measured time."""
+"""What to choose: the cheapest setting that is shown to lose at most a margin against the full cache."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ import numpy as np
 from kvatlas.core import Cell, Map, MapName, Setting, Validity, mean_of
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.maps import mean_cell
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.estimates.validity import validity
 from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.map_tests import Verdict, table
+from kvatlas.stats.inference.map_tests import Verdict, losses_of, table
+from kvatlas.stats.inference.noninferiority import Loss
+from kvatlas.stats.inference.pooled_effects import PooledEffect
 from kvatlas.stats.inference.resampling import Contrast
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The cheapest settings on a plateau.
+    """The cheapest settings that may be chosen.
 
-    `candidates` settings of the grid were compared, `members` of them are on the plateau. `by_memory` is the one with
-    the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time` the one with the least
-    measured time a trace; None where the cost is unknown. `may_lose` is by how much each may be below the best of the
-    grid with 95 % confidence, `against` by how much a chosen one is ahead of each baseline, by setting id and baseline.
-    `vacuous` says, as a clause, why nothing is chosen: the traces of all candidates cannot tell them apart.
+    With a full cache those are the settings shown to lose at most the `margin`, and `losses` has what each loses, by
+    setting id. Without (`losses` is None) they are the settings on the plateau of the best, without the levels of an
+    axis that are shown to be worse. `candidates` settings of the grid were compared, `members` are on the plateau.
+    `by_memory` is the one with the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time`
+    the one with the least measured time a trace; None where the cost is unknown or none may be chosen. `tied` settings
+    cost at most 1 % more than `by_memory`. `may_lose` is by how much each may be below the best of the grid with 95 %
+    confidence, `against` by how much a chosen one is ahead of each baseline, by setting id and baseline. `vacuous`
+    says, as a clause, why nothing is chosen: the traces of all candidates cannot tell them apart.
     """
 
     model: str
@@ -37,6 +42,31 @@ class Choice:
     may_lose: Mapping[str, float]
     against: Mapping[str, Mapping[Setting, Contrast]] = field(default_factory=dict)
     vacuous: str | None = None
+    margin: float = LOSE_AT_MOST / 100
+    losses: Mapping[str, Loss] | None = None
+    problems: int | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    tied: int = 0
+
+    @property
+    def loss(self) -> Loss | None:
+        """What the chosen setting loses against the full cache."""
+        chosen = self.by_memory or self.by_time
+        return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
+
+    @property
+    def shown(self) -> bool | None:
+        """Whether a setting is shown to lose at most the margin; None where there is no full cache."""
+        return None if self.losses is None else any(loss.shown for loss in self.losses.values())
+
+    @property
+    def nearest(self) -> tuple[Setting, int] | None:
+        """The setting that the fewest problems more would show, and how many, were the values true."""
+        needed = [(loss.needed, one) for one, loss in (self.losses or {}).items() if loss.needed and not loss.shown]
+        if not needed or self.problems is None:
+            return None
+        count, one = min(needed)
+        return self.settings[one], max(count - self.problems, 1)
 
 
 def choices(run: RunData) -> list[Choice]:
@@ -51,12 +81,22 @@ def choices(run: RunData) -> list[Choice]:
         if cells is None:
             continue
         best = resampling.plateau(cells.means, cells.strata)
-        ids = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
-        members = [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == setting]) for setting in ids]
-        may_lose = {str(setting): float(lost) for setting, lost in zip(cells.columns, best.may_lose, strict=True)}
-        benchmark = next(iter(benchmarks)) if len(benchmarks) == 1 else mean_of(len(benchmarks))
-        checked = validity(cell for row in rows for cell in row)
-        choice = unless_vacuous(_choice(model, benchmark, len(cells.columns), members, may_lose), checked)
+        tied = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
+        losses = losses_of(rows, run, _id)
+        ids = tied if losses is None else [one for one, loss in losses.items() if loss.shown]
+        choice = _choice(
+            (model, next(iter(benchmarks)) if len(benchmarks) == 1 else mean_of(len(benchmarks))),
+            (len(cells.columns), len(tied)),
+            [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == setting]) for setting in ids],
+            {str(setting): float(lost) for setting, lost in zip(cells.columns, best.may_lose, strict=True)},
+        )
+        choice = replace(
+            unless_vacuous(choice, validity(cell for row in rows for cell in row)),
+            margin=run.margin,
+            losses=losses,
+            problems=len(cells.strata),
+            settings={_id(cell): cell.expected.setting for row in rows for cell in row},
+        )
         baselines = [cell for cell in run.cells if cell.expected.baseline and cell.expected.model == model]
         made.append(replace(choice, against=_against(choice, benchmarks, baselines)))
     return made
@@ -96,16 +136,24 @@ def _against(
     return contrasts
 
 
-def choices_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[Choice]:
-    """One choice for each map of a model's mean, or of its only benchmark, that has a verdict (a CSV map's)."""
+def choices_of_maps(
+    maps: Sequence[Map], verdicts: Mapping[MapName, Verdict], effects: Sequence[PooledEffect] = ()
+) -> list[Choice]:
+    """One choice for each map of a model's mean, or of its only benchmark, that has a verdict (a CSV map's).
+
+    Levels of an axis that an effect shows to be worse than the others are not chosen.
+    """
     made = []
     for one in maps:
         verdict = verdicts.get(one.name)
         if verdict is None:
             continue
-        members = [one.cells[coord] for coord in verdict.plateau]
+        worse = {(effect.axis, level) for effect in effects if effect.maps for level in effect.worse}
+        names = [name for name, _ in one.axes]
+        good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
         may_lose = {one.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()}
-        choice = _choice(one.model, one.benchmark, len(one.cells), members, may_lose)
+        counts = len(one.cells), len(verdict.plateau)
+        choice = _choice((one.model, one.benchmark), counts, [one.cells[coord] for coord in good], may_lose)
         made.append(unless_vacuous(choice, one.validity))
     return made
 
@@ -126,17 +174,24 @@ def kv_tokens_of(cell: Cell) -> float | None:
 
 
 def _choice(
-    model: str, benchmark: str, candidates: int, members: Sequence[Cell], may_lose: Mapping[str, float]
+    where: tuple[str, str], counts: tuple[int, int], members: Sequence[Cell], may_lose: Mapping[str, float]
 ) -> Choice:
+    memory = [kv_tokens_of(cell) for cell in members]
+    chosen = cheapest(members, memory)
     return Choice(
-        model,
-        benchmark,
-        candidates,
-        len(members),
-        cheapest(members, [kv_tokens_of(cell) for cell in members]),
+        *where,
+        *counts,
+        chosen,
         cheapest(members, [cell.seconds_mean for cell in members]),
         may_lose,
+        tied=ties(chosen, memory),
     )
+
+
+def ties(chosen: Cell | None, costs: Sequence[float | None]) -> int:
+    """How many other settings cost at most 1 % more than the chosen one, which is the cheapest."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(cost <= 1.01 * min(known) for cost in known) - 1 if chosen is not None else 0
 
 
 def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:

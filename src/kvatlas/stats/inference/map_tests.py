@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,9 +16,16 @@ from kvatlas.stats.estimates.grid import Axes
 from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference import resampling
+from kvatlas.stats.inference.noninferiority import Loss, losses_by_name
 from kvatlas.stats.inference.resampling import Contrast, Need, Plateau, Test, TestMethod
 
 _TIE = 1e-9
+#: The policy against which losses are counted.
+FULL = "full"
+
+
+#: Contrasts of rows of coefficients over cells, with limits that hold together, and the p-value of none.
+Measure = Callable[[Floats], tuple[float, list[Contrast]]]
 
 
 class Basis(StrEnum):
@@ -26,19 +33,21 @@ class Basis(StrEnum):
 
     TRACES = "paired by problem on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
-    E_VALUES = TestMethod.E_VALUES.value
+    GROUP_SEQUENTIAL = TestMethod.GROUP_SEQUENTIAL.value
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The main effect of one axis: each level against the mean of all, and the trend from the lowest to the highest.
+    """The main effect of one axis: each level against the mean of the others, and the trend from lowest to highest.
 
-    `trend` is the rise of the least-squares line over the levels, None where they have no order.
+    `p` tests "no level differs"; it and the limits of the levels hold over all levels together. `trend` is the rise of
+    the least-squares line over the levels, None where they have no order.
     """
 
     axis: str
     levels: tuple[tuple[Any, Contrast], ...]
     trend: Contrast | None
+    p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Verdict:
     problems (other samples, for a bound). `spread` is the standard deviation over cells, `noise` what chance alone
     would give. `plateau` holds the cells that are statistically tied with the best, `may_lose` by how much a cell may
     be below the best with 95 % confidence. `need` is what it takes to tell the peak from the `lowest` cell. What an
-    adaptive sweep leaves open is None or empty.
+    adaptive sweep leaves open is None or empty. `losses` are those against the full cache, None where there is none.
     """
 
     peaks: tuple[CellCoord, ...]
@@ -65,6 +74,7 @@ class Verdict:
     need: Need
     basis: Basis
     notes: tuple[Note, ...] = ()
+    losses: Mapping[CellCoord, Loss] | None = None
 
     @property
     def evidence(self) -> bool:
@@ -122,6 +132,34 @@ def table(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTrac
     return Table(tuple(columns), grades, np.array(strata), left_out)
 
 
+def losses_of(
+    groups: Sequence[Sequence[CellTraces]], run: RunData, column: Callable[[CellTraces], Any]
+) -> dict[Any, Loss] | None:
+    """What the cells of one or more benchmarks lose against the full cache, by `column`, over all of them together.
+
+    None where a benchmark has no full cache, or shares no problem with it.
+    """
+    joined = []
+    for group in groups:
+        owner = group[0].expected
+        full = [cell for cell in run.cells if is_full(cell) and cell.expected.model == owner.model]
+        joined.append([*(one for one in full if one.expected.benchmark == owner.benchmark), *group])
+    if not all(is_full(cells[0]) for cells in joined):
+        return None
+    cells = table(joined, lambda cell: FULL if is_full(cell) else column(cell))
+    if cells is None or FULL not in cells.columns:
+        return None
+    own = cells.columns.index(FULL)
+    others = [number for number in range(len(cells.columns)) if number != own]
+    differences = (cells.means[:, others] - cells.means[:, [own]]).T
+    return losses_by_name([cells.columns[number] for number in others], differences, cells.strata, run.margin)
+
+
+def is_full(cell: CellTraces) -> bool:
+    """Whether it is the full cache, next to the grid."""
+    return cell.expected.baseline and cell.expected.setting.policy == FULL
+
+
 def verdicts(run: RunData) -> dict[MapName, Verdict]:
     """The verdict of each map of a run's cells, and of the mean over benchmarks.
 
@@ -134,7 +172,8 @@ def verdicts(run: RunData) -> dict[MapName, Verdict]:
     def judge(name: MapName, groups: Sequence[Sequence[CellTraces]]) -> None:
         cells = table(groups, lambda cell: cell.coord(run.axes))
         if cells is not None:
-            by_map[name] = verdict(cells, run.axes)
+            lost = losses_of(groups, run, lambda cell: cell.coord(run.axes))
+            by_map[name] = replace(verdict(cells, run.axes), losses=lost)
 
     for name, group in run.with_cells([cell for cell in run.cells if not cell.adaptive]).groups.items():
         by_policy.setdefault((name.model, name.policy), []).append(group)
@@ -161,7 +200,7 @@ def verdict(cells: Table, axes: Axes) -> Verdict:
         values,
         test,
         best,
-        effects(places, axes, lambda coefficients: resampling.contrast(cells.means, cells.strata, coefficients)),
+        effects(places, axes, lambda rows: resampling.joint_contrasts(cells.means, cells.strata, rows)),
         shares,
         resampling.need(whole[:, high], whole[:, low], cells.strata),
         Basis.TRACES,
@@ -200,8 +239,8 @@ def assembled(
     )
 
 
-def effects(places: Sequence[CellCoord], axes: Axes, measure: Callable[[Floats], Contrast]) -> tuple[Effect, ...]:
-    """The main effects of both axes; `measure` gives the contrast of coefficients over cells.
+def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[Effect, ...]:
+    """The main effects of both axes; `measure` gives contrasts of rows of coefficients over cells, and their joint p.
 
     An axis counts where every one of its levels meets every level of the other, so that effects are not mixed.
     """
@@ -215,7 +254,7 @@ def effects(places: Sequence[CellCoord], axes: Axes, measure: Callable[[Floats],
         if len(ranks) < 2:
             continue
         of_cell = [ranks.index(place[side]) for place in places]
-        each = tuple((level, measure(resampling.level_effect(of_cell, rank))) for rank, level in enumerate(ranks))
-        trend = measure(resampling.slope(of_cell, len(ranks))) if ordered else None
-        measured.append(Effect(axis, each, trend))
+        p, contrasts = measure(np.array([resampling.level_effect(of_cell, rank) for rank in range(len(ranks))]))
+        trend = measure(resampling.slope(of_cell, len(ranks))[None])[1][0] if ordered else None
+        measured.append(Effect(axis, tuple(zip(ranks, contrasts, strict=True)), trend, p))
     return tuple(measured)

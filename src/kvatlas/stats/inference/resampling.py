@@ -17,7 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints, Z
+from kvatlas.stats.estimates.bounded_mean import (
+    LEVEL,
+    Floats,
+    Ints,
+    Z,
+    correlations,
+    interval,
+    p_value,
+    score,
+    simultaneous_p,
+    simultaneous_quantile,
+)
 
 FLIPS = 10_000
 #: Up to this many problems all sign patterns are tried instead of a sample of them.
@@ -29,12 +40,14 @@ POWER = float(stats.norm.ppf(0.8))
 class TestMethod(StrEnum):
     """How "all cells equal" was tested."""
 
-    SIGN_FLIPS = "permutation test by problem (sign flips of each problem's deviations from its own mean)"
+    LARGEST = "largest difference of a cell to the others, by problem, adjusted over all cells"
     CHI_SQUARE = (
         "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
         "equal difficulty"
     )
-    E_VALUES = "e-values of an adaptive sweep, over all its settings on the mean over benchmarks; valid at any stop"
+    GROUP_SEQUENTIAL = (
+        "losses of an adaptive sweep against the full cache, on the mean over benchmarks; valid at any look"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,83 +88,91 @@ def weights(strata: Ints) -> Floats:
     return np.asarray(1.0 / (len(sizes) * sizes[strata]), float)
 
 
-def omnibus(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0) -> Test:
-    """Test "all cells equal" by flipping the sign of whole problems.
+def omnibus(means: Floats, strata: Ints) -> Test:
+    """Test "all cells have the same mean": each cell against the mean of the others, adjusted over all cells.
 
-    A problem's deviations from its own mean over cells could under "no difference" as well have the other sign; the
-    statistic is the sum of squares of the cells' mean deviations. Unlike shuffling the cells of each problem this does
-    not take cells to be equally alike: settings that share the beginning of a trace are more alike the nearer they
-    are, and shuffling then rejects in up to 10 % of maps without any difference (bench/results/calibration.json).
-    Source: Romano (1990), JASA 85:686-692 (sign changes); Phipson and Smyth (2010), SAGMB 9:39 (p is never 0).
+    The p-value is that of the largest score (`bounded_mean`), so it holds where cells differ in how rarely they
+    collapse, too. The statistic is the sum of squares of the cells' mean deviations over what chance gives.
     """
-    if means.shape[1] < 2:
-        return Test(0.0, 1.0, TestMethod.SIGN_FLIPS)
-    deviations = _weighed(means - means.mean(1, keepdims=True), strata)
-    observed = float((deviations.sum(0) ** 2).sum())
-    chance = ((signs(len(means), flips, seed) @ deviations) ** 2).sum(1)
-    expected = float((deviations**2).sum())
-    if expected < 1e-18:
-        return Test(0.0, 1.0, TestMethod.SIGN_FLIPS)
-    return Test(observed / expected, _share(chance >= observed - 1e-12, len(means)), TestMethod.SIGN_FLIPS)
+    count = means.shape[1]
+    own = _weighed(means - means.mean(1, keepdims=True), strata)
+    expected = float((own**2).sum())
+    if count < 2 or expected < 1e-18:
+        return Test(0.0, 1.0, TestMethod.LARGEST)
+    deviations = (means - means.mean(1, keepdims=True)).T * (count / (count - 1))
+    scores = score(deviations, 0.0, -1.0, 1.0, strata)
+    p = simultaneous_p(scores, correlations(deviations, strata)).min()
+    return Test(float((own.sum(0) ** 2).sum()) / expected, float(p), TestMethod.LARGEST)
 
 
 def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, gate: bool = True) -> Plateau:
     """The cells that may be the best: for each, the test of "no other cell is better", over all others together.
 
-    The statistic is the largest, over the other cells, of the summed differences over the root of their summed squares;
-    its distribution comes from flipping the signs of whole problems in all cells at once, so that the multiplicity and
-    the likeness of cells are taken into account. The best cell stays on the plateau with at least 95 %. With `gate` all
-    cells stay where `omnibus` gives no evidence of any difference, so that the two never contradict each other.
+    The statistic is the largest score of the others' differences to the cell (`bounded_mean`). How far the largest
+    goes by chance comes from flipping the signs of whole problems in all cells at once, so that the multiplicity and
+    the likeness of cells are taken into account. With `gate` all cells stay where `omnibus` gives no evidence of any
+    difference, so that the two never contradict each other.
 
     Source: Hsu (1981), Annals of Statistics 9:1026-1034 (multiple comparisons with the best); Romano and Wolf (2005),
     JASA 100:94-108 (maximum statistics by resampling).
     """
     count = means.shape[1]
-    own = _weighed(means, strata)
-    observed, flipped = own.sum(0), signs(len(means), flips, seed) @ own
-    norms = _norms(own)
-    errors = difference_errors(means, strata)
     p, may_lose = np.ones(count), np.zeros(count)
+    if count < 2:
+        return Plateau(p >= LEVEL, p, may_lose)
+    own = _weighed(means, strata)
+    flipped, norms = signs(len(means), flips, seed) @ own, _norms(own)
     for cell in range(count):
         others = np.arange(count) != cell
-        scale = norms[others, cell]
-        best = ((observed[others] - observed[cell]) / scale).max(initial=0.0)
-        chance = ((flipped[:, others] - flipped[:, [cell]]) / scale).max(1, initial=0.0)
-        p[cell] = _share(chance >= best - 1e-12, len(means)) if best > 0 else 1.0
-        reach = observed[others] - observed[cell] + np.quantile(chance, 1 - LEVEL) * errors[others, cell]
-        may_lose[cell] = min(1.0, reach.max(initial=0.0))
+        ahead = (means[:, others] - means[:, [cell]]).T
+        chance = _largest_flip(flipped[:, others] - flipped[:, [cell]], norms[others, cell])
+        best = float(score(ahead, 0.0, -1.0, 1.0, strata).max())
+        p[cell] = _one_sided(best, chance)
+        may_lose[cell] = float(interval(ahead, -1.0, 1.0, _one_sided_quantile(chance), strata)[1].max())
     member = p >= LEVEL
-    if gate and omnibus(means, strata, flips=flips, seed=seed).p >= LEVEL:
+    if gate and omnibus(means, strata).p >= LEVEL:
         member = np.ones(count, bool)
     return Plateau(member, p, may_lose)
 
 
-def contrast(means: Floats, strata: Ints, coefficients: Floats, *, flips: int = FLIPS, seed: int = 0) -> Contrast:
-    """The weighted sum over cells with its interval (Student's over problems) and sign-flip p-value."""
-    each = means @ coefficients
-    value = float((weights(strata) * each).sum())
-    error, freedom = _error(each, strata)
-    reach = float(np.abs(coefficients).sum())
-    half = reach if freedom < 1 else float(stats.t.ppf(0.975, freedom)) * error
-    if freedom >= 1 and error < 1e-12:
-        # No spread says nothing; as for two settings, one problem each of the extremes is added.
-        half = Z * float(np.append(each, [reach, -reach]).std()) / math.sqrt(len(each) + 2)
-    p = sign_flip_p(weights(strata) * each, flips=flips, seed=seed)
-    return Contrast(value, max(-reach, value - half), min(reach, value + half), p)
+def _largest_flip(flipped: Floats, norms: Floats) -> Floats:
+    """The sorted largest of the flipped sums in units of their root mean squares."""
+    return np.sort((flipped / norms).max(1))
 
 
-def sign_flip_p(differences: Floats, *, flips: int = FLIPS, seed: int = 0) -> float:
-    """Two-sided permutation p-value of "no difference" from a difference (weighed, if need be) for each problem.
+def _one_sided(best: float, chance: Floats) -> float:
+    """The p-value of a largest score: no less than that of one test, no more than Bonferroni's would be."""
+    beyond = (1 + len(chance) - np.searchsorted(chance, best - 1e-12)) / (1 + len(chance))
+    return float(max(stats.norm.sf(best), beyond)) if best > 0 else 1.0
 
-    Under "no difference" each could as well have the other sign (Romano 1990, JASA 85:686-692). Problems without a
-    difference do not count; without any that has one p is 1. Exact for few problems, else never 0 (Phipson and Smyth
-    2010, SAGMB 9:39).
-    """
-    nonzero = differences[np.abs(differences) > 1e-12 * np.abs(differences).max(initial=1e-12)]
-    if not len(nonzero):
-        return 1.0
-    bar = abs(float(nonzero.sum())) - 1e-12
-    return _share(np.abs(signs(len(nonzero), flips, seed) @ nonzero) >= bar, len(nonzero))
+
+def _one_sided_quantile(chance: Floats) -> float:
+    return max(float(np.quantile(chance, 1 - LEVEL)), float(stats.norm.isf(LEVEL)))
+
+
+def contrast(means: Floats, strata: Ints, coefficients: Floats) -> Contrast:
+    """The weighed sum over cells, by problem."""
+    low, high = float(np.minimum(coefficients, 0).sum()), float(np.maximum(coefficients, 0).sum())
+    return mean_contrast(means @ coefficients, strata, low, high)
+
+
+def joint_contrasts(means: Floats, strata: Ints, rows: Floats) -> tuple[float, list[Contrast]]:
+    """The contrasts of `rows` [k, cells] of coefficients, with limits that hold together, and the p-value of none."""
+    values = rows @ means.T
+    low, high = np.minimum(rows, 0).sum(1), np.maximum(rows, 0).sum(1)
+    alike = correlations(values, strata)
+    bottom, top = interval(values, low, high, simultaneous_quantile(alike), strata)
+    p = simultaneous_p(score(values, 0.0, low, high, strata), alike)
+    centre = values @ weights(strata)
+    return float(p.min()), [Contrast(*map(float, each)) for each in zip(centre, bottom, top, p, strict=True)]
+
+
+def mean_contrast(values: Floats, strata: Ints | None = None, low: float = -1.0, high: float = 1.0) -> Contrast:
+    """The mean of `values` [problems] in [`low`, `high`], with its interval and the p-value of 0 (`bounded_mean`)."""
+    bottom, top = interval(values, low, high, Z, strata)
+    p = p_value(score(values, 0.0, low, high, strata))
+    value = values.mean() if strata is None else weights(strata) @ values
+    return Contrast(float(value), float(bottom), float(top), float(p))
 
 
 def slope(levels: Sequence[int], count: int) -> Floats:
@@ -166,10 +187,10 @@ def slope(levels: Sequence[int], count: int) -> Floats:
 
 
 def level_effect(levels: Sequence[int], level: int) -> Floats:
-    """Coefficients over cells of the mean of one level minus the mean of all levels."""
+    """Coefficients over cells of the mean of one level minus the mean of the others."""
     sizes = np.bincount(levels)
-    used = int((sizes > 0).sum())
-    return np.asarray([((at == level) - 1 / used) / sizes[at] for at in levels], float)
+    others = max(int((sizes > 0).sum()) - 1, 1)
+    return np.asarray([(1.0 if at == level else -1 / others) / sizes[at] for at in levels], float)
 
 
 @dataclass(frozen=True)
@@ -200,7 +221,8 @@ def need(first: Floats, second: Floats, strata: Ints) -> Need:
     if freedom < 1:
         return Need(None, None)
     total = error**2
-    problems = math.ceil(len(differences) * total / wanted)
+    # The imagined problem of the interval costs about 2 / difference problems.
+    problems = math.ceil(len(differences) * total / wanted + 2 / abs(value))
     if samples < 2:
         return Need(1 if total <= wanted else None, problems)
     within = float((weights(strata) ** 2 * differences.var(1, ddof=1) / samples).sum())
@@ -255,12 +277,6 @@ def signs(problems: int, flips: int, seed: int) -> Floats:
     return np.asarray(1 - 2 * bits, np.float64)
 
 
-def _share(hits: NDArray[np.bool_], problems: int) -> float:
-    if problems <= EXACT_UP_TO:
-        return float(hits.mean())
-    return float((1 + np.count_nonzero(hits)) / (1 + len(hits)))
-
-
 def _weighed(values: Floats, strata: Ints) -> Floats:
     return np.asarray(weights(strata)[:, None] * values, float)
 
@@ -268,14 +284,14 @@ def _weighed(values: Floats, strata: Ints) -> Floats:
 def chosen_best(means: Floats, baseline: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0) -> float:
     """The p-value of "no cell is better than the baseline" [problems], for the best cell that was chosen among all.
 
-    The largest over cells of the summed differences over the root of their summed squares, against sign flips of whole
-    problems: the choice is part of the test. Source: Romano and Wolf (2005), JASA 100:94-108.
+    The largest score over cells, against sign flips of whole problems: the choice is part of the test. Source: Romano
+    and Wolf (2005), JASA 100:94-108.
     """
-    own = _weighed(means - baseline[:, None], strata)
-    scale = np.sqrt(np.maximum((own**2).sum(0), 1e-18))
-    best = float((own.sum(0) / scale).max())
-    chance = ((signs(len(means), flips, seed) @ own) / scale).max(1)
-    return _share(chance >= best - 1e-12, len(means)) if best > 1e-12 else 1.0
+    ahead = means - baseline[:, None]
+    own = _weighed(ahead, strata)
+    norms = np.sqrt(np.maximum((own**2).sum(0), 1e-18))
+    best = float(score(ahead.T, 0.0, -1.0, 1.0, strata).max())
+    return _one_sided(best, _largest_flip(signs(len(means), flips, seed) @ own, norms))
 
 
 def _norms(own: Floats) -> Floats:
@@ -283,20 +299,6 @@ def _norms(own: Floats) -> Floats:
     products = own.T @ own
     squares = np.diag(products)[:, None] + np.diag(products)[None] - 2 * products
     return np.asarray(np.sqrt(np.maximum(squares, 1e-18)), np.float64)
-
-
-def difference_errors(means: Floats, strata: Ints) -> Floats:
-    """[cells, cells]: the standard errors of the weighed mean differences, by problem within benchmarks."""
-    total = np.zeros((means.shape[1],) * 2)
-    count = int(strata.max()) + 1
-    for stratum in range(count):
-        rows = means[strata == stratum]
-        if len(rows) > 1:
-            spread = np.cov(rows, rowvar=False, ddof=1).reshape(total.shape)
-            total += (np.diag(spread)[:, None] + np.diag(spread)[None] - 2 * spread) / len(rows) / count**2
-        else:
-            total += 1.0
-    return np.asarray(np.sqrt(np.maximum(total, 0.0)), np.float64)
 
 
 def _error(each: Floats, strata: Ints) -> tuple[float, int]:

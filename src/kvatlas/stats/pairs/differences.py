@@ -9,8 +9,8 @@ from kvatlas.core import CellCoord, MapName
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.resampling import Contrast
-from kvatlas.stats.pairs.paired import difference_interval, problem_differences
+from kvatlas.stats.inference.resampling import Contrast, mean_contrast
+from kvatlas.stats.pairs.paired import problem_differences
 
 #: Cell minus baseline, in [-1, 1], by map and place on its axes.
 Differences = Mapping[MapName, Mapping[CellCoord, Contrast]]
@@ -43,7 +43,7 @@ def _pair(cell: CellTraces, other: CellTraces) -> Contrast | None:
     differences, pairs = problem_differences(cell.compared(), other.compared())
     if not pairs:
         return None
-    return Contrast(math.fsum(differences) / len(differences), *difference_interval(differences))
+    return mean_contrast(differences)
 
 
 def _means(by_map: Differences) -> dict[MapName, dict[CellCoord, Contrast]]:

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from scipy import stats
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.estimates.pass_at_1 import Floats, Z
-from kvatlas.stats.inference.resampling import Contrast, sign_flip_p
-
-#: Sign patterns behind a p-value, where not all are tried.
-FLIPS = 20_000
+from kvatlas.stats.estimates.pass_at_1 import Floats
+from kvatlas.stats.inference.resampling import Contrast, mean_contrast
 
 P = TypeVar("P", bound=Hashable)
 S = TypeVar("S", bound=Hashable)
@@ -32,9 +28,7 @@ class Difference(Contrast):
     pairs: int = 0
 
 
-def paired_difference(
-    first: Mapping[P, Mapping[S, float]], second: Mapping[P, Mapping[S, float]], *, flips: int = FLIPS, seed: int = 0
-) -> Difference:
+def paired_difference(first: Mapping[P, Mapping[S, float]], second: Mapping[P, Mapping[S, float]]) -> Difference:
     """Compare two settings: `first[problem][sample]` is a grade in [0, 1]; only pairs that both have count.
 
     A problem's difference is the mean over its pairs; problems weigh equally and are the independent units. Raises
@@ -43,9 +37,8 @@ def paired_difference(
     differences, pairs = problem_differences(first, second)
     if not pairs:
         raise KvatlasError("The two settings have no problem and sample in common, so there is nothing to compare.")
-    low, high = difference_interval(differences)
-    p = sign_flip_p(differences, flips=flips, seed=seed)
-    return Difference(float(differences.mean()), low, high, p, len(differences), pairs)
+    found = mean_contrast(differences)
+    return Difference(found.value, found.low, found.high, found.p, len(differences), pairs)
 
 
 def problem_differences(
@@ -61,22 +54,3 @@ def problem_differences(
             differences.append(math.fsum(samples[s] - other[s] for s in shared) / len(shared))
             pairs += len(shared)
     return np.array(differences), pairs
-
-
-def difference_interval(differences: np.ndarray) -> tuple[float, float]:
-    """A 95 % interval for the mean of the problems' differences, which are in [-1, 1]: Student's t over problems.
-
-    Where all differences are equal their spread says nothing, and one problem of +1 and one of -1 are added, as Bonett
-    and Price (2012), J. Educational and Behavioral Statistics 37:479-488 do for pairs. One problem: [-1, 1].
-    """
-    count = len(differences)
-    if count == 1:
-        return -1.0, 1.0
-    mean = float(differences.mean())
-    spread = float(differences.std(ddof=1))
-    if spread > 1e-12:
-        half = float(stats.t.ppf(0.975, count - 1)) * spread / math.sqrt(count)
-    else:
-        widened = np.append(differences, [1.0, -1.0])
-        half = Z * float(widened.std()) / math.sqrt(count + 2)
-    return max(-1.0, mean - half), min(1.0, mean + half)

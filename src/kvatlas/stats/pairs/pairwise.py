@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.inference.resampling import Contrast
-from kvatlas.stats.pairs.paired import difference_interval
+from kvatlas.stats.inference.resampling import Contrast, mean_contrast
 from kvatlas.stats.pairs.systems import ProblemKey, System
 
 #: Resamples of problems behind the intervals of correlations.
@@ -88,7 +87,6 @@ def pair(first: System, second: System, seed: int = 0) -> Pair:
     x, y = np.array([mine[p] for p in places]), np.array([theirs[p] for p in places])
     depth = _depths(places, {**second.about, **first.about})
     ahead = y - x
-    low, high = difference_interval(-ahead)
     return Pair(
         places,
         x,
@@ -97,7 +95,7 @@ def pair(first: System, second: System, seed: int = 0) -> Pair:
         above=float(np.mean(ahead > EQUAL)),
         on=float(np.mean(np.abs(ahead) <= EQUAL)),
         below=float(np.mean(ahead < -EQUAL)),
-        difference=Contrast(float(-ahead.mean()), low, high),
+        difference=mean_contrast(-ahead),
         spearman=correlation(np.stack([x, y]), seed),
         given_depth=None if depth is None else correlation(np.stack([x, y, depth]), seed),
     )

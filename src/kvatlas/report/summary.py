@@ -1,0 +1,266 @@
+"""A description on one page: values, what is lost against the full cache, effects, what was missed, what to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvatlas.core import Map, NoteKind, Setting
+from kvatlas.figures import style
+from kvatlas.report.description import Description, MapDescription, p_text
+from kvatlas.stats.inference.choice import Choice, kv_tokens_of
+from kvatlas.stats.inference.map_tests import Basis
+from kvatlas.stats.inference.noninferiority import Loss
+from kvatlas.stats.inference.pooled_effects import PooledEffect
+
+#: Models and policies whose values are printed cell by cell; of more only the ends.
+_GRIDS = 6
+
+
+def one_page(description: Description) -> str:
+    """The description as Markdown of about a page; `markdown.as_text` has all of it."""
+    sections = {
+        "Values": [*_findings(description), *_values(description)],
+        "Against the full cache": _losses(description),
+        "What the axes do": _effects(description),
+        "What could have been missed": _missed(description),
+        "What to choose": [f"- {line}" for line in recommendations(description)],
+        "Notes": _notes(description),
+    }
+    said = {title: lines for title, lines in sections.items() if lines}
+    return "\n\n".join("\n".join((f"# {title}", "", *lines)).strip() for title, lines in said.items()) + "\n"
+
+
+def exact(one: Map, value: float) -> str:
+    """A value in percent: to a tenth of a point, and of maps without traces to a hundredth where it was given so."""
+    finer = f"{round(100 * value, 4):.2f}"
+    return finer if one.validity is None and finer[-1] != "0" else style.percent(value)
+
+
+def signed(share: float) -> str:
+    """A difference in points, with its sign."""
+    return f"{round(100 * share, 4) + 0.0:+.1f}"
+
+
+def points(share: float) -> str:
+    """A share as points without more places than needed: 0.03 is `3`."""
+    return f"{round(100 * share, 4):g}"
+
+
+def _findings(description: Description) -> list[str]:
+    lines = [f"- {finding.text}" for finding in description.findings]
+    return [*lines, ""] if lines else []
+
+
+def _grids(description: Description) -> list[MapDescription]:
+    """One map for each model and policy: the mean over benchmarks, else the only one."""
+    means = {(one.map.model, one.map.policy): one for one in description.single}
+    means |= {(one.map.model, one.map.policy): one for one in description.shown if one.map.is_mean}
+    return list(means.values())
+
+
+def _values(description: Description) -> list[str]:
+    grids = _grids(description)
+    metric = style.label(description.maps[0].map.metric)
+    lines = [
+        f"{metric} in percent, {_over(grids)}. `!` marks what is shown to lose more than the margin against the full "
+        "cache, `*` what is shown to lose at most that."
+        if any(one.verdict and one.verdict.losses for one in grids)
+        else f"{metric} in percent, {_over(grids)}.",
+        "",
+    ]
+    for one in grids[:_GRIDS]:
+        lines += [*_grid(one), ""]
+    lines += _by_benchmark(description)
+    return lines
+
+
+def _over(grids: Sequence[MapDescription]) -> str:
+    counts = dict.fromkeys(one.map.benchmark for one in grids)
+    return ", ".join(counts) + (" benchmarks" if all(one.map.is_mean for one in grids) else "")
+
+
+def _grid(one: MapDescription) -> list[str]:
+    (down, rows), (across, columns) = one.map.axes
+    losses = (one.verdict.losses if one.verdict else None) or {}
+    header = [f"{_title(one.map)}: {down} \\ {across}", *map(str, columns)]
+    body = [
+        [str(row), *(_value(one.map, (row, column), losses.get((row, column))) for column in columns)] for row in rows
+    ]
+    return _table(header, body)
+
+
+def _value(one: Map, coord: tuple[object, object], loss: Loss | None) -> str:
+    if coord not in one.cells:
+        return "–"
+    mark = "" if loss is None else "*" if loss.shown else "!" if loss.broken else ""
+    return exact(one, one.cells[coord].estimate.value) + mark
+
+
+def _by_benchmark(description: Description) -> list[str]:
+    """Where benchmarks differ in difficulty and agree: one row for each model and benchmark."""
+    parts = description.single
+    names = dict.fromkeys((one.map.model, one.map.benchmark) for one in parts)
+    policies = list(dict.fromkeys(one.map.policy for one in parts))
+    rows = []
+    for model, benchmark in names:
+        maps = {one.map.policy: one for one in parts if (one.map.model, one.map.benchmark) == (model, benchmark)}
+        first = next(iter(maps.values()))
+        problems = "–" if first.problems is None else str(first.problems)
+        full = [cell.estimate for name, cell in first.map.baselines.items() if cell.setting.policy == "full"]
+        rows.append(
+            [
+                style.model(model), benchmark, problems, *(style.percent(one.value) for one in full[:1]),
+                *("–" if policy not in maps else _span(maps[policy]) for policy in policies),
+            ]
+        )  # fmt: skip
+    with_full = any(len(row) > 3 + len(policies) for row in rows)
+    header = ["Model", "Benchmark", "Problems", *(["full"] if with_full else [])]
+    return _table([*header, *(f"{policy or 'cells'}, lowest to highest" for policy in policies)], rows)
+
+
+def _span(one: MapDescription) -> str:
+    return f"{exact(one.map, min(one.values))} to {exact(one.map, max(one.values))}"
+
+
+def _losses(description: Description) -> list[str]:
+    lines = []
+    for choice in description.choices:
+        if choice.losses is None:
+            continue
+        kept, lost = (sum(getattr(loss, name) for loss in choice.losses.values()) for name in ("shown", "broken"))
+        left = len(choice.losses) - kept - lost
+        least = min(choice.losses.items(), key=lambda item: item[1].value)
+        lines.append(
+            f"- {style.model(choice.model)}, {choice.benchmark}: of {len(choice.losses)} settings {kept} "
+            f"{_are(kept)} shown to lose at most {points(choice.margin)} points, {lost} to lose more; {left} "
+            f"{_are(left)} open. The least loss is {_loss(least[1])} points "
+            f"({_setting(choice, choice.settings.get(least[0]))})."
+        )
+    return lines
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _loss(loss: Loss) -> str:
+    return f"{signed(loss.value)} ({signed(loss.low)} to {signed(loss.high)})"
+
+
+def _setting(choice: Choice, setting: Setting | None) -> str:
+    """A setting by what tells it from the other candidates."""
+    if setting is None:
+        return "–"
+    others = list(choice.settings.values()) or [setting]
+    told = [
+        name
+        for name, value in setting.values.items()
+        if value != "" and len({repr(one.values.get(name)) for one in others}) > 1
+    ]
+    return f"{setting.policy} " + ", ".join(f"{name} {setting.values[name]}" for name in told)
+
+
+def _effects(description: Description) -> list[str]:
+    lines = [f"- {effect_words(one)}" for one in description.effects]
+    if description.peak_p is not None:
+        shown = "is shown" if description.peak_p < 0.05 else "is not shown"
+        lines.append(f"- That a single cell stands out {shown} (p {p_text(description.peak_p)}).")
+    return lines
+
+
+def effect_words(one: PooledEffect) -> str:
+    """A joint test of an axis as a sentence."""
+    where = one.over.replace("embedded:", "")
+    if not one.supported:
+        largest = max(max(abs(level.low), abs(level.high)) for _, level in one.levels)
+        could = f"; up to {100 * largest:.1f} points could have been missed" if largest <= 1 else ""
+        return f"{where}: no effect of {one.axis} is shown (p {p_text(one.adjusted_p)}){could}."
+    level, most = max(one.levels, key=lambda item: abs(item[1].value))
+    way = "below" if most.value < 0 else "above"
+    count = ""
+    if one.maps > 1 and most.value < 0:
+        rank = [name for name, _ in one.levels].index(level)
+        count = f", in {one.below[rank]} of {one.maps} maps"
+    return (
+        f"{where}: {one.axis} {level} lies {100 * abs(most.value):.1f} points {way} the rest{count} "
+        f"({signed(most.low)} to {signed(most.high)}, p {p_text(one.adjusted_p)})."
+    )
+
+
+def _missed(description: Description) -> list[str]:
+    """What size of difference between two cells the maps would show with a power of 0.8."""
+    lines = []
+    for choice in description.choices:
+        open_ = [loss for loss in (choice.losses or {}).values() if not loss.shown and not loss.broken]
+        if open_:
+            most = 100 * max(loss.high for loss in open_)
+            lines.append(
+                f"- {style.model(choice.model)}: the {len(open_)} open settings may lose up to {most:.1f} points."
+            )
+    bare = [one for one in description.single if one.verdict and one.verdict.basis is Basis.BOUND]
+    if bare:
+        lost = [one.verdict.most_lost for one in bare if one.verdict and one.verdict.most_lost is not None]
+        lines.append(
+            f"- Maps of bare Pass@1: by the binomial bound a cell may lie {100 * min(lost):.1f} to "
+            f"{100 * max(lost):.1f} points below its map's highest and not be shown to."
+            if lost
+            else "- Maps of bare Pass@1 allow no bound."
+        )
+    weak = [one for one in description.single if one.verdict and not one.verdict.evidence]
+    if weak:
+        lines.append(f"- In {len(weak)} of {len(description.single)} maps no difference between cells is shown.")
+    return lines
+
+
+def _notes(description: Description) -> list[str]:
+    lines = [f"- {note.text}." for note in description.notes[:3]]
+    for one in description.single:
+        fine = [note.text for note in one.map.notes if note.kind is NoteKind.GRANULARITY]
+        lines += [f"- {_title(one.map)} on {one.map.benchmark}: {text}." for text in fine]
+    return lines
+
+
+def recommendations(description: Description) -> list[str]:
+    """What to choose, one sentence for each model."""
+    lines = [_choice(choice) for choice in description.choices]
+    return lines or ["No setting is recommended: no map tells what its settings cost and what they rest on."]
+
+
+def _choice(choice: Choice) -> str:
+    whose = f"{style.model(choice.model)}, {choice.benchmark}"
+    cell = choice.by_memory
+    if choice.vacuous is not None:
+        return f"{whose}: no setting is recommended, because {choice.vacuous}."
+    if choice.losses is not None and not choice.shown:
+        said = f"{whose}: no setting is shown to lose at most {points(choice.margin)} points."
+        if choice.nearest is None:
+            return f"{said} None would be with more problems, if what was seen is true."
+        setting, more = choice.nearest
+        return f"{said} {more:,} more problems would show {_setting(choice, setting)}, if what was seen is true."
+    if cell is None:
+        return f"{whose}: no setting can be chosen without costs."
+    kept = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens kept"
+    if choice.tied:
+        kept += f", a tie with {choice.tied} {'other' if choice.tied == 1 else 'others'}"
+    named = _setting(choice, cell.setting) if choice.settings else str(cell.setting)
+    value = f"{style.percent(cell.estimate.value)}"
+    if choice.loss is None:
+        return (
+            f"{whose}: {named} ({value}, {kept}) is the cheapest that is not shown to be worse than others. Without "
+            "traces of the full cache nothing says what it loses."
+        )
+    return (
+        f"{whose}: {named} ({value}, {kept}) is the cheapest shown to lose at most {points(choice.margin)} points; it "
+        f"loses {_loss(choice.loss)}."
+    )
+
+
+def _title(one: Map) -> str:
+    return " ".join(filter(None, (style.model(one.model), one.policy)))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(fields: Sequence[str]) -> str:
+        return "| " + " | ".join(field.replace("|", r"\|") for field in fields) + " |"
+
+    return [line(header), "|" + "---|" * len(header), *(line(row) for row in rows)]

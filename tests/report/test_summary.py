@@ -1,0 +1,110 @@
+"""The page that `describe` prints: short, and every number of it stands on a map or in the JSON."""
+
+import re
+
+import pytest
+
+from kvatlas.core import Setting
+from kvatlas.report.describe import describe_sources
+from kvatlas.report.description import describe
+from kvatlas.report.description_json import to_json
+from kvatlas.report.summary import one_page
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.run_analysis import RunAnalysis
+from tests.stats.synthetic import grid, manifest, setting, traces
+
+#: A number with a decimal point, its sign not part of it.
+DECIMAL = re.compile(r"(?<![\w.])(\d[\d,]*\.\d+)(?![\w.])")
+
+
+FULL = (Setting.of("full"),)
+
+
+def described(chance, margin=3.0, problems=120, baselines=FULL):
+    plan = manifest(grid("dynts", "random"), problems=problems, samples=1, baselines=baselines)
+    analysis = RunAnalysis(RunData(plan, list(traces(plan, chance)), lose_at_most=margin))
+    return describe(
+        analysis.maps, analysis.comparisons, verdicts=analysis.verdicts, choices=analysis.choices, notes=analysis.notes
+    )
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        return [one for each in value.values() for one in numbers(each)]
+    if isinstance(value, list):
+        return [one for each in value for one in numbers(each)]
+    return [abs(float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def loses_with_ratio(one):
+    return {0.1: 0.2, 0.3: 0.6}.get(one.values.get("ratio"), 1.0)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return described(loses_with_ratio)
+
+
+@pytest.mark.parametrize("source", ["run", "published"])
+def test_every_decimal_stands_in_the_json(source, run):
+    description = run if source == "run" else describe_sources([f"published:dynts_r1_{n}" for n in ("llama", "qwen")])
+    page, known = one_page(description), numbers(to_json(description))
+    printed = DECIMAL.findall(page.replace("p < 0.001", ""))
+    assert len(printed) > 30
+    for text in printed:
+        number, places = float(text.replace(",", "")), len(text.partition(".")[2])
+        assert any(abs(one - number) <= 0.51 * 10**-places for one in known), text
+
+
+def test_it_is_a_page(run):
+    words = re.findall(r"[^\s|]+", one_page(run))
+    assert len(words) < 700
+    assert "No trend" not in one_page(run)
+
+
+def test_the_recommended_setting_is_shown_and_what_breaks_the_margin_is_marked(run):
+    page, found = one_page(run), to_json(run)
+    (choice,) = found["recommendation"]["all"]
+    assert (choice["margin"], choice["shown"]) == (3, True)
+    assert "ratio=0.5" in choice["setting"]
+    assert choice["loses_low"] <= choice["loses"] <= choice["loses_high"] <= 3
+    assert choice["loses"] == 0
+    assert "is the cheapest shown to lose at most 3 points; it loses +0.0" in page
+    assert page.count("!") - 1 == 12
+    assert page.count("*") - 1 == sum(cell["shown"] for one in found["means"] for cell in one["estimates"])
+
+
+def test_where_nothing_is_shown_it_says_what_would():
+    description = described(lambda one: 1.0 if one.policy == "full" else 0.99, problems=40)
+    (choice,) = to_json(description)["recommendation"]["all"]
+    assert (choice["setting"], choice["loses"], choice["shown"]) == (None, None, False)
+    more = choice["nearest"]["more_problems"]
+    assert f"{more:,} more problems would show" in one_page(description)
+    wide = described(lambda one: 1.0 if one.policy == "full" else 0.99, problems=40, margin=30.0)
+    assert to_json(wide)["recommendation"]["all"][0]["shown"] is True
+
+
+def test_without_a_full_cache_shown_is_unknown():
+    description = described(loses_with_ratio, baselines=(setting("window", 32, 0.5),))
+    (choice,) = to_json(description)["recommendation"]["all"]
+    assert (choice["shown"], choice["loses"]) == (None, None)
+    assert "Without traces of the full cache nothing says what it loses" in one_page(description)
+
+
+def test_effects_have_one_joint_test_with_limits_that_hold_together(run):
+    effects = to_json(run)["effects"]
+    assert {"axis", "over", "p", "adjusted_p", "levels"} <= set(effects[0])
+    ratio = next(one for one in effects if one["axis"] == "ratio")
+    assert ratio["over"] == "tiny | mean of 2 | dynts"
+    low = ratio["levels"][0]
+    assert (low["level"], low["difference"] < -40) == (0.1, True)
+    assert low["low"] < low["difference"] < low["high"] < 0
+    assert all(one["p"] <= one["adjusted_p"] for one in effects)
+    assert re.search(r"dynts: ratio 0\.[15] lies \d+\.\d points", one_page(run))
+
+
+def test_values_of_csv_maps_are_printed_as_given():
+    page = one_page(describe(read_maps("published:dynts_r1_llama")))
+    assert "49.05" in page
+    assert "49.0 " not in page

@@ -1,0 +1,45 @@
+"""Group-sequential looks: published boundaries, errors by simulation, and what is given up."""
+
+import numpy as np
+import pytest
+
+from kvatlas.stats.inference.group_sequential import Look, begin, last_quantile, look, replay
+
+FOUR = np.repeat(np.arange(4), 60)
+
+
+@pytest.mark.parametrize(("looks", "bound"), [(1, 1.960), (5, 2.040), (10, 2.087)])
+def test_boundaries_are_those_of_the_tables(looks, bound):
+    """Jennison and Turnbull (2000), Group Sequential Methods, table 2.3."""
+    assert last_quantile(1, looks) == pytest.approx(bound, abs=6e-4)
+
+
+def test_what_is_equal_is_shown_and_what_is_far_worse_is_dropped_early():
+    rng = np.random.default_rng(0)
+    differences = np.stack([np.zeros(400), -(rng.random(400) < 0.4).astype(float), np.zeros(400)])
+    strata, costs = np.zeros(400, int), np.array([3.0, 1.0, 2.0])
+    early = look(begin(3), Look(differences[:, :160], strata[:160], 0.4, costs), 0.05, 20)
+    assert early.broken.tolist() == [False, True, False]
+    end, took = replay(differences, [np.arange(400)], costs, 0.05, 20)
+    assert end.recommended == 2
+    assert took[1] < 240
+    assert took[2] < 400
+    assert took[0] == took[2]
+
+
+def test_a_setting_that_breaks_the_margin_is_rarely_recommended():
+    rng = np.random.default_rng(1)
+    orders = [np.flatnonzero(one == FOUR) for one in range(4)]
+    wrong = 0
+    for _ in range(100):
+        differences = -(rng.random((6, 240)) < 0.0501).astype(float)
+        wrong += replay(differences, orders, np.arange(6.0), 0.05, 10)[0].recommended is not None
+    assert wrong / 100 <= 0.025 + 0.05
+
+
+def test_a_setting_without_hope_is_given_up():
+    rng = np.random.default_rng(2)
+    differences = np.where(rng.random((1, 240)) < 0.3, rng.choice([-1.0, 1.0], (1, 240)), 0.0) - 0.0
+    end, took = replay(differences, [np.arange(240)], np.ones(1), 0.01, 20)
+    assert end.hopeless.tolist() == [True]
+    assert took[0] < 240
