@@ -184,7 +184,7 @@ def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
             dropped.append(not best.member[[0, 7]].all())
             holds.append(best.may_lose[7] >= 0)
         row = {"problems": problems, "likeness": likeness, "collapse": likeness is None, "rounds": len(found)}
-        rows.append(row | {"size": share(found), "equal_cell_dropped": share(dropped)})
+        rows.append(row | {"size": share(found), "one_of_two_equal_cells_dropped": share(dropped)})
     return rows
 
 

@@ -70,11 +70,16 @@ def test_policies_and_settings_are_compared_in_pairs(run: kvatlas.Run) -> None:
 
 
 def test_recommendation_description_and_report(run: kvatlas.Run, tmp_path: Path) -> None:
+    (strict,) = run.recommend()
+    assert (strict.by_memory, strict.shown) == (None, False)
+    run = kvatlas.open_run(run.path or "", lose_at_most=45)
     (choice,) = run.recommend()
     assert choice.by_memory is not None
     assert choice.by_memory.setting.policy == "dynts"
+    assert choice.loss is not None
+    assert choice.loss.high <= choice.margin == 0.45
     description = run.describe()
-    assert str(description).startswith("# Overview")
+    assert str(description).startswith("# Values")
     assert description.to_json()["recommendation"]["setting"] == str(choice.by_memory.setting)
     assert run.report(str(tmp_path / "page.html"), measure=0) == tmp_path / "page.html"
 

@@ -19,8 +19,8 @@ from kvatlas.figures.panels import metric_panels
 from kvatlas.report.describe import describe_sources
 from kvatlas.report.description_json import to_json
 from kvatlas.report.markdown import as_text
-from kvatlas.report.summary import one_page
 from kvatlas.report.page import write_report
+from kvatlas.report.summary import one_page
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.cells import gather
 from kvatlas.stats.estimates.maps import maps_of_run
