@@ -66,10 +66,11 @@ def measured(one: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
     whole = losses(differences, strata, margin)
     wanted = int(np.where(whole.shown, costs, np.inf).argmin()) if whole.shown.any() else None
     rng = np.random.default_rng(0)
+    blocks = min(BLOCKS, int(np.bincount(strata).min()))
     ends, spent = [], []
     for _ in range(orders):
         drawn = [rng.permutation(np.flatnonzero(strata == number)) for number in range(int(strata.max()) + 1)]
-        end, took = replay(differences, drawn, costs, margin, BLOCKS)
+        end, took = replay(differences, drawn, costs, margin, blocks)
         ends.append(end.recommended)
         spent.append(float((took * one["tokens"]).sum() / (one["tokens"].sum() * len(strata))))
     decided = [share for share, end in zip(spent, ends, strict=True) if end is not None]
