@@ -37,6 +37,7 @@ def test_settings_are_part_of_the_name() -> None:
     [
         ("RG-chain", "valid are the .* data sets of reasoning-gym, such as RG-chain_sum"),
         ("RG", "Unknown benchmark 'RG'"),
+        ("RG-intermediate_integration", "cannot be a benchmark: some of its reference answers are integrals"),
         ("RG-chain_sum-foo=3", "Unknown setting 'foo=3' of RG-chain_sum; valid are NAME=VALUE of min_terms"),
         ("RG-chain_sum-min_terms=99", "reasoning-gym refuses the settings of RG-chain_sum-min_terms=99"),
         ("RG-list_functions", "draws other questions each time"),

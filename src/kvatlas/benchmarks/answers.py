@@ -21,8 +21,13 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _STATED = re.compile(
     r"(?:final\s{1,3}answer|answer|result)[*_]{0,3}\s{0,3}"
     r"(?:(?:to|of|for)\s[^\n.:=]{1,80}?\s)?"
-    r"(?:is(?![A-Za-z])|=|:|are(?![A-Za-z])|should\s+be|must\s+be)[\s:=*]{0,8}",
-    re.IGNORECASE,
+    r"(?:is(?![A-Za-z])|=|:|are(?![A-Za-z])|should\s+be|must\s+be)[\s:=*]{0,8}"
+    r"|^(?:#{1,6}\s{1,3}|\*\*)(?:the\s)?final\s{1,3}answer[*_]{0,3}[ \t]{0,3}\n\s{0,8}",
+    re.IGNORECASE | re.MULTILINE,
+)
+#: The beginning of an answer that is a sentence: "the largest $n$ is 34".
+_SENTENCE = re.compile(
+    r"^(?=[A-Za-z]{2,}\s|\$?[A-Za-z]\$?\s)[^\n]{0,200}\s(?:is|are|equals)(?![A-Za-z])\s*:?(?=\s*[^\s.])"
 )
 #: Where a stated answer ends: at the line, or at a full stop that ends a sentence (not the point of 3.5).
 _END = re.compile(
@@ -30,6 +35,11 @@ _END = re.compile(
 )
 #: What a formula alone may stand in, what it holds beside words, and what says that it is a step and no answer.
 _DRESS = re.compile(r"^(?:\*\*|\$|\\\(|\\\[|\s)+|(?:\*\*|\$|\\\)|\\\]|\s)+(?=\.?$)")
+#: What stands between two boxes of one list.
+_MARK = r"\s|\$|\*|\\[()\[\]]"
+_JOINT = re.compile(
+    rf"(?:{_MARK})*(?:,(?:\s*(?:and|or))?|;|and|or)(?![A-Za-z])(?:{_MARK}|[A-Za-z](?:_\{{?\w\}}?)?\s*=)*"
+)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _RELATION = re.compile(r"[=<>:?≤≥≈]|\\(?:leq?|geq?|approx|neq?|implies|to)(?![A-Za-z])")
@@ -41,19 +51,27 @@ def boxed(text: str) -> str | None:
 
     An unclosed box holds what follows on its line; `\boxed 7` holds the next word.
     """
+    boxes = _boxes(text)
+    return boxes[-1] if boxes else None
+
+
+def _boxes(text: str) -> list[str]:
+    r"""The last box, behind those that stand in a list with it: `\boxed{1} and \boxed{-2}`."""
     starts = [match.start() for match in _BOX.finditer(text)]
-    found: tuple[int, int, str] | None = None
+    found: list[str] = []
+    first = last = len(text)
     for start in reversed(starts[-4 * DEPTH :]):
         content, end = _content(text, start)
-        if found is None:
-            if content.strip():
-                found = (start, end, content)
-        elif end >= found[1]:
+        if not content.strip() and not found:
+            continue
+        if found and end >= last:
             # It holds the box that was found: the outer one is the answer.
-            found = (start, end, content)
-        else:
+            found.pop(0)
+        elif found and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
             break
-    return None if found is None else _unwrapped(found[2]).strip()[:LONGEST]
+        found.insert(0, _unwrapped(content).strip()[:LONGEST])
+        first, last = start, end
+    return found
 
 
 def stated(text: str) -> str | None:
@@ -65,7 +83,7 @@ def stated(text: str) -> str | None:
         part = rest[: end.start()] if end else rest
         because = _BECAUSE.search(part)
         part = part[: because.start()] if because else part
-        part = part.strip().strip("*").strip().rstrip(".,;:").strip()
+        part = _SENTENCE.sub("", part).strip().strip("*").strip().rstrip(".,;:").strip()
         if re.search(r"[^\W_]", part):
             return part
     return None
@@ -85,8 +103,8 @@ def bare(text: str) -> str | None:
 
 
 def final(text: str) -> str | None:
-    """The answer of a text: what it boxes, else what it states."""
-    return boxed(text) or stated(text)
+    """The answer of a text: what it boxes, each thing once, else what it states."""
+    return ", ".join(dict.fromkeys(filter(None, _boxes(text)))) or stated(text)
 
 
 def letter(text: str, choices: Sequence[str]) -> str | None:
@@ -119,7 +137,7 @@ def _statement(last: str) -> re.Pattern[str]:
 
 def _leading_letter(box: str, last: str) -> str | None:
     inner = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mathsf|operatorname|textit)(?![A-Za-z])\s*", "", box)
-    match = re.match(rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)\s*:?\s*)?[({{\[]*([A-{last}])(?![A-Za-z0-9])", inner)
+    match = re.match(rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)[\s:({{\[]*)?([A-{last}])(?![A-Za-z0-9])", inner)
     if match is None:
         return None
     rest = inner[match.end() :].strip(" })]$*.")
@@ -137,7 +155,7 @@ def _choice_of(box: str, choices: Sequence[str]) -> str | None:
 
 
 def _alone(line: str, last: str) -> str | None:
-    match = re.fullmatch(rf"[\s*$(\[{{]*(?:(?i:answer)\s*:?\s*)?[*$(\[{{]*([A-{last}])[\s*$)\]}}.]*", line)
+    match = re.fullmatch(rf"[\s*$(\[{{]*(?:(?i:answer)[\s:*$(\[{{]*)?([A-{last}])[\s*$)\]}}.]*", line)
     return match[1] if match else None
 
 

@@ -6,14 +6,25 @@ Also pools equal answers, so that a majority is one over answers and not over sp
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from kvatlas.benchmarks import judges, normal
+from kvatlas.benchmarks import judges, normal, solution_sets, units
 from kvatlas.benchmarks.answers import LONGEST
 from kvatlas.benchmarks.judges import Verdict
 
+T = TypeVar("T")
+
 _OPEN, _CLOSE = "([{", ")]}"
-_ASSIGNED = re.compile(r"^\s*[A-Za-z](?:_\{?\w\}?)?\s*(?:\([A-Za-z]\))?\s*(?:=|\\in(?![A-Za-z]))\s*(?=\S)")
+#: What a value may be given to: a name, a function, a tuple of names, an event and its probability, a named point.
+_NAME = r"[A-Za-z](?:_\{?\w{1,3}\}?)?"
+_EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
+_ASSIGNED = re.compile(
+    rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
+    r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S)|[A-Z]\s*(?=\([^()]*,))"
+)
+#: A side of an equation that is more than the name of a value.
+_COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
 _ROMAN = re.compile(r"[IVX]+")
 #: Parts of a list that are compared one by one.
@@ -51,16 +62,23 @@ def _same(one: str, other: str) -> Verdict:
         return Verdict.UNEQUAL
     if normal.compact(one).casefold() == normal.compact(other).casefold():
         return _case(one, other)
-    decided = _as_numbers(one, other) or _as_time(one, other)
+    if units.differ(one, other):
+        return Verdict.UNEQUAL
+    decided = _as_time(one, other) or _as_numbers(one, other) or _as_ratios(one, other)
     if decided is not None:
         return decided
     if _is_words(one) or _is_words(other):
         return _as_words(one, other)
+    decided = _as_solutions(one, other)
+    if decided is not None:
+        return decided
+    if _is_equation(one) and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other):
+        return Verdict.UNEQUAL
     one, other = _without_subject(one, other)
     decided = _as_parts(one, other)
     if decided is not None:
         return decided
-    one, other = normal.without_unit(one), normal.without_unit(other)
+    one, other = units.without_unit(one), units.without_unit(other)
     if normal.compact(one) == normal.compact(other):
         return Verdict.EQUAL
     decided = _as_numbers(one, other)
@@ -77,15 +95,15 @@ def _case(one: str, other: str) -> Verdict:
 
 def _as_numbers(one: str, other: str) -> Verdict | None:
     """The verdict where both are plain numbers, in any spelling and with any unit."""
-    first, second = (normal.rational(normal.without_unit(text)) for text in (one, other))
+    first, second = (normal.rational(units.without_unit(text)) for text in (one, other))
     if first is None or second is None:
         return _as_based(one, other)
     if first == second:
         return Verdict.EQUAL
     # A percentage may be stated with or without its sign, whatever the question asked for.
-    for text, value, wanted in ((one, first, second), (other, second, first)):
-        if text.rstrip().endswith("%") and value * 100 == wanted:
-            return Verdict.EQUAL
+    percent, other_percent = (text.rstrip().endswith("%") for text in (one, other))
+    if percent != other_percent and (first * 100 == second if percent else second * 100 == first):
+        return Verdict.EQUAL
     rounded = abs(first - second) <= abs(first) / 10**6 and any("." in text for text in (one, other))
     return Verdict(rounded)
 
@@ -111,8 +129,46 @@ def _as_time(one: str, other: str) -> Verdict | None:
     return Verdict(clock(first) == clock(second))
 
 
+def _as_ratios(one: str, other: str) -> Verdict | None:
+    """Ratios, `2:3:4`: numbers in proportion; other terms one by one."""
+    first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (one, other))
+    if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (one, other)):
+        return None
+    if len(first) != len(second):
+        return Verdict.UNEQUAL
+    values, others = ([normal.rational(part) for part in parts] for parts in (first, second))
+    numbers = [(a, b) for a, b in zip(values, others, strict=True) if a is not None and b is not None]
+    if len(numbers) == len(first):
+        return Verdict(all(a * others[0] == b * values[0] for a, b in numbers))  # type: ignore[operator]
+    return _all_equal(first, second)
+
+
+def _as_solutions(one: str, other: str) -> Verdict | None:
+    """Sets of real numbers by their intervals, where one of the two is a relation or a union."""
+    if not any(solution_sets.is_relation(text) or r"\cup" in text for text in (one, other)):
+        return None
+    first, second = solution_sets.pieces(one), solution_sets.pieces(other)
+    if first is None or second is None:
+        conditions = [solution_sets.condition(text) for text in (one, other)]
+        if conditions[0] and conditions[1]:
+            return _same(conditions[0], conditions[1])
+        return Verdict.UNEQUAL if conditions[0] and normal.rational(other) is not None else None
+    names = {solution_sets.variable(text) for text in (one, other)} - {None}
+    return Verdict.UNEQUAL if len(names) > 1 else _matched(first, second, _same_piece)
+
+
+def _same_piece(one: solution_sets.Piece, other: solution_sets.Piece) -> Verdict:
+    return _all_equal(one[:2], other[:2]) if one[2:] == other[2:] else Verdict.UNEQUAL
+
+
+def _is_equation(text: str) -> bool:
+    """Whether a text relates expressions, and does not only name a value."""
+    left, sign, right = text.partition("=")
+    return bool(sign) and "=" not in right and not _ASSIGNED.match(text) and bool(_COMPOUND.search(left))
+
+
 def _is_words(text: str) -> bool:
-    return bool(_WORDS.fullmatch(normal.without_unit(text).strip()))
+    return bool(_WORDS.fullmatch(units.without_unit(text).strip()))
 
 
 def _as_words(one: str, other: str) -> Verdict:
@@ -124,11 +180,14 @@ def _as_words(one: str, other: str) -> Verdict:
 
 
 def _without_subject(one: str, other: str) -> tuple[str, str]:
-    """Both without `x =`, unless both name a subject and these differ."""
+    """Both without `x =`, unless the other one is an equation about something else."""
     first, second = _ASSIGNED.match(one), _ASSIGNED.match(other)
     if first and second and normal.compact(first[0]) != normal.compact(second[0]):
         return one, other
-    return (_ASSIGNED.sub("", one, count=1) if first else one), (_ASSIGNED.sub("", other, count=1) if second else other)
+    return (
+        _ASSIGNED.sub("", one, count=1) if first and (second or "=" not in other) else one,
+        _ASSIGNED.sub("", other, count=1) if second and (first or "=" not in one) else other,
+    )
 
 
 def _as_parts(one: str, other: str) -> Verdict | None:
@@ -141,15 +200,26 @@ def _as_parts(one: str, other: str) -> Verdict | None:
     (brackets, parts), (other_brackets, other_parts) = first, second
     if len(parts) != len(other_parts) or len(parts) > PARTS:
         return Verdict.UNEQUAL
+    names, other_names = _names(parts), _names(other_parts)
+    if names and other_names and set(names) == set(other_names):
+        places = [other_names.index(name) for name in names]
+        return _all_equal(parts, [other_parts[place] for place in places])
     loose = {("", ""), (r"\{", r"\}")}
-    ordered = not {brackets, other_brackets} <= loose
-    # A tuple that lost its brackets is still the tuple; an interval that changed them is another one.
-    if ordered and brackets != other_brackets and ("", "") not in (brackets, other_brackets):
-        return Verdict.UNEQUAL
-    return _all_equal(parts, other_parts) if ordered else _matched(parts, other_parts)
+    if {brackets, other_brackets} <= loose:
+        return _matched(parts, other_parts, _same)
+    # The answer may put brackets around a bare list, or name each part of a tuple; a bare list is no tuple.
+    alike = brackets in (other_brackets, ("", "")) or (bool(other_names) and other_brackets == ("", ""))
+    return _all_equal(parts, other_parts) if alike else Verdict.UNEQUAL
 
 
-def _all_equal(parts: list[str], others: list[str]) -> Verdict:
+def _names(parts: Sequence[str]) -> list[str]:
+    """What each part names; empty where not all do, or two the same."""
+    found = [match[0] for part in parts if (match := re.match(rf"\s*{_NAME}\s*=", part))]
+    names = [normal.compact(name) for name in found]
+    return names if len(names) == len(parts) == len(set(names)) else []
+
+
+def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Verdict:
     for a, b in zip(parts, others, strict=True):
         verdict = _same(a, b)
         if verdict is not Verdict.EQUAL:
@@ -157,12 +227,12 @@ def _all_equal(parts: list[str], others: list[str]) -> Verdict:
     return Verdict.EQUAL
 
 
-def _matched(parts: list[str], others: list[str]) -> Verdict:
+def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Verdict]) -> Verdict:
     """Whether each part equals one of the others, in any order (equality is transitive, so any partner will do)."""
     left = list(others)
     for part in parts:
         for candidate in left:
-            verdict = _same(part, candidate)
+            verdict = equal(part, candidate)
             if verdict is Verdict.TIMEOUT:
                 return verdict
             if verdict is Verdict.EQUAL:

@@ -31,24 +31,27 @@ _CHARACTERS = {
 }
 _TABLE = str.maketrans(_CHARACTERS)
 _WORDS = {"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "geq": "ge", "neq": "ne", "lvert": "|"}
-_WORDS |= {"rvert": "|", "vert": "|", "mid": "|", "varnothing": "emptyset", "overrightarrow": "vec", "colon": ":"}
+_WORDS |= {
+    "rvert": "|",
+    "vert": "|",
+    "mid": "|",
+    "varnothing": "emptyset",
+    "overrightarrow": "vec",
+    "colon": ":",
+    "lbrace": "{",
+    "rbrace": "}",
+}
 _TEXT = re.compile(
     r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
-_SPACE = re.compile(r"\\(?:[,;:! ]|quad|qquad|thinspace|displaystyle|limits|left(?![a-z])|right(?![a-z])|big|Big)|~")
-#: Units of more than one letter; single letters are units only after a space or in text.
-_LONG_UNITS = (
-    "square|cubic|sq|degrees?|deg|radians?|rad|cm|mm|km|dm|inches|inch|in|feet|foot|ft|yards?|yd|miles?|mi|meters?|metres?"
-    "|centimeters?|kilometers?|kg|mg|grams?|pounds?|lbs?|ounces?|oz|hours?|hrs?|hr|minutes?|mins?|min|seconds?|secs?|sec"
-    "|days?|weeks?|months?|years?|dollars?|cents?|units?|mph|km/h|m/s|liters?|litres?|mL|ml|percent|points?|people"
-    "|students?|ways|times"
-)
-_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
-_UNIT = re.compile(
-    rf"(?:(?<=[\d}}\s)\]a-zA-Z])(?<![a-zA-Z](?=[a-zA-Z]))\s*(?:{_LONG_UNITS}){_POWER}|(?<=\s)[smgLhN]{_POWER}"
-    rf"|\^\{{?\\circ\}}?\s*[CF]?)\s*$"
+_SPACE = re.compile(
+    r"\\(?:[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big)|~"
 )
 _MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
+_REPEATING = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\{?(\d{1,30})\}?")
+_CURRENCY = re.compile(r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b")
+#: The distance that a line break of a matrix may be given.
+_DISTANCE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
 #: Not right behind a bracket: (12,102) is an interval or a point.
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
 
@@ -57,7 +60,10 @@ def tidy(text: str) -> str:
     """LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
     text = "".join(_fraction(c) for c in text).translate(_TABLE)
     text = "".join(_digit(c) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
+    text = re.sub(r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars", text)
+    text = _CURRENCY.sub("", text)
     # A line break of a matrix is no escaped space.
+    text = _DISTANCE.sub(r"\\\\", text)
     text = text.replace("\\\\", "\n")
     text = text.replace(r"\$", "").replace("$", "").replace(r"\%", "%").replace(r"\&", "&")
     text = re.sub(r"\\[()\[\]]", "", text)
@@ -66,7 +72,8 @@ def tidy(text: str) -> str:
     text = re.sub(r"\{,\}|,\\!\s*", ",", text)
     text = _SPACE.sub(" ", text)
     text = re.sub(r"\\([A-Za-z]+)", lambda m: "\\" + _WORDS[m[1]] if m[1] in _WORDS else m[0], text)
-    text = text.replace(r"\|", "|")
+    text = text.replace(r"\|", "|").replace(r"\:", ":")
+    text = re.sub(r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
     text = re.sub(r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}", text)
@@ -114,16 +121,6 @@ def _digit(character: str) -> str:
     return character if value is None else str(value)
 
 
-def without_unit(text: str) -> str:
-    """A tidy answer without the units behind it and the currency before it."""
-    for _ in range(3):
-        shorter = _UNIT.sub("", text).strip()
-        if not re.search(r"\w", shorter):
-            break
-        text = shorter
-    return text
-
-
 def without_thousands(text: str) -> str:
     """The text with 1,234 as 1234."""
     return _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
@@ -140,7 +137,12 @@ def compact(text: str) -> str:
 
 def rational(text: str) -> Fraction | None:
     r"""The exact value of a number in any usual spelling (2.50, 1,234, \frac{3}{4}, 1 3/4, 12\%, 1.5 \times 10^3)."""
-    mixed = _MIXED.fullmatch(text.strip())
+    text, sign, rest = text.strip().partition("%")
+    if sign and not rest:
+        part = rational(text)
+        return None if part is None else part / 100
+    text += sign + rest
+    mixed = _MIXED.fullmatch(text)
     if mixed:
         sign, whole, top, bottom = (mixed[i] or mixed[i + 4] or "" for i in (1, 2, 3, 4))
         if int(bottom) == 0:
@@ -151,8 +153,8 @@ def rational(text: str) -> Fraction | None:
     text = compact(text)
     if re.fullmatch(number, text):
         return Fraction(text if not text.endswith(".") else text[:-1])
-    if match := re.fullmatch(rf"({number})%", text):
-        return Fraction(match[1]) / 100
+    if match := _REPEATING.fullmatch(text):
+        return _repeating(*match.groups())
     if match := re.fullmatch(rf"({number})(?:\\times|\\cdot|\*)10\^\{{?([+-]?\d{{1,3}})\}}?", text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2])
     if match := re.fullmatch(r"([+-]?\d{1,60}(?:\.\d{1,30})?)[eE]([+-]?\d{1,3})", text):
@@ -166,6 +168,14 @@ def rational(text: str) -> Fraction | None:
         value = Fraction(top) / Fraction(bottom)
         return -value if sign == "-" else value
     return None
+
+
+def _repeating(sign: str, whole: str, fixed: str, period: str) -> Fraction:
+    """0.1\\overline{6} is (16 - 1) / 90."""
+    value = Fraction(
+        int(whole + fixed + period) - int(whole + fixed or "0"), (10 ** len(period) - 1) * 10 ** len(fixed)
+    )
+    return -value if sign == "-" else value
 
 
 def algebra(text: str) -> str:

@@ -45,11 +45,16 @@ FORMATS = {
 DEFAULT = "r1"
 
 
-def message(format_: str, question: str, choices: tuple[str, ...]) -> str:
-    """The user message; `format_` is a name or a template of one's own that contains {question}."""
+def message(format_: str, question: str, choices: tuple[str, ...], inside: bool = False) -> str:
+    """The user message; `format_` is a name or a template of one's own that contains {question}.
+
+    `inside`: the choices stand in the question already, and only their letter is asked for.
+    """
     options = "\n".join(f"{chr(ord('A') + i)}) {choice}" for i, choice in enumerate(choices))
     named = FORMATS.get(format_)
     template = format_ if named is None else named.choice if choices else named.math
+    if inside:
+        options, template = "", template.replace("{options}\n\n", "").replace("\n\n{options}", "")
     # Not str.format: questions and templates are full of braces.
     before, _, after = template.partition("{question}")
     return f"{before.replace('{options}', options)}{question}{after.replace('{options}', options)}"

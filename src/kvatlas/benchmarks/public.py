@@ -46,7 +46,7 @@ class Questions:
     prompt_format: str = prompts.DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
     output_tokens: int = 8000
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         prompts.check(self.prompt_format)
@@ -69,8 +69,18 @@ class Questions:
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self._problems[:limit]
 
+    @property
+    def count_note(self) -> str:
+        """A sentence where the number of problems is not that of the published set; "" where it is."""
+        expected = SOURCES[self.name].size if self.name in SOURCES else 0
+        count = len(self._problems)
+        if expected in (0, count):
+            return ""
+        return f"{self.name} has {count} problems with a reference answer here; the published set has {expected}."
+
     def prompt(self, problem: Problem) -> str:
-        return prompts.message(self.prompt_format, problem.question, tuple(problem.about.get("choices", ())))
+        inside = bool(problem.about.get("choices_in_question"))
+        return prompts.message(self.prompt_format, problem.question, tuple(problem.about.get("choices", ())), inside)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct where the last boxed answer, else the stated one, means the same as the reference.
@@ -136,10 +146,16 @@ def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) ->
     wrong = [str(row[at]).strip() for name in tables.INCORRECT if (at := tables.find(row, (name,))) and row[at]]
     if correct_at and wrong:
         return _permuted(id_, question, str(row[correct_at]).strip(), wrong, about)
-    answer = tables.as_text(row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer")])
+    given = row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer")]
+    answer = tables.as_text(given)
     options_at = named.get("options") or tables.find(row, tables.OPTIONS)
-    if options_at and row.get(options_at):
-        about["choices"], answer = _options(row[options_at], answer, where)
+    options = row.get(options_at) if options_at else [row[at] for at in tables.lettered(row)]
+    if options:
+        by_index = isinstance(given, int | float) and not isinstance(given, bool)
+        about["choices"], answer = _options(options, answer, where, by_index)
+    elif answer and (choices := _choices_inside(question)) and (letter := _chosen(answer, choices)):
+        about |= {"choices": choices, "choices_in_question": True}
+        answer = letter
     return Problem(id_, question, answer, about)
 
 
@@ -152,15 +168,41 @@ def _permuted(id_: str, question: str, correct: str, wrong: list[str], about: di
     return Problem(id_, question, chr(ord("A") + choices.index(correct)), about)
 
 
-def _options(value: Any, answer: str, where: str) -> tuple[list[str], str]:
-    """Choices as texts without their letters, and the answer as a letter."""
+_MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
+
+
+def _choices_inside(question: str) -> list[str]:
+    """The texts behind the last (A), (B), ... of a question, or behind A), B), ... at the beginning of lines."""
+    marks = list(_MARK.finditer(question))
+    starts = [i for i, mark in enumerate(marks) if "A" in mark.groups()]
+    run = marks[starts[-1] :] if starts else []
+    letters = [mark[1] or mark[2] for mark in run]
+    if len(run) < 2 or letters != [chr(ord("A") + i) for i in range(len(run))]:
+        return []
+    ends = [*(mark.start() for mark in run[1:]), len(question)]
+    return [question[mark.end() : end].removesuffix("\\n").strip() for mark, end in zip(run, ends, strict=True)]
+
+
+def _chosen(answer: str, choices: Sequence[str]) -> str:
+    """The letter of an answer that is a letter or the text of exactly one choice; "" for another answer."""
+    letter = _is_letter(answer)
+    if letter:
+        return letter if ord(letter) - ord("A") < len(choices) else ""
+    return chr(ord("A") + choices.index(answer)) if choices.count(answer) == 1 else ""
+
+
+def _options(value: Any, answer: str, where: str, by_index: bool = False) -> tuple[list[str], str]:
+    """Choices as texts without their letters, and the answer as a letter.
+
+    A number (`by_index`) counts from 0 even where it is the text of an option, too.
+    """
     if isinstance(value, dict):
         value = [value[key] for key in sorted(value)] if "text" not in value else value["text"]
     if not isinstance(value, list | tuple):
         raise KvatlasError(f"{where} has options that are no list.")
     choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
     letter = _is_letter(answer)
-    if not letter and answer.isdecimal() and int(answer) < len(choices) and answer not in choices:
+    if not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
         letter = chr(ord("A") + int(answer))
     if not letter and answer in choices:
         letter = chr(ord("A") + choices.index(answer))

@@ -29,6 +29,11 @@ _LONGEST = 20_000
 _EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(\s*(?:answer|user)")
 _REACHES_OUT = re.compile(r"[A-Za-z_]\w*\s*\(|\)\s*\(|\]\s*\(|\.\s*[A-Za-z_]|__")
 _FUNCTIONS = {"sqrt", "exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs"}
+#: Data sets whose own answers are none, and why.
+_REFUSED = {
+    "intermediate_integration": "some of its reference answers are integrals that nobody worked out: the question itself "
+    "would be a right answer"
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class ReasoningGym:
                 f"Unknown benchmark 'RG{rest}'; valid are the {len(known)} data sets of reasoning-gym, such as "
                 f"{', '.join(f'RG-{each}' for each in near[:8])}."
             )
+        if name in _REFUSED:
+            raise KvatlasError(f"RG-{name} cannot be a benchmark: {_REFUSED[name]}.")
         found = cls(name, tuple(sorted(_setting(name, text) for text in settings)))
         one, other = found.source(), found.source()
         if any(repr(one[i]) != repr(other[i]) for i in range(3)):

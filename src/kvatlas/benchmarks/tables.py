@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,11 +63,11 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
         # The limit holds for the whole process, and other readers rely on theirs.
         before = csv.field_size_limit(2**27)
         try:
-            return list(csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if suffix == ".tsv" else ","))
+            return list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if suffix == ".tsv" else ","))
         finally:
             csv.field_size_limit(before)
     if suffix == ".jsonl":
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     found = json.loads(text) if text.strip() else []
     if isinstance(found, dict):
         # {"data": [...]}, {"test": [...]}, or columns as lists.
@@ -100,6 +101,18 @@ def find(row: Row, names: Sequence[str]) -> str | None:
     """The row's column that has one of these names."""
     there = {_plain(key): key for key in row}
     return next((there[_plain(name)] for name in names if _plain(name) in there), None)
+
+
+def lettered(row: Row) -> list[str]:
+    """The columns A, B, ... (or `option A`, `choice_a`) with a row's options, in order; empty below two."""
+    for prefix in ("", "option ", "choice ", "option", "op"):
+        columns = [find(row, (prefix + letter,)) for letter in "abcdefghijk"]
+        there = [
+            at for at in columns[: columns.index(None) if None in columns else None] if at and row[at] not in (None, "")
+        ]
+        if len(there) > 1:
+            return there
+    return []
 
 
 def _plain(name: object) -> str:
