@@ -104,7 +104,7 @@ def test_the_tutorials_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     script = (ROOT / "docs" / "tutorial.py").read_text()
     exec(compile(script, "tutorial.py", "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
     assert (tmp_path / "report.html").is_file()
-    assert "# Overview" in capsys.readouterr().out
+    assert "# Against the full cache" in capsys.readouterr().out
     notebook = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
     names: dict[str, object] = {}
     shown = []

@@ -213,10 +213,17 @@ def _missed(description: Description) -> list[str]:
 
 
 def _notes(description: Description) -> list[str]:
+    """Notes of the description, and once each those of its maps that are no mere method of an interval."""
     lines = [f"- {note.text}." for note in description.notes[:3]]
-    for one in description.single:
-        fine = [note.text for note in one.map.notes if note.kind is NoteKind.GRANULARITY]
-        lines += [f"- {_title(one.map)} on {one.map.benchmark}: {text}." for text in fine]
+    said = [
+        (note, _title(one.map) + (f" on {one.map.benchmark}" if note.kind is NoteKind.GRANULARITY else ""))
+        for one in description.shown
+        for note in one.map.notes
+        if note.kind is not NoteKind.INTERVAL
+    ]
+    for text in dict.fromkeys(note.text for note, _ in said):
+        named = dict.fromkeys(name for note, name in said if note.text == text)
+        lines.append(f"- {', '.join(named)}: {text}.")
     return lines
 
 
