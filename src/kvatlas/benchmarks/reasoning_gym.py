@@ -31,8 +31,8 @@ _REACHES_OUT = re.compile(r"[A-Za-z_]\w*\s*\(|\)\s*\(|\]\s*\(|\.\s*[A-Za-z_]|__"
 _FUNCTIONS = {"sqrt", "exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs"}
 #: Data sets whose own answers are none, and why.
 _REFUSED = {
-    "intermediate_integration": "some of its reference answers are integrals not worked out: the question itself "
-    "would be a right answer"
+    "intermediate_integration": "some of its reference answers are integrals that nobody worked out, so that "
+    "the question itself would be a right answer"
 }
 
 

@@ -47,7 +47,7 @@ def pieces(text: str) -> list[Piece] | None:
     """The intervals whose union a tidy answer is, in its order; None where it is no such set."""
     inner = condition(text)
     if inner is None:
-        inner = re.sub(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", "", text)
+        inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
     separators = r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])"
     found: list[Piece] = []
     for part in re.split(separators, f" {inner} "):
