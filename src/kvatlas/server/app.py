@@ -58,7 +58,7 @@ def application(service: Service, name: str, api_key: str | None = None) -> Fast
         redoc_url=None,
     )
     _answer_errors_as_openai_does(app)
-    _add_endpoints(app, WorkQueue(service, name), _key_check(api_key))
+    _add_endpoints(app, CompletionHandler(service, name), _key_check(api_key))
     return app
 
 
@@ -71,30 +71,30 @@ def _key_check(api_key: str | None) -> Callable[[Request], None]:
     return check
 
 
-def _add_endpoints(app: FastAPI, desk: WorkQueue, check: Callable[[Request], None]) -> None:
+def _add_endpoints(app: FastAPI, handler: CompletionHandler, check: Callable[[Request], None]) -> None:
     guarded = [Depends(check)]
-    service = desk.service
+    service = handler.service
 
     @app.post("/v1/chat/completions", dependencies=guarded, response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await desk.serve("chat", body, request, desk.chat_asks(body))
+        return await handler.serve("chat", body, request, handler.chat_asks(body))
 
     @app.post("/v1/completions", dependencies=guarded, response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
-        return await desk.serve("completions", body, request, desk.completion_asks(body))
+        return await handler.serve("completions", body, request, handler.completion_asks(body))
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
         """The one model that is served."""
-        return {"object": "list", "data": [desk.about]}
+        return {"object": "list", "data": [handler.about]}
 
     @app.get("/v1/models/{model:path}", dependencies=guarded)
     async def model(model: str) -> dict[str, Any]:
         """The same by its name."""
-        desk.check_model(model)
-        return desk.about
+        handler.check_model(model)
+        return handler.about
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -106,10 +106,10 @@ def _add_endpoints(app: FastAPI, desk: WorkQueue, check: Callable[[Request], Non
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """The state of the engine for Prometheus."""
-        return Response(desk.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(handler.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class WorkQueue:
+class CompletionHandler:
     """Turns requests into asks, and handles into answers."""
 
     def __init__(self, service: Service, name: str) -> None:
