@@ -75,12 +75,6 @@ def is_id(text: str) -> bool:
     return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None
 
 
-def sha256_of_cached(path: Path) -> str:
-    """SHA-256 of a cached large file, which the cache keeps as its name; "" for any other file."""
-    name = path.resolve().name if path.is_symlink() else ""
-    return name if re.fullmatch(r"[0-9a-f]{64}", name) else ""
-
-
 def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """The names that one of the patterns matches, sorted."""
     return sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))

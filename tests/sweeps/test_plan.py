@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,45 @@ def test_another_model_has_other_run_keys(spec_data: Build, random_models: dict[
     one = make_plan(parse_spec(spec_data()))
     other = make_plan(parse_spec(spec_data(models=[random_models["qwen2"].name])))
     assert not set(one.keys.values()) & set(other.keys.values())
+
+
+@pytest.mark.parametrize("date", ["2024-07-26", "2031-02-03"])
+@pytest.mark.parametrize(
+    ("template", "stops", "same"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}", 1, True),
+        ("{{ bos_token }}{{ messages[0].content }}", [1, 5], False),
+        ("{{ bos_token }}{{ messages[0].content }}!", 1, False),
+        ("{{ strftime_now('%Y') }}{{ messages[0].content }}", 1, False),
+    ],
+)
+def test_run_keys_follow_stop_tokens_and_prompts(
+    r1_folder: str, tmp_path: Path, date: str, template: str, stops: Any, same: bool
+) -> None:
+    """Also where the files that say so are none of the tokenizer's."""
+    shutil.copytree(r1_folder.removeprefix("hf:"), tmp_path / "model")
+
+    def keys(template: str, stops: Any, **options: str) -> list[str]:
+        (tmp_path / "model" / "chat_template.jinja").write_text(template)
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+        entry = {"model": f"hf:{tmp_path / 'model'}", **options}
+        spec = {
+            "models": [entry],
+            "benchmarks": ["CHAIN4"],
+            "problems": 1,
+            "samples": 1,
+            "baseline": {"policy": "full"},
+        }
+        plan = make_plan(parse_spec({**spec, "sampling": {"max_new_tokens": 90}}))
+        vars(plan.models[0])["tokenizer_digest"] = ""
+        return list(plan.keys.values())
+
+    before = keys("{{ bos_token }}{{ messages[0].content }}", 1)
+    assert (keys(template, stops, date=date) == before) is same
+    # The date is part of the key where the template asks for it, and nowhere else.
+    assert (keys(template, stops) == keys(template, stops, date=date)) is (
+        "strftime" not in template or date == "2024-07-26"
+    )
 
 
 def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:

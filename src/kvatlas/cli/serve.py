@@ -50,14 +50,15 @@ def serve(
     loaded = find(model, **assignments("--model-option", model_option))
     values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     loaded.check()
-    if loaded.note:
-        typer.echo(loaded.note, err=True)
+    for sentence in loaded.notes:
+        typer.echo(sentence, err=True)
     setting = chosen(loaded, policy, values | assignments("--set", set_))
     sampling = drawing(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
     if host not in LOOPBACK and not api_key:
         typer.echo(f"Warning: whoever reaches {host} can use this server; --api-key asks for a key.", err=True)
     service = Service(loaded, setting, sampling, batch_size, queue)
-    run(application(service, name or model, api_key), service, host, port, grace)
+    hosts = LOOPBACK if host in LOOPBACK and not api_key else ()
+    run(application(service, name or model, api_key, hosts), service, host, port, grace)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -83,8 +83,8 @@ class SelectedModel(ModelAPI):
         known = {each.name for each in fields(Options)}
         model = find(model_name, **{name: value for name, value in arguments.items() if name in known})
         model.check()
-        if model.note:
-            _log.warning(model.note)
+        for sentence in model.notes:
+            _log.warning(sentence)
         values = {name: value for name, value in arguments.items() if name not in known}
         self.seed = seed
         self.service = Service(model, chosen(model, policy, values), Sampling(), batch_size, _LINE).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.hub import Repository, matching, sha256_of_cached
+from kvatlas.hub import Repository, matching
 from kvatlas.models.options import Options
+from kvatlas.models.templates import TemplateRefusedError, render
 from kvatlas.models.thinking import Thinking, thinking
+from kvatlas.models.weights import combined, load_weights, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -77,7 +78,8 @@ class ModelHandle:
         from transformers import AutoConfig
 
         try:
-            known = AutoConfig.from_pretrained(self.folder, local_files_only=True).get_text_config().to_dict()
+            config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            known = config.get_text_config().to_dict()
         except (OSError, ValueError, KeyError, AttributeError):
             known = {}
         return {**known, **self.config}
@@ -207,7 +209,7 @@ class ModelHandle:
     def weights_digest(self) -> str:
         """SHA-256 over config and weights: part of the run key. Weights on the hub are not fetched for it."""
         local = self._weight_files()
-        sums = {path.name: sha256_of_cached(path) or _sha256(path) for path in local}
+        sums = {path.name: sha256(path) for path in local}
         if not sums and self.repository is not None:
             files = self.repository.files()
             sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
@@ -215,13 +217,13 @@ class ModelHandle:
                 self._no_weights(list(files))
         if not sums:
             self._no_weights([path.name for path in self.folder.glob("*")])
-        return _digest({"config.json": _sha256(self.folder / "config.json"), **sums})
+        return combined({"config.json": sha256(self.folder / "config.json"), **sums})
 
     @cached_property
     def tokenizer_digest(self) -> str:
         """SHA-256 over the tokenizer files and the chat template: part of the run key."""
         there = [self.folder / name for name in _TOKENIZER_FILES if (self.folder / name).is_file()]
-        return _digest({path.name: _sha256(path) for path in there})
+        return combined({path.name: sha256(path) for path in there})
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -229,7 +231,7 @@ class ModelHandle:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         # Files that do not fit their class end in whatever that class happens to raise.
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -244,14 +246,20 @@ class ModelHandle:
         return thinking(self.tokenizer, self.options.think_close)
 
     @property
-    def note(self) -> str:
-        """What a user should know who says nothing about think tags: a sentence where the model has none, else ''."""
-        if self.thinking.close or self.options.think_close is not None:
-            return ""
-        return (
-            f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its thinking, "
-            "name it with think_close)."
-        )
+    def notes(self) -> list[str]:
+        """What a user should know, as sentences: no think tags were found, or the template asks for the date."""
+        found = []
+        if "strftime_now" in self._template:
+            found.append(
+                f"The chat template of the model {self.name!r} asks for the date: it is told {self.options.date} every "
+                "day, so that prompts stay the same (the option date sets another)."
+            )
+        if not self.thinking.close and self.options.think_close is None:
+            found.append(
+                f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its "
+                "thinking, name it with think_close)."
+            )
+        return found
 
     @cached_property
     def think_close(self) -> int | None:
@@ -280,11 +288,17 @@ class ModelHandle:
     def stops(self) -> frozenset[int]:
         """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
         path = self.folder / "generation_config.json"
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        try:
+            found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        except (OSError, ValueError, AttributeError) as error:
+            raise KvatlasError(f"The model {self.name!r} has no readable {path.name} ({error}).") from error
         found = self.tokenizer.eos_token_id if found is None else found
         if found is None:
             raise KvatlasError(f"The model {self.name!r} names no end-of-text token (eos_token_id).")
-        return frozenset(found if isinstance(found, list) else [found])
+        stops = found if isinstance(found, list) else [found]
+        if not stops or any(type(token) is not int for token in stops):
+            raise KvatlasError(f"The model {self.name!r} has eos_token_id {found!r}; valid are token ids.")
+        return frozenset(stops)
 
     def prompt(self, message: str) -> str:
         """The exact text of one user message through the chat template, up to where the model begins to write."""
@@ -292,14 +306,30 @@ class ModelHandle:
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The same for several messages of `role` and `content`; KvatlasError if the template refuses them."""
-        from jinja2 import TemplateError
+        text, opening = self.rendered(messages), self.options.think_open
+        return text if not opening or text.endswith(opening) else f"{text}{opening}"
 
+    def rendered(self, messages: Sequence[Mapping[str, str]], *, answering: bool = True) -> str:
+        """What the chat template writes for messages, up to where an answer begins if `answering`."""
+        values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": answering}
         try:
-            text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        except (TemplateError, TypeError, AttributeError) as error:
+            return render(self._template, {**self.tokenizer.special_tokens_map, **values}, self.options.date)
+        except TemplateRefusedError as error:
             raise KvatlasError(f"The chat template of {self.name!r} refuses these messages ({error}).") from error
-        opening = self.options.think_open
-        return str(text) if not opening or str(text).endswith(opening) else f"{text}{opening}"
+
+    @cached_property
+    def prompt_identity(self) -> dict[str, Any]:
+        """What makes prompts of messages, besides the tokenizer's files: part of the run key."""
+        special = {name: str(text) for name, text in self.tokenizer.special_tokens_map.items()}
+        date = self.options.date if "strftime_now" in self._template else None
+        return {"template": self._template, "special": special, "date": date, "opening": self.options.think_open}
+
+    @cached_property
+    def _template(self) -> str:
+        try:
+            return str(self.tokenizer.get_chat_template())
+        except ValueError as error:
+            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no default chat template.") from error
 
     def encode(self, message: str) -> tuple[int, ...]:
         """Token ids of one user message, as `prompt` writes it."""
@@ -343,25 +373,12 @@ class ModelHandle:
 
     def network(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
-        import torch
-        from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
         from kvatlas.models.packing import pack
 
         folder = self.folder
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        logging.disable_progress_bar()
-        try:
-            network = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, self.dtype), local_files_only=True, use_safetensors=True
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            reason = str(error).splitlines()[0]
-            raise KvatlasError(f"The weights of the model {self.name!r} cannot be loaded ({reason}).") from error
-        network = network.to(self.device).eval().requires_grad_(False)
+        network = load_weights(self.name, folder, self.dtype, self.device)
         pack(network)
         return network
 
@@ -379,17 +396,3 @@ def _is_known(kind: str) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(sums: Mapping[str, str]) -> str:
-    """One digest of files from theirs, the config first."""
-    total = hashlib.sha256()
-    for name in sorted(sums, key=lambda each: (each != "config.json", each)):
-        total.update(name.encode() + b"\0")
-        total.update(bytes.fromhex(sums[name]))
-    return total.hexdigest()

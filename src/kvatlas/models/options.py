@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as calendar
 import re
 from dataclasses import dataclass, fields
 from typing import Any
@@ -20,6 +21,7 @@ class Options:
     revision, cache: of a hub id: branch, tag or commit, and the cache folder.
     think_close: the text that ends thinking, where it is not found; '' for a model without thinking.
     think_open: text put behind the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
+    date: YYYY-MM-DD, the day that chat templates take for today, so that prompts do not change from day to day.
     """
 
     dtype: str = "auto"
@@ -28,6 +30,7 @@ class Options:
     cache: str = ""
     think_close: str | None = None
     think_open: str = ""
+    date: str = "2024-07-26"
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -38,6 +41,10 @@ class Options:
             raise KvatlasError(f"The model option dtype is {self.dtype!r}; valid are {', '.join(DTYPES)}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise KvatlasError(f"The model option device is {self.device!r}; valid are auto, cpu, cuda and cuda:N.")
+        try:
+            calendar.date.fromisoformat(self.date)
+        except ValueError as error:
+            raise KvatlasError(f"The model option date is {self.date!r}; valid are days as YYYY-MM-DD.") from error
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Options:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
 from kvatlas.server.answers import DONE, Shape, error, event, usage_of
+from kvatlas.server.limits import Gate
 from kvatlas.server.metrics import Metrics
 from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
 from kvatlas.service import (
@@ -34,20 +35,29 @@ from kvatlas.service.request_validation import LengthError, drawing, room_for
 
 #: Seconds after which a refused client is advised to try again.
 RETRY_AFTER = "1"
+#: Characters for each position of the model, from which on a text is refused unread: five are usual.
+MOST_PER_TOKEN = 32
+Body = TypeVar("Body", bound=Generating)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in {
         400: "The request is malformed or asks for what is not supported.",
         401: "The API key is missing or wrong.",
+        403: "The Host header names another host than this one.",
         404: "There is no such model.",
+        408: "The body did not come in time.",
+        413: "The body is too large.",
         429: "The queue is full.",
         503: "The server is stopping, or its engine has failed.",
     }.items()
 }
 
 
-def application(service: Service, name: str, api_key: str | None = None) -> FastAPI:
-    """The server's application over a service that was started; `name` is what clients call the model."""
+def application(service: Service, name: str, api_key: str | None = None, hosts: Collection[str] = ()) -> FastAPI:
+    """The server's application over a service that was started; `name` is what clients call the model.
+
+    `api_key` and `hosts` are those of `Gate`.
+    """
     app = FastAPI(
         title="kvatlas",
         version=__version__,
@@ -58,39 +68,30 @@ def application(service: Service, name: str, api_key: str | None = None) -> Fast
         redoc_url=None,
     )
     _answer_errors_as_openai_does(app)
-    _add_endpoints(app, CompletionHandler(service, name), _key_check(api_key))
+    _add_endpoints(app, CompletionHandler(service, name))
+    app.add_middleware(Gate, api_key=api_key, hosts=hosts)
     return app
 
 
-def _key_check(api_key: str | None) -> Callable[[Request], None]:
-    def check(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if api_key and not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
-            raise HTTPException(401, "The API key is missing or wrong.", {"WWW-Authenticate": "Bearer"})
-
-    return check
-
-
-def _add_endpoints(app: FastAPI, handler: CompletionHandler, check: Callable[[Request], None]) -> None:
-    guarded = [Depends(check)]
+def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
     service = handler.service
 
-    @app.post("/v1/chat/completions", dependencies=guarded, response_model=None)
+    @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await handler.serve("chat", body, request, handler.chat_asks(body))
+        return await handler.serve("chat", body, request, await handler.read(handler.chat_asks, body))
 
-    @app.post("/v1/completions", dependencies=guarded, response_model=None)
+    @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
-        return await handler.serve("completions", body, request, handler.completion_asks(body))
+        return await handler.serve("completions", body, request, await handler.read(handler.completion_asks, body))
 
-    @app.get("/v1/models", dependencies=guarded)
+    @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model that is served."""
         return {"object": "list", "data": [handler.about]}
 
-    @app.get("/v1/models/{model:path}", dependencies=guarded)
+    @app.get("/v1/models/{model:path}")
     async def model(model: str) -> dict[str, Any]:
         """The same by its name."""
         handler.check_model(model)
@@ -114,6 +115,8 @@ class CompletionHandler:
 
     def __init__(self, service: Service, name: str) -> None:
         self.service, self.name = service, name
+        # One thread reads prompts, so that other answers go on; one tokenizer is not for several at a time.
+        self._reader = ThreadPoolExecutor(1, "kvatlas-prompts")
         self.metrics = Metrics(service)
         self.about = {
             "id": name,
@@ -128,10 +131,30 @@ class CompletionHandler:
         if model is not None and model != self.name:
             raise HTTPException(404, f"There is no model {model!r}; valid is {self.name!r}.")
 
+    async def read(self, asks: Callable[[Body], list[GenerationRequest]], body: Body) -> list[GenerationRequest]:
+        """What a request asks for, found beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
+
+    def _check_count(self, prompts: int, choices: int | None) -> None:
+        asked, most = prompts * (choices or 1), self.service.batch_size + self.service.queue
+        if asked > most:
+            raise KvatlasError(f"prompt and n ask for {asked:,} answers at once; valid are up to {most:,}.")
+
+    def _check_length(self, characters: int) -> None:
+        """Raise LengthError for texts that are too long whatever their tokens are: before they are tokenised."""
+        known = self.service.model.positions
+        if known is not None and characters > known * MOST_PER_TOKEN:
+            raise LengthError(
+                f"The model has {known} positions: a prompt of {characters:,} characters is more; valid are up to "
+                f"{known * MOST_PER_TOKEN:,}."
+            )
+
     def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
         """What a conversation asks for."""
         roles = {"developer": "system"}
         messages = [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
+        self._check_count(1, body.n)
+        self._check_length(sum(len(each["content"]) for each in messages))
         model = self.service.model
         most = body.max_completion_tokens or body.max_tokens
         return self._asks(body, model.tokens(model.conversation(messages)), most, split=True)
@@ -142,6 +165,9 @@ class CompletionHandler:
         prompts: Sequence[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         if not prompts:
             raise KvatlasError("prompt is empty; valid are a text, token ids, and lists of them.")
+        self._check_count(len(prompts), body.n)
+        for prompt in prompts:
+            self._check_length(len(prompt))
         model = self.service.model
         size = len(model.tokenizer)
         asks = []
@@ -322,6 +348,6 @@ def _answer_errors_as_openai_does(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def failed(_: Request, found: HTTPException) -> JSONResponse:
-        kinds = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}
+        kinds = {404: "not_found_error", 503: "server_error"}
         body = error(str(found.detail), kinds.get(found.status_code, "invalid_request_error"))
         return answer(found.status_code, body, found.headers)

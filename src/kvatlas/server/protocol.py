@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 #: More new tokens than this nobody means.
 MOST_TOKENS = 1_000_000
 MOST_CHOICES = 128
+#: Prompts of one request, as OpenAI has it.
+MOST_PROMPTS = 2048
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+# Lists end at their first fault: a list of a million faults would be a million sentences.
+FirstFault = Field(fail_fast=True)
+Tokens = Annotated[list[int], FirstFault]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -42,7 +47,7 @@ class Message(BaseModel):
     silent: ClassVar[tuple[str, ...]] = ("name", "reasoning_content", "reasoning", "refusal", "annotations")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], FirstFault]
 
     @model_validator(mode="before")
     @classmethod
@@ -135,11 +140,20 @@ class Generating(BaseModel):
 class ChatRequest(Generating):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
+
+
+def _not_too_many(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MOST_PROMPTS and not isinstance(value[0], int):
+        raise ValueError(f"prompt has {len(value):,} prompts; valid are up to {MOST_PROMPTS:,}")
+    return value
 
 
 class CompletionRequest(Generating):
     """POST /v1/completions: one prompt or several, as texts or as token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[
+        str | Annotated[list[str], FirstFault] | Tokens | Annotated[list[Tokens], FirstFault],
+        BeforeValidator(_not_too_many),
+    ]

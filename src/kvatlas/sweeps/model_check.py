@@ -116,8 +116,8 @@ def _end_of_turn(model: ModelHandle) -> int | None:
     """The special token that the template writes behind an answer; None if it writes none or takes no answers."""
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _TURN}]
     try:
-        text = str(model.tokenizer.apply_chat_template(turns, tokenize=False))
-    except Exception:
+        text = model.rendered(turns, answering=False)
+    except KvatlasError:
         return None
     after = model.tokens(text.partition(_TURN)[2].lstrip())
     special = set(model.tokenizer.all_special_ids) | set(model.tokenizer.added_tokens_decoder)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvatlas.engine.memory import Peak
 
 #: Part of every run key: rises whenever the meaning of a key changes.
-RUN_KEY_VERSION = 2
+RUN_KEY_VERSION = 3
 #: How a problem becomes tokens: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records: rises whenever what a screen measures changes.
@@ -73,7 +73,9 @@ class Plan:
         }
 
     def _key(self, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
-        key = run_key(self.spec, model, benchmark, policy)
+        # One rendered prompt stands for all: a key must not change with the number of problems.
+        prompt = model.encode(benchmark.prompt(self.problems[benchmark.name][0]))
+        key = run_key(self.spec, model, benchmark, policy, prompt)
         return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
 
     @property
@@ -274,7 +276,7 @@ def make_plan(spec: Spec) -> Plan:
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
     for model in found_models:
         model.check()
-        notes += [model.note] if model.note else []
+        notes += model.notes
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
@@ -305,7 +307,7 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
         )
 
 
-def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
+def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy, prompt: Sequence[int]) -> str:
     """Versioned hash of all that can change an answer besides setting, problem and sample, and of nothing else."""
     return digest(
         {
@@ -313,7 +315,9 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "weights": model.weights_digest,
             "tokenizer": model.tokenizer_digest,
             "dtype": model.dtype,
-            "prompt_format": [PROMPT_FORMAT, model.options.think_open],
+            "prompt_format": [PROMPT_FORMAT, model.prompt_identity],
+            "prompt": list(prompt),
+            "stops": sorted(model.stops),
             "thinking": [model.thinking.open, model.thinking.close],
             "benchmark": benchmarks.identity(benchmark),
             "sampling": spec.sampling.model_dump(),

@@ -1,0 +1,78 @@
+"""Loading weights, of which every tensor must be there and hold numbers; digests of files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.core import KvatlasError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrainedModel:
+    """The model `name` from its folder, frozen and in evaluation mode; KvatlasError says what is wrong with it."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    # What transformers tells in a table is told in a sentence here.
+    logging.set_verbosity_error()
+    # Its type does not say that with a report it gives two things.
+    load: Any = AutoModelForCausalLM.from_pretrained
+    network: PreTrainedModel
+    try:
+        network, report = load(
+            folder,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KvatlasError(f"The weights of the model {name!r} cannot be loaded ({reason}).") from error
+    _check_complete(name, report["missing_keys"])
+    network = network.to(device).eval().requires_grad_(False)
+    check_finite(name, network)
+    return network
+
+
+def _check_complete(name: str, missing: Collection[str]) -> None:
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise KvatlasError(f"The weights of the model {name!r} lack the tensor {min(missing)!r}{more}.")
+
+
+def check_finite(name: str, network: PreTrainedModel) -> None:
+    """Raise KvatlasError for a tensor with values that are no finite numbers in the type in which it runs."""
+    for key, tensor in network.state_dict().items():
+        if tensor.is_floating_point() and tensor.numel():
+            least, most = tensor.aminmax()
+            if not (least.isfinite() and most.isfinite()):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                raise KvatlasError(
+                    f"The weights of the model {name!r} hold values in the tensor {key!r} that are no finite numbers "
+                    f"in {dtype}."
+                )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, from its content alone: names, of links too, can say anything."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def combined(sums: Mapping[str, str]) -> str:
+    """One digest of files from theirs, the config first."""
+    total = hashlib.sha256()
+    for name in sorted(sums, key=lambda each: (each != "config.json", each)):
+        total.update(name.encode() + b"\0")
+        total.update(bytes.fromhex(sums[name]))
+    return total.hexdigest()

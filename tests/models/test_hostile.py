@@ -1,0 +1,176 @@
+"""Models whose files are damaged or mean harm: each is refused in a sentence that names what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from kvatlas import models
+from kvatlas.cli import main
+from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle
+from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
+
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def model(random_models: dict[str, ModelHandle], tmp_path: Path) -> ModelHandle:
+    """A copy of a model, to be damaged."""
+    shutil.copytree(random_models["llama"].folder, tmp_path / "model")
+    return models.find(f"hf:{tmp_path / 'model'}")
+
+
+def damage(model: ModelHandle, value: float | None) -> None:
+    """Write one value of a tensor, or leave the tensor out."""
+    from safetensors.torch import load_file, save_file
+
+    file = model.folder / "model.safetensors"
+    weights = load_file(file)
+    if value is None:
+        del weights[TENSOR]
+    else:
+        weights[TENSOR][3, 5] = value
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+def test_a_tensor_that_is_missing_or_not_finite_is_named(model: ModelHandle, value: float | None) -> None:
+    damage(model, value)
+    with pytest.raises(KvatlasError, match="lack the tensor" if value is None else "no finite numbers") as caught:
+        model.network()
+    assert TENSOR in str(caught.value)
+
+
+def test_a_value_beyond_the_type_in_which_the_model_runs_is_named(model: ModelHandle) -> None:
+    damage(model, 1e30)
+    assert model.network() is not None
+    with pytest.raises(KvatlasError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' .* no finite numbers in float16"):
+        models.find(model.name, dtype="float16").network()
+
+
+def test_a_run_of_incomplete_weights_ends_in_one_sentence(
+    model: ModelHandle, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    damage(model, None)
+    words = ["run", model.name, "CHAIN4", "--problems", "1", "--samples", "1", "--max-new-tokens", "4"]
+    monkeypatch.setattr("sys.argv", ["kvatlas", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert f"lack the tensor {TENSOR!r}" in said
+    assert "newly initialized" not in said
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_code_that_comes_with_a_model_is_never_run(
+    model: ModelHandle, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = model.folder / "ran"
+    (model.folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    content = json.loads((model.folder / file).read_text())
+    content |= {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
+    if file == "tokenizer_config.json":
+        content["tokenizer_class"] = "Evil"
+    else:
+        content["model_type"] = "evil"
+        del content["head_dim"]
+    (model.folder / file).write_text(json.dumps(content))
+    agreeing = io.StringIO("y\n" * 9)
+    monkeypatch.setattr("sys.stdin", agreeing)
+    harmful = models.find(model.name)
+    for use in (lambda: harmful.shape, lambda: harmful.tokenizer, harmful.network):
+        with contextlib.suppress(KvatlasError):
+            use()
+    assert not ran.exists()
+    assert agreeing.tell() == 0
+
+
+def retold(model: ModelHandle, template: str) -> ModelHandle:
+    (model.folder / "chat_template.jinja").write_text(template)
+    return models.find(model.name)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'a'.center(10 ** 10) }}",
+        "{{ 1 / 0 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ messages[7].content }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% for",
+        "{{ raise_exception('no system messages') }}",
+    ],
+)
+def test_a_template_that_harms_is_refused_in_a_sentence_and_in_time(model: ModelHandle, template: str) -> None:
+    hostile, began = retold(model, template), time.monotonic()
+    with pytest.raises(KvatlasError, match=r"^The chat template of .* refuses these messages \(.+\)\.$") as caught:
+        hostile.prompt("a")
+    assert time.monotonic() - began < 120
+    assert "\n" not in str(caught.value)
+    # The next one is none the worse for it.
+    assert retold(model, "{{ messages[0].content }}").prompt("a") == "a"
+
+
+QWEN = """{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == "assistant" %}
+        {%- generation %}{{- '<|im_start|>' + content.split('</think>')[-1].lstrip('\n') }}{%- endgeneration %}
+    {%- elif loop.last and not loop.first %}
+        {%- continue %}
+    {%- else %}
+        {{- '<|im_start|>' ~ message.role + '\n' ~ content | trim ~ '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if tools is none and add_generation_prompt %}{{ {"say": "<é>"} | tojson(indent=1) }}{{ namespace(a=1).a }}
+{% endif %}"""
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, FIRST_TEMPLATE, QWEN])
+@pytest.mark.parametrize("answering", [True, False])
+def test_texts_are_those_of_transformers(tmp_path: Path, template: str, answering: bool) -> None:
+    model = save_model("llama", tmp_path / "model", template=template)
+    messages = [{"role": role, "content": f" {role}: é\n<b> "} for role in ("user", "assistant", "user", "system")]
+    theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=answering, tokenize=False)
+    assert model.rendered(messages, answering=answering) == theirs
+
+
+def test_templates_that_ask_for_the_date_get_the_same_one_every_day(model: ModelHandle) -> None:
+    dated = retold(model, "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}")
+    assert dated.prompt("a") == "26 Jul 2024: a"
+    assert models.find(model.name, date="2031-02-03").prompt("a") == "03 Feb 2031: a"
+    with pytest.raises(KvatlasError, match=r"The model option date is 'today'; valid are days as YYYY-MM-DD\."):
+        models.find(model.name, date="today")
+
+
+def test_a_link_is_digested_by_what_it_leads_to(model: ModelHandle) -> None:
+    before = model.weights_digest
+    target = model.folder.parent / ("0" * 64)
+    (model.folder / "model.safetensors").rename(target)
+    (model.folder / "model.safetensors").symlink_to(target)
+    assert models.find(model.name).weights_digest == before
+    damage(model, 0.5)
+    assert models.find(model.name).weights_digest != before
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [1, null]}', '{"eos_token_id": []}']
+)
+def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, text: str) -> None:
+    (model.folder / "generation_config.json").write_text(text)
+    with pytest.raises(KvatlasError, match=r"generation_config\.json|valid are token ids"):
+        _ = model.stops
