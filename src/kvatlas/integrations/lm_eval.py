@@ -69,8 +69,8 @@ class SelectedLM(HFLM):
             options["device"] = device
         self.atlas = find(address, **options)
         self.atlas.check()
-        if self.atlas.note:
-            _log.warning(self.atlas.note)
+        for note in self.atlas.notes:
+            _log.warning(note)
         self.policy = chosen(self.atlas, policy, {n: v for n, v in arguments.items() if n not in known})
         self.rows, self.seed, self.wanted = _rows(batch_size), seed, max_gen_toks
         super().__init__(
