@@ -16,7 +16,7 @@ from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Setting, Trace, Usage
 from kvatlas.figures.decay import curve, curves_figure
 from kvatlas.figures.look import save
-from kvatlas.figures.maze import ERROR_WORDS, maze_figure
+from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import density, names_of, numbers, pairwise_figure, save_pairwise
 from kvatlas.stats.estimates.decay import PUBLISHED_L0
 from kvatlas.stats.estimates.run_data import RunData
@@ -183,7 +183,7 @@ def test_a_maze_shows_both_paths_and_the_first_error(tmp_path: Path) -> None:
     lost = [action for action in plan if action[0] != "pick_up_key"]
     figure = maze_figure(problem, attempt(problem, format_plan(lost)))
     shown = texts(figure, tmp_path)
-    assert f"first error at action 5 (use_key 10): {ERROR_WORDS['key_not_held']}" in shown
+    assert f"first error at action 5 (use_key 10): {ERROR_TEXTS['key_not_held']}" in shown
     assert "m, dynts, sample 0: 8 actions, progress ratio 0.22" in shown
     assert {"Bob", "Alice", "key 10", "10"} <= set(shown)
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
@@ -217,4 +217,4 @@ def test_mazes_with_other_attempts(kind: str, tmp_path: Path) -> None:
 def test_the_words_of_errors_cover_all_classes() -> None:
     from kvatlas.benchmarks.seqbench.plans import ERRORS
 
-    assert set(ERROR_WORDS) == set(ERRORS)
+    assert set(ERROR_TEXTS) == set(ERRORS)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
+import math
 import re
+import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import KvatlasError, Map
+from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.results.csv_maps import VALUE_COLUMNS
 from kvatlas.results.export import csv_text, replacing
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
 _FONT = "DejaVu Sans"
-#: Where the first font has no sign for a letter, those of these that the machine has are tried.
+#: Where the first font has no glyph for a character, those of these that the machine has are tried.
 _MORE_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei",
     "Droid Sans Fallback", "Microsoft YaHei", "PingFang SC", "Hiragino Sans", "Arial Unicode MS", "Noto Sans Arabic",
@@ -33,11 +37,16 @@ _MORE_FONTS = (
 _PIXELS = 80_000_000
 
 
+#: Points of the text at the foot, inches from one of its lines to the next.
+SMALL_TYPE, LINE_HEIGHT = 6.5, 0.128
+
+
 class FootLine(NamedTuple):
-    """A line under a figure; the first line of a warning is told in its colour."""
+    """A line of text under a figure, its colour, and its weight."""
 
     text: str
-    warning: bool = False
+    colour: str
+    weight: str = "normal"
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,15 @@ class Look:
         """Text that must not be missed."""
         return "#ff9b90" if self.dark else "#a11a1a"
 
+    def foot(self, notes: Iterable[Note], about: Iterable[str], inches: float) -> list[FootLine]:
+        """What stands under a figure so wide: notes, warnings in their colour, then sentences about what is shown."""
+        lines = []
+        for note in notes:
+            colour = self.warning if note.is_warning or note.kind is NoteKind.SCALES else self.soft
+            weight = "bold" if note.is_warning else "normal"
+            lines += [FootLine(line, colour, weight) for line in wrapped(note.text, inches - 0.2)]
+        return lines + [FootLine(line, self.soft) for text in about for line in wrapped(text, inches - 0.2)]
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Figures made and written inside look like this."""
@@ -85,6 +103,8 @@ class Look:
             "font.family": [_FONT, *_installed()],
             "font.size": 8.0,
             "axes.linewidth": 0.6,
+            "figure.constrained_layout.w_pad": 0.06,
+            "figure.constrained_layout.h_pad": 0.06,
             "svg.fonttype": "none",
             "svg.hashsalt": "kvatlas",
             "pdf.fonttype": 42,
@@ -102,6 +122,51 @@ class Look:
             yield
 
 
+def wrapped(text: str, inches: float, size: float = SMALL_TYPE) -> list[str]:
+    """The lines into which a text of so many points breaks within a width; a number stays with its ` %`."""
+    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), max(12, int(inches * 72 / (size * 0.53))))
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def fitting(inches: float, characters: int, largest: float) -> float:
+    """Points, `largest` at most, at which so many characters fit into a width."""
+    return min(largest, (inches * 72 - 2) / (0.6 * max(characters, 1)))
+
+
+def title(text: str, inches: float) -> tuple[str, float]:
+    """A title in as many lines as it needs within a width, and its points."""
+    size = max(7.0, fitting(inches, len(text), 9.0))
+    return "\n".join(wrapped(text, inches, 1.12 * size)), size
+
+
+def canvas(
+    size: tuple[float, float], count: int = 1, across: int = 1, foot: Sequence[FootLine] = ()
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, `across` in a row, which make room for their labels, above the lines at its foot.
+
+    `size` is in inches, the foot apart, which adds to the height.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure((size[0], size[1] + LINE_HEIGHT * len(foot)), layout="constrained")
+    if foot:
+        legend = figure.legend(
+            [Line2D([], [])] * len(foot), [line.text for line in foot], loc="outside lower left", frameon=False,
+            labelcolor=[line.colour for line in foot], fontsize=SMALL_TYPE, handlelength=0, handletextpad=0,
+            borderpad=0.3, labelspacing=0.25,
+        )  # fmt: skip
+        for text, line in zip(legend.get_texts(), foot, strict=True):
+            text.set_fontweight(line.weight)
+    return figure, [figure.add_subplot(math.ceil(count / across), across, number + 1) for number in range(count)]
+
+
+def settle(figure: Figure) -> None:
+    """Lay the panels out now and for good: every format shows the same, and positions can be read."""
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")
+
+
 def _installed() -> list[str]:
     from matplotlib import font_manager
 
@@ -112,7 +177,7 @@ def _installed() -> list[str]:
 def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None) -> list[Path]:
     """Write a figure as PNG (300 dpi), SVG (text as text) or PDF, fonts embedded, and return the paths written.
 
-    Its data is written beside it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
+    Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
     equal bytes. Raises KvatlasError for another suffix and for a path that cannot be written.
     """
     suffix = path.suffix.lower()
@@ -121,14 +186,21 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     content = rendered(figure, suffix)
     with replacing(path) as part:
         part.write_bytes(content)
-    if data is None and maps and len({(one.metric, *(name for name, _ in one.axes)) for one in maps}) == 1:
+    if data is None and maps and len({(shown.metric, *(name for name, _ in shown.axes)) for shown in maps}) == 1:
         data = csv_text(maps) if maps[0].metric in VALUE_COLUMNS else None
     if data is None:
         return [path]
-    beside = path.with_suffix(".data.csv")
-    with replacing(beside) as part:
+    table = path.with_suffix(".data.csv")
+    with replacing(table) as part:
         part.write_text(data, "utf-8", newline="")
-    return [path, beside]
+    return [path, table]
+
+
+def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows, the header first, as the text of a CSV file."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
@@ -148,13 +220,13 @@ def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
 
 
 def _with_font(svg: str) -> str:
-    """The SVG with its first font's signs that it uses inside, regular and bold, so that it looks alike anywhere."""
-    letters = set(re.sub(r"<[^>]*>", "", svg)) | set(" &<>\"'")
+    """The SVG with its first font's glyphs that it uses inside, regular and bold, so that it looks alike anywhere."""
+    characters = set(re.sub(r"<[^>]*>", "", svg)) | set(" &<>\"'")
     faces = []
     for weight, name in (("normal", "DejaVuSans.ttf"), ("bold", "DejaVuSans-Bold.ttf")):
         if weight == "bold" and not re.search(r"font: (bold|700)|font-weight: (bold|700)", svg):
             continue
-        coded = base64.b64encode(_subset(name, letters)).decode()
+        coded = base64.b64encode(_subset(name, characters)).decode()
         faces.append(
             f"@font-face{{font-family:'{_FONT}';font-weight:{weight};"
             f"src:url(data:font/woff;base64,{coded}) format('woff')}}"
@@ -162,7 +234,7 @@ def _with_font(svg: str) -> str:
     return svg.replace("<defs>", f'<defs><style type="text/css">{"".join(faces)}</style></defs>\n <defs>', 1)
 
 
-def _subset(name: str, letters: set[str]) -> bytes:
+def _subset(name: str, characters: set[str]) -> bytes:
     from fontTools import subset
     from fontTools.ttLib import TTFont
     from matplotlib import get_data_path
@@ -171,7 +243,7 @@ def _subset(name: str, letters: set[str]) -> bytes:
     options.drop_tables = [*options.drop_tables, "FFTM"]
     font = TTFont(Path(get_data_path()) / "fonts" / "ttf" / name, recalcTimestamp=False)
     subsetter = subset.Subsetter(options)
-    subsetter.populate(unicodes=sorted(map(ord, letters)))
+    subsetter.populate(unicodes=sorted(map(ord, characters)))
     subsetter.subset(font)
     font.flavor = "woff"
     file = io.BytesIO()

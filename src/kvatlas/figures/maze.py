@@ -9,7 +9,7 @@ from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.figures import style
-from kvatlas.figures.look import Look
+from kvatlas.figures.look import FootLine, Look, canvas, settle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _DECOY = "#9aa1a8"
 #: Inches of a room's side, and how much of it the floor takes.
 _LARGEST, _SMALLEST, _FLOOR = 0.62, 0.17, 0.72
 
-ERROR_WORDS = {
+ERROR_TEXTS = {
     "bad_start": "does not start where Bob is",
     "no_such_door": "there is no such door",
     "door_locked": "the door is locked",
@@ -44,9 +44,6 @@ def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
 
     Raises KvatlasError for a problem that is no maze and a trace of another problem.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if trace is not None and trace.problem != problem.id:
         raise KvatlasError(f"The trace is of {trace.problem}, not of {problem.id}.")
     maze = read_maze(problem.question.splitlines())
@@ -57,22 +54,12 @@ def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
     xs, ys = [x for x, _ in spots.values()], [y for _, y in spots.values()]
     columns, rows = max(xs) - min(xs) + 1, max(ys) - min(ys) + 1
     side = max(_SMALLEST, min(_LARGEST, 7.0 / max(columns, rows)))
-    lines = _words(problem, maze, reference, trace)
-    width, height = max(columns * side + 0.3, 4.6), rows * side + 0.62 + 0.15 * len(lines)
     with Look().applied():
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)
-        panel = figure.add_axes(
-            (
-                (width - columns * side) / 2 / width,
-                (0.15 * len(lines) + 0.2) / height,
-                columns * side / width,
-                rows * side / height,
-            )
-        )
-        panel.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
-        panel.set_ylim(max(ys) + 0.5, min(ys) - 0.5)
+        size = (max(columns * side + 0.3, 4.6), rows * side + 0.5)
+        figure, (panel,) = canvas(size, foot=_foot(problem, maze, reference, trace))
+        panel.set(xlim=(min(xs) - 0.5, max(xs) + 0.5), ylim=(max(ys) + 0.5, min(ys) - 0.5), aspect="equal")
         panel.axis("off")
+        panel.set_title(problem.id, fontsize=9)
         _rooms(panel, maze, reference, spots, side)
         # Side by side where they run together.
         apart = 0.09 if trace else 0.0
@@ -80,14 +67,12 @@ def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
         if trace is not None:
             _attempt(panel, maze, reference, trace, spots, apart, side)
         _people(panel, maze, spots, side)
-        figure.text(0.5, (height - 0.2) / height, problem.id, fontsize=9, ha="center", va="center")
-        for number, (text, colour) in enumerate(reversed(lines)):
-            figure.text(0.12 / width, (0.1 + 0.15 * number) / height, text, fontsize=7, color=colour)
+        settle(figure)
     return figure
 
 
 def _spot(room: str) -> Point:
-    """Where a room is drawn: columns to the right, row numbers downwards."""
+    """Where a room is: columns to the right, row numbers downwards."""
     match = re.fullmatch(r"([A-Z]+)(\d+)", room)
     if match is None:
         raise KvatlasError(f"{room!r} is no room of a maze.")
@@ -207,22 +192,22 @@ def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> No
             )  # fmt: skip
 
 
-def _words(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None) -> list[tuple[str, str]]:
-    """The lines under the maze with their colours."""
+def _foot(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None) -> list[FootLine]:
     doors = sum(name == "use_key" for name, _ in reference)
     people = f"circle: {AGENT}, star: {TARGET}"
-    lines = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
+    lines = [FootLine(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
     if trace is None:
         return lines
     who = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"
     plan = parse_plan(trace.grade.answer or "")
     if plan is None:
-        return [*lines, (f"{who}: no plan ({trace.grade.status.value})", _OTHER)]
+        return [*lines, FootLine(f"{who}: no plan ({trace.grade.status.value})", _OTHER)]
     verdict = judge(maze, reference, plan)
-    lines.append((f"{who}: {len(plan)} actions, progress ratio {verdict.progress:.2f}", _OTHER))
+    progress = style.fixed(verdict.progress, 2)
+    lines.append(FootLine(f"{who}: {len(plan)} actions, progress ratio {progress}", _OTHER))
     if not verdict.solved:
         index = verdict.first_error_index
-        what = f"{plan[index][0]} {plan[index][1]}".strip() if index < len(plan) else "the end"
-        words = ERROR_WORDS[verdict.first_error]
-        lines.append((f"first error at action {index + 1} ({what}): {words}", _WRONG))
+        action = f"{plan[index][0]} {plan[index][1]}".strip() if index < len(plan) else "the end"
+        error = ERROR_TEXTS[verdict.first_error]
+        lines.append(FootLine(f"first error at action {index + 1} ({action}): {error}", _WRONG))
     return lines

@@ -1,22 +1,20 @@
-"""Pairwise maps: one panel for every two systems, a dot for every problem, densities, and the numbers beside.
+"""Pairwise maps: one panel for every two systems, a dot for every problem, densities, and its numbers.
 
 After the pairwise figure of seqBench (arXiv 2509.16866): axes 0 to 1, filled viridis densities, a dashed line y = x.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
-from kvatlas.figures.look import FootLine, Look, save
+from kvatlas.figures.look import FootLine, Look, canvas, rows_csv, save, settle, title
 from kvatlas.stats.pairs.pairwise import Correlation, Floats, Pair
 from kvatlas.stats.pairs.systems import System
 
@@ -26,9 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
-#: Inches: a panel's side, what stands left, right (the numbers), above and below of it, and the colour bar's strip.
-_SIDE, _LEFT, _RIGHT, _TOP, _BOTTOM, _BAR = 2.15, 0.52, 1.36, 0.34, 0.44, 0.75
-#: Density is drawn from this share of a panel's densest point on; below, the paper stays white.
+#: Inches of a panel with its labels and numbers, and of the colour bar's strip.
+_STEP, _BAR = (4.03, 2.93), 0.75
+#: Density is shown from this share of a panel's densest point on; below, the paper stays white.
 _LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _GRID = 120
 #: The least bandwidth (Scott's rule gives 0 where all problems agree), in units of the metric.
@@ -48,14 +46,14 @@ def names_of(systems: Sequence[System]) -> list[str]:
             shown.append(style.model(system.model))
             continue
         same = {e.setting for e in systems if e.setting.policy == system.setting.policy}
-        told = [
+        differing = [
             f"{name}={value}"
             for name, value in system.setting.parameters
             if len({str(setting.values.get(name)) for setting in same}) > 1
         ]
-        words = [style.model(system.model)] if len(models) > 1 else []
-        words += [system.setting.policy] if len(policies) > 1 or not told else []
-        shown.append(" ".join([*words, ", ".join(told)]).strip())
+        parts = [style.model(system.model)] if len(models) > 1 else []
+        parts += [system.setting.policy] if len(policies) > 1 or not differing else []
+        shown.append(" ".join([*parts, ", ".join(differing)]).strip())
     return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in systems]
 
 
@@ -63,58 +61,40 @@ def pairwise_figure(
     systems: Sequence[System], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note] = ()
 ) -> Figure:
     """One panel for every pair, three in a row for up to nine; KvatlasError for more than 28 panels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm
 
     if len(pairs) > MOST_PANELS:
         raise KvatlasError(
-            f"{len(systems)} systems make {len(pairs)} panels; at most {MOST_PANELS} (8 systems) can be drawn."
+            f"{len(systems)} systems make {len(pairs)} panels; at most {MOST_PANELS} (8 systems) can be plotted."
         )
     names = names_of(systems)
+    titles = [title(f"x: {names[i]} vs y: {names[j]}", _STEP[0] - 0.4) for i, j, _ in pairs]
+    over = 0.13 * max(text.count("\n") for text, _ in titles)
     across = _across(len(pairs))
-    down = math.ceil(len(pairs) / across)
-    step = _LEFT + _SIDE + _RIGHT, _TOP + _SIDE + _BOTTOM
-    foot = _foot(pairs, metric, notes, across * step[0])
-    under = 0.1 + 0.135 * len(foot)
-    width, height = across * step[0] + _BAR, down * step[1] + under
-    with Look().applied():
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)
-        colours = _colours()
-        for number, (i, j, pair) in enumerate(pairs):
-            left = number % across * step[0] + _LEFT
-            bottom = height - (number // across + 1) * step[1] + _BOTTOM
-            panel = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
-            _panel(panel, pair, names[i], names[j], metric, colours)
-        bar = figure.add_axes(
-            (
-                (width - _BAR + 0.08) / width,
-                (under + _BOTTOM) / height,
-                0.1 / width,
-                (down * step[1] - _BOTTOM - _TOP) / height,
-            )
-        )
-        _bar(figure, bar, colours)
-        for line, (text, strong) in enumerate(reversed(foot)):
-            figure.text(
-                0.12 / width, (0.08 + 0.135 * line) / height, text, fontsize=6.5,
-                color="#a11a1a" if strong else "#444444", fontweight="bold" if strong else "normal",
-            )  # fmt: skip
+    size = (across * _STEP[0] + _BAR, math.ceil(len(pairs) / across) * (_STEP[1] + over))
+    look = Look()
+    with look.applied():
+        figure, panels = canvas(size, len(pairs), across, _foot(pairs, metric, notes, size[0], look))
+        colours = ScalarMappable(BoundaryNorm(_LEVELS, 256), "viridis")
+        for panel, (_, _, pair), (text, points) in zip(panels, pairs, titles, strict=True):
+            _panel(panel, pair, metric, colours)
+            panel.set_title(text, fontsize=points, pad=5, loc="left", x=-0.1)
+        _bar(figure, panels, colours)
+        settle(figure)
     return figure
 
 
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[System], metric: str) -> list[Path]:
-    """Write the figure, and beside it `NAME.data.csv`: a row for every problem, a column for every system."""
+    """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
-    places = list(dict.fromkeys(place for each in means for place in each))
-    about = {place: found for system in reversed(systems) for place, found in system.about.items()}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["benchmark", "problem", "L", *(f"{metric}: {e.model} {e.setting}" for e in systems)])
-    for place in places:
-        cells = ["" if place not in each else round(each[place], 6) for each in means]
-        rows.writerow([*place, about.get(place, {}).get("L", ""), *cells])
-    return save(figure, path, data=text.getvalue())
+    keys = list(dict.fromkeys(key for values in means for key in values))
+    about = {key: facts for system in reversed(systems) for key, facts in system.about.items()}
+    rows: list[list[Any]] = [["benchmark", "problem", "L", *(f"{metric}: {e.model} {e.setting}" for e in systems)]]
+    for key in keys:
+        values = ["" if key not in own else round(own[key], 6) for own in means]
+        rows.append([*key, about.get(key, {}).get("L", ""), *values])
+    return save(figure, path, data=rows_csv(rows))
 
 
 def _across(panels: int) -> int:
@@ -136,16 +116,7 @@ def density(x: Floats, y: Floats) -> Floats:
     return np.asarray(smooth / smooth.max(), float)
 
 
-def _colours() -> ScalarMappable:
-    import matplotlib as mpl
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm
-
-    colours = mpl.colormaps["viridis"]
-    return ScalarMappable(BoundaryNorm(_LEVELS, colours.N), colours)
-
-
-def _panel(panel: Axes, pair: Pair, first: str, second: str, metric: str, colours: ScalarMappable) -> None:
+def _panel(panel: Axes, pair: Pair, metric: str, colours: ScalarMappable) -> None:
     grid = (np.arange(_GRID) + 0.5) / _GRID
     # The outermost centres stand for the edges, so that colour reaches the frame.
     grid[0], grid[-1] = 0.0, 1.0
@@ -156,17 +127,10 @@ def _panel(panel: Axes, pair: Pair, first: str, second: str, metric: str, colour
     panel.plot([0, 1], [0, 1], color="white", linewidth=1.8, alpha=0.75, zorder=2)
     panel.plot([0, 1], [0, 1], linestyle=(0, (4, 3)), color="#222222", linewidth=0.9, zorder=3)
     panel.scatter(pair.x, pair.y, s=7, color="#a8a8a8", alpha=0.55, edgecolors="none", zorder=4, clip_on=False)
-    panel.set_xlim(0, 1)
-    panel.set_ylim(0, 1)
-    panel.set_aspect("equal")
-    panel.set_xticks(_TICKS)
-    panel.set_yticks(_TICKS)
+    panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=_TICKS, yticks=_TICKS)
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=7)
     panel.set_xlabel(f"{style.label(metric)} of x", labelpad=2, fontsize=7.5)
     panel.set_ylabel(f"{style.label(metric)} of y", labelpad=3, fontsize=7.5)
-    title = f"x: {first} vs y: {second}"
-    size = min(9.0, (_LEFT + _SIDE + _RIGHT - 0.15) * 72 / (0.56 * len(title)))
-    panel.set_title(title, fontsize=size, pad=5, loc="left", x=-0.1)
     panel.text(
         1.05, 1.0, "\n".join(numbers(pair)), transform=panel.transAxes, fontsize=6.6, color="#222222", va="top",
         linespacing=1.32,
@@ -174,7 +138,7 @@ def _panel(panel: Axes, pair: Pair, first: str, second: str, metric: str, colour
 
 
 def numbers(pair: Pair) -> list[str]:
-    """What stands beside a panel."""
+    """What stands right of a panel."""
     return [
         f"{len(pair.places)} problems",
         f"y ahead {style.percent(pair.above)} %",
@@ -182,8 +146,8 @@ def numbers(pair: Pair) -> list[str]:
         f"x ahead {style.percent(pair.below)} %",
         "",
         "mean of x − y",
-        _signed(pair.difference.value),
-        f"({_signed(pair.difference.low)} to {_signed(pair.difference.high)})",
+        style.signed(pair.difference.value, 3),
+        f"({style.signed(pair.difference.low, 3)} to {style.signed(pair.difference.high, 3)})",
         "",
         "Spearman",
         *_correlation(pair.spearman),
@@ -193,37 +157,31 @@ def numbers(pair: Pair) -> list[str]:
     ]
 
 
-def _correlation(found: Correlation | None) -> list[str]:
-    if found is None:
+def _correlation(estimate: Correlation | None) -> list[str]:
+    if estimate is None:
         return ["undefined: a side", "does not vary"]
-    return [f"{_signed(found.value, 2)}", f"({_signed(found.low, 2)} to {_signed(found.high, 2)})"]
+    value, low, high = (style.signed(number, 2) for number in (estimate.value, estimate.low, estimate.high))
+    return [value, f"({low} to {high})"]
 
 
-def _signed(value: float, digits: int = 3) -> str:
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else text[1:]
-
-
-def _bar(figure: Figure, axes: Axes, colours: ScalarMappable) -> None:
-    bar = figure.colorbar(colours, cax=axes, spacing="proportional", ticks=[0.05, 0.2, 0.4, 0.6, 0.8, 1.0])
+def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable) -> None:
+    bar = figure.colorbar(
+        colours, ax=panels, spacing="proportional", ticks=[0.05, 0.2, 0.4, 0.6, 0.8, 1.0], fraction=0.04, pad=0.01,
+        aspect=18 * math.ceil(len(panels) / _across(len(panels))),
+    )  # fmt: skip
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
     bar.ax.minorticks_off()
     bar.set_label("Density of problems\n(share of the panel's densest point)", fontsize=7, labelpad=4)
 
 
-def _foot(pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note], inches: float) -> list[FootLine]:
-    import textwrap
-
+def _foot(
+    pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note], inches: float, look: Look
+) -> list[FootLine]:
     about = (
         f"A dot is a problem: {style.label(metric).lower()}, mean over its samples. Above the dashed line y is ahead. "
         "Colour is density, white below 5 % of the densest point. In brackets: 95 % intervals over problems."
     )
     if any(pair.given_depth for _, _, pair in pairs):
         about += " Given L: partial Spearman correlation, with what a shared plan length explains taken out."
-    letters = int(inches * 72 / (6.5 * 0.53))
-    lines = []
-    for note in notes:
-        first, *more = textwrap.wrap(note.text, letters)
-        lines += [FootLine(first, note.is_warning), *map(FootLine, more)]
-    return [*lines, *map(FootLine, textwrap.wrap(about, letters))]
+    return look.foot(notes, [about], inches)

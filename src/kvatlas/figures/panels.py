@@ -25,11 +25,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the numbers of a panel are: the label of its colour bar, sentences for the foot, its colours."""
+    """What the numbers of a panel are: the label of its colour bar, sentences for the foot, its colour map."""
 
     label: str
     about: tuple[str, ...]
-    colours: tuple[str, ...] = style.YLGNBU
+    colours: str = style.VALUES
     #: Whether 0 has the middle colour.
     centred: bool = False
     #: How far apart the ends of the scale are at least.
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Panel:
-    """One heatmap to draw; `outlined` cells are framed together, `beside` stands over the cells.
+    """One heatmap to draw; `outlined` cells are framed together, `baselines` stand over the cells.
 
     `cornered` gives the share of problems in which policies have nothing to choose, for cells in which there are any.
     """
@@ -49,7 +49,7 @@ class Panel:
     axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
     cells: Mapping[CellCoord, Shown]
     measure: Measure
-    beside: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = field(default_factory=frozenset)
     cornered: Mapping[CellCoord, float] = field(default_factory=dict)
@@ -139,8 +139,8 @@ def _metric_panel(one: Map, region: frozenset[CellCoord], about: str) -> Panel:
     if cornered:
         sentences.append(CORNER)
     measure = Measure(label, tuple(sentences))
-    beside = tuple(style.beside(one.baselines))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, notes, outlined, cornered)
+    baselines = tuple(style.baseline_texts(one.baselines))
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, notes, outlined, cornered)
 
 
 def _cornered(one: Map) -> dict[CellCoord, float]:
@@ -185,20 +185,20 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
         raise KvatlasError(f"The map of {one.model} on {one.benchmark} does not tell {name} of its cells.")
     if against is None:
         cells = {place: Shown(value, cost.text(value)) for place, value in known.items()}
-        beside = tuple(
+        baselines = tuple(
             f"{text} {cost.text(value)}"
             for text, cell in one.baselines.items()
             if (value := cost.value(cell)) is not None
         )
-        measure = Measure(cost.label, (cost.about,), style.YLORBR, least=1e-6)
-        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.remarks)
+        measure = Measure(cost.label, (cost.about,), style.COSTS, least=1e-6)
+        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks)
     base = cost.value(_baseline(one, against))
     if not base:
         raise KvatlasError(f"The baseline {against!r} of {one.model} on {one.benchmark} has no {name} to compare with.")
     changes = {place: 100 * (value / base - 1) for place, value in known.items()}
     cells = {place: Shown(change, style.signed(change, 0)) for place, change in changes.items()}
     about = f"Change of {cost.label} against {against}, in percent."
-    measure = Measure(f"{cost.label} against {against} (%)", (about,), style.RDBU[::-1], centred=True)
+    measure = Measure(f"{cost.label} against {against} (%)", (about,), f"{style.DIFFERENCES}_r", centred=True)
     return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), one.remarks)
 
 
@@ -224,9 +224,9 @@ def _difference_panel(one: Map, paired: Mapping[CellCoord, Contrast], against: s
     cornered = _cornered(one)
     if cornered:
         about.append(CORNER)
-    measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.RDBU, centred=True)
-    beside = tuple(style.beside({against: base}))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, beside, one.remarks, cornered=cornered)
+    measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.DIFFERENCES, centred=True)
+    baselines = tuple(style.baseline_texts({against: base}))
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks, cornered=cornered)
 
 
 def _baseline(one: Map, against: str) -> Cell:

@@ -5,35 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Segment = tuple[tuple[float, float], tuple[float, float]]
+Segment = tuple[tuple[int, int], tuple[int, int]]
 
 
 def border(cells: Collection[tuple[int, int]]) -> list[Segment]:
     """The sides of cells (x, y) of size 1 whose neighbour is not among them."""
-    sides = []
-    for x, y in sorted(cells):
-        for (dx, dy), side in (
-            ((-1, 0), ((x, y), (x, y + 1))),
-            ((1, 0), ((x + 1, y), (x + 1, y + 1))),
-            ((0, -1), ((x, y), (x + 1, y))),
-            ((0, 1), ((x, y + 1), (x + 1, y + 1))),
-        ):
-            if (x + dx, y + dy) not in cells:
-                sides.append(side)
-    return [((float(a), float(b)), (float(c), float(d))) for (a, b), (c, d) in sides]
+    size = max((max(cell) for cell in cells), default=0) + 3
+    inside = np.zeros((size, size), bool)
+    for x, y in cells:
+        inside[x + 1, y + 1] = True
+    upright = [((x, y - 1), (x, y)) for x, y in np.argwhere(np.diff(inside, axis=0)).tolist()]
+    return upright + [((x - 1, y), (x, y)) for x, y in np.argwhere(np.diff(inside, axis=1)).tolist()]
 
 
 def frame(axes: Axes, cells: Collection[tuple[int, int]]) -> None:
-    """Draw the border of cells: a dark line in a light one, so that one of them stands out on any colour."""
+    """The border of cells: a dark line in a light one, so that one of them stands out on any colour."""
     from matplotlib.collections import LineCollection
 
-    segments = border(cells)
-    if not segments:
-        return
-    for colour, width in (("#ffffff", 2.6), ("#111111", 1.3)):
-        lines = LineCollection(segments, colors=colour, linewidths=width, capstyle="projecting", clip_on=False)
-        lines.set_gid("plateau")
+    for colour, width in (("#ffffff", 2.6), ("#111111", 1.3)) if cells else ():
+        lines = LineCollection(border(cells), colors=colour, linewidths=width, capstyle="projecting", clip_on=False)
+        lines.set(gid="plateau", zorder=2)
         axes.add_collection(lines, autolim=False)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
 from kvatlas.core import Cell, Estimate, Map
 
-#: Yellow-green-blue of ColorBrewer (Brewer 2003), nine steps: perceptually ordered, safe for the colour-blind.
-YLGNBU = ("#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#253494", "#081d58")
-#: Yellow-orange-brown for costs, red-blue (low is red) for differences: ColorBrewer too, safe for the colour-blind.
-YLORBR = ("#ffffe5", "#fff7bc", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02", "#993404", "#662506")
-RDBU = ("#b2182b", "#d6604d", "#f4a582", "#fddbc7", "#f7f7f7", "#d1e5f0", "#92c5de", "#4393c3", "#2166ac")
-#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines.
+#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: values, costs, differences (low is red). All are
+#: perceptually ordered and safe for the colour-blind.
+VALUES, COSTS, DIFFERENCES = "YlGnBu", "YlOrBr", "RdBu"
+#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines, and their markers.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+MARKERS = "osD^vPX*"
 DARK_TEXT = "#111111"
 LIGHT_TEXT = "#ffffff"
 
@@ -37,16 +37,22 @@ def model(name: str) -> str:
     return rest.rstrip("/").rpartition("/")[2] if kind in ("embedded", "hf") and rest else name
 
 
+def fixed(value: float, digits: int = 1) -> str:
+    """A number with so many decimals; halves go away from 0, as on the page: 51.25 is `51.3`, -0.04 is `0.0`."""
+    # To four decimals first, as exports and JSON are: 0.2875 is 28.8 everywhere, whatever its last binary digit.
+    rounded = Decimal(round(value, 4)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{rounded or abs(rounded):f}"
+
+
 def percent(value: float, digits: int = 1) -> str:
     """A share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
-    # Rounded twice, as exports and JSON are: 0.2875 is 28.8 everywhere, whatever its last binary digit.
-    return f"{round(100 * value, 4):.{digits}f}"
+    return fixed(100 * value, digits)
 
 
 def signed(value: float, digits: int = 1) -> str:
     """A number with its sign, a true minus among them: -3.2 is `−3.2`, 0 is `0.0`."""
-    text = f"{round(value, 4):+.{digits}f}".replace("-", "−")
-    return text[1:] if not float(f"{abs(value):.{digits}f}") else text
+    text = fixed(value, digits)
+    return text.replace("-", "−") if float(text) <= 0 else f"+{text}"
 
 
 def interval(estimate: Estimate) -> str:
@@ -56,7 +62,7 @@ def interval(estimate: Estimate) -> str:
     return f"{percent(estimate.low)}–{percent(estimate.high)}"
 
 
-def beside(cells: Mapping[str, Cell]) -> list[str]:
+def baseline_texts(cells: Mapping[str, Cell]) -> list[str]:
     """The baselines as texts: `full 97.0 (94.1–98.6)`, `window 12.0 (8.3–17.1)`."""
     return [
         f"{name} {percent(cell.estimate.value)}" + (f" ({between})" if (between := interval(cell.estimate)) else "")
@@ -66,7 +72,7 @@ def beside(cells: Mapping[str, Cell]) -> list[str]:
 
 def scale(maps: Sequence[Map]) -> tuple[float, float]:
     """The smallest and largest value of the maps' cells in percent, a point apart at least."""
-    return span([100 * cell.estimate.value for one in maps for cell in one.cells.values()])
+    return span([100 * cell.estimate.value for shown in maps for cell in shown.cells.values()])
 
 
 def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
@@ -78,24 +84,27 @@ def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> 
     return (low, high) if high - low >= least else ((low + high - least) / 2, (low + high + least) / 2)
 
 
-def colour(value: float, low: float, high: float, steps: Sequence[str] = YLGNBU) -> str:
-    """The colour of a value on the scale from low to high, as `#rrggbb`, mixed between `steps`."""
-    place = min(max((value - low) / (high - low), 0.0), 1.0) * (len(steps) - 1)
-    step = min(int(place), len(steps) - 2)
-    mixed = (
-        round(start + (end - start) * (place - step))
-        for start, end in zip(_rgb(steps[step]), _rgb(steps[step + 1]), strict=True)
-    )
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+def steps(colours: str) -> list[str]:
+    """The colours, as `#rrggbb`, between which matplotlib's ColorBrewer map of that name mixes."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    count = 11 if colours == DIFFERENCES else 9
+    return [to_hex(colour) for colour in colormaps[colours].resampled(count)(range(count))]
+
+
+def colour(value: float, low: float, high: float, colours: str = VALUES) -> str:
+    """The colour of a value on the scale from low to high, as `#rrggbb`, by matplotlib's map of that name."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return to_hex(colormaps[colours](min(max((value - low) / (high - low), 0.0), 1.0)))
 
 
 def text_on(background: str) -> str:
     """The text colour, dark or light, with the higher contrast to a background (WCAG 2.2, relative luminance)."""
-    channels = (part / 255 for part in _rgb(background))
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(background))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return DARK_TEXT if (luminance + 0.05) ** 2 > 1.05 * 0.056 else LIGHT_TEXT
-
-
-def _rgb(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
-from kvatlas.figures.heatmap import draw
+from kvatlas.figures.heatmap import plot
 from kvatlas.figures.look import Look, save
 from kvatlas.figures.panels import Frame, Panel, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.report.describe import of_policy
@@ -69,7 +69,7 @@ def plot_sources(
             margin = runs[0].margin if runs else LOSE_AT_MOST / 100
             shown = with_regions(shown, _verdicts(runs, single, len(sources)), margin)
         panels = metric_panels(shown, frame)
-    figure = draw(panels, shared=shared, one_bar=mean, look=look)
+    figure = plot(panels, shared=shared, one_bar=mean, look=look)
     return save(figure, out, shown, data=None if shown else data_csv(panels))
 
 

@@ -77,9 +77,9 @@ def page_json(
         "maps": [_map(one, verdicts.get(one.name), differences.get(one.name, {}), cells) for one in shown],
         "fronts": _fronts(shown, cells),
         "outcomes": _outcomes(run, maps, cells),
-        "colours": list(style.YLGNBU),
-        "costs": list(style.YLORBR),
-        "differences": list(style.RDBU),
+        "colours": style.steps(style.VALUES),
+        "costs": style.steps(style.COSTS),
+        "differences": style.steps(style.DIFFERENCES),
         "lines": list(style.LINES),
         "cells": cells.documents,
     }

@@ -24,7 +24,7 @@ def print_map(one: Map, console: Console) -> None:
     from rich.text import Text
 
     console.print(map_table(one, console.width))
-    for text in style.beside(one.baselines):
+    for text in style.baseline_texts(one.baselines):
         console.print(Text(f"  baseline: {text}"), soft_wrap=True)
     for note in one.remarks:
         console.print(Text(f"  {note}", style="bold red" if note.is_warning else ""), soft_wrap=True)
