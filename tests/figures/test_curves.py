@@ -98,7 +98,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     low = [100 * cell.estimate.low for _, cell in curves[0].points]
     corners = {tuple(round(v, 3) for v in point) for point in axes.collections[0].get_paths()[0].vertices}
     assert {(float(b), round(v, 3)) for b, v in zip(BUDGETS, low, strict=True)} <= corners
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["dynts", "window", "full (baseline)"]
+    assert [t.get_text() for t in figure.legends[-1].get_texts()] == ["dynts", "window", "full (baseline)"]
     path, data = save(figure, tmp_path / "c.svg", data=data_csv(curves))
     assert "KV Budget" in path.read_text()
     rows = list(csv.DictReader(io.StringIO(data.read_text())))

@@ -9,7 +9,7 @@ import pytest
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import style
-from kvatlas.figures.heatmap import DIFFER, draw, means_figure, series_figure
+from kvatlas.figures.heatmap import DIFFER, means_figure, plot, series_figure
 from kvatlas.figures.look import Look, save
 from kvatlas.figures.panels import (
     Frame,
@@ -90,12 +90,12 @@ def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
     cells = {**one.cells, (32, 0.3): replace(one.cells[32, 0.3], audit=part)}
     (panel,) = metric_panels([replace(one, cells=cells)])
     assert panel.cornered == {(8, 0.1): 1.0, (16, 0.1): 1.0, (32, 0.1): 1.0, (32, 0.3): 0.25}
-    figure = draw([panel])
-    corners = [patch for patch in figure.axes[0].patches if patch.get_gid() == "no-choice"]
-    assert sorted(patch.get_facecolor()[3] > 0 for patch in corners) == [False, True, True, True]
+    figure = plot([panel])
+    corners = [mark for mark in figure.axes[0].collections if mark.get_gid() == "no-choice"]
+    assert sorted(len(mark.get_facecolor()) > 0 for mark in corners) == [False, True, True, True]
     assert "Corner: policies have nothing to choose" in " ".join(texts(figure, tmp_path))
     whole = replace(panel, cornered={})
-    assert not [patch for patch in draw([whole]).axes[0].patches if patch.get_gid() == "no-choice"]
+    assert not [mark for mark in plot([whole]).axes[0].collections if mark.get_gid() == "no-choice"]
 
 
 def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
@@ -107,7 +107,7 @@ def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
         cost_panels(maps_of_run(RunData(plan, flat)), "mean_kv_tokens"),
     ):
         assert all(panel.notes[0].text == words for panel in panels)
-    assert words in " ".join(texts(draw(panels), tmp_path))
+    assert words in " ".join(texts(plot(panels), tmp_path))
 
 
 def test_the_highest_cells_are_bold(llama):
@@ -123,9 +123,9 @@ def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
         ("output_tokens", "100"),
         ("seconds", "0.1"),
     ):
-        found = texts(draw(cost_panels(maps, name)), tmp_path)
+        found = texts(plot(cost_panels(maps, name)), tmp_path)
         assert found.count(shown) + found.count("61") >= 18, name
-        assert cost_of(name, "").label in found
+        assert cost_of(name, "").label in " ".join(found)
         assert cost_of(name, "").about in " ".join(found)
     truncated = cost_panels(maps, "truncated")
     wanted = {str(cell.truncated) for one in maps for cell in one.cells.values()}
@@ -162,7 +162,7 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
             assert shown.value == pytest.approx(100 * contrast.value)
             assert shown.bold == (not contrast.low <= 0 <= contrast.high)
     assert any(shown.bold for one in panels for shown in one.cells.values())
-    said = texts(draw(panels[:2]), tmp_path)
+    said = texts(plot(panels[:2]), tmp_path)
     assert "Pass@1 minus full" in said
     assert "minus that of full, in points, paired" in " ".join(said)
     # The difference is that of the maps' own values where all traces are there.
@@ -173,7 +173,7 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
 
 def test_the_scale_of_differences_has_0_in_its_middle(run):
     plan, held, maps = run
-    figure = draw(difference_panels(maps, differences_of_run(RunData(plan, held), "full"), "full"))
+    figure = plot(difference_panels(maps, differences_of_run(RunData(plan, held), "full"), "full"))
     for bar in (axes for axes in figure.axes if axes.get_ylabel() == "Pass@1 minus full"):
         low, high = bar.get_ylim()
         assert low == pytest.approx(-high)
@@ -270,7 +270,7 @@ def test_texts_stay_inside_their_cells(llama):
         figure.canvas.draw()
         for axes in (a for a in figure.axes if a.get_title()):
             wide = axes.get_window_extent().width / 5
-            for text in axes.texts[:-1]:
+            for text in axes.texts[1:]:
                 assert text.get_window_extent().width <= wide, (look, text.get_text())
 
 
@@ -281,7 +281,7 @@ def test_intervals_that_would_be_unreadable_are_in_the_data_instead(tmp_path):
     narrow = texts(series_figure([one], look=Look(1)), tmp_path)
     assert narrow.count("50.0") >= 144
     assert "40.0–60.0" not in narrow
-    assert "Intervals are in the data beside the figure." in " ".join(narrow)
+    assert "Intervals are in the data next to the figure." in " ".join(narrow)
     assert texts(series_figure([one]), tmp_path).count("40.0–60.0") == 144
 
 
@@ -297,9 +297,10 @@ def test_forty_benchmarks_make_a_figure(llama, tmp_path):
 def test_unlike_scales_are_said_in_the_colour_of_warnings(llama):
     for look in (Look(), Look(dark=True)):
         figure = series_figure(llama, look=look)
-        (line,) = [text for text in figure.texts if DIFFER in text.get_text()]
+        (line,) = [text for text in figure.legends[0].get_texts() if text.get_text() == DIFFER.text]
         assert line.get_color() == look.warning
-    assert not [text for text in series_figure(llama, shared=True).texts if DIFFER in text.get_text()]
+    shared = series_figure(llama, shared=True).legends[0].get_texts()
+    assert not [text for text in shared if text.get_text() == DIFFER.text]
 
 
 def test_dark_figures_have_light_text_on_a_dark_ground(llama, tmp_path):
@@ -327,15 +328,15 @@ def test_the_svg_carries_its_font(llama, tmp_path):
     assert {ord(letter) for letter in "R1-LlamaAIME2449.3–%"} <= set(font.getBestCmap())
 
 
-@pytest.mark.parametrize("steps", [style.YLGNBU, style.YLORBR, style.RDBU])
-def test_text_is_readable_on_every_colour(steps):
+@pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.DIFFERENCES])
+def test_text_is_readable_on_every_colour(colours):
     def light(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for step in range(201):
-        background = style.colour(step, 0, 200, steps)
+        background = style.colour(step, 0, 200, colours)
         dark, bright = sorted((light(background), light(style.text_on(background))))
         assert (bright + 0.05) / (dark + 0.05) >= 4.0, background
 
@@ -343,6 +344,7 @@ def test_text_is_readable_on_every_colour(steps):
 def test_signs():
     assert [style.signed(v) for v in (-3.21, 0.0, 0.04, -0.04, 12.0)] == ["−3.2", "0.0", "0.0", "0.0", "+12.0"]
     assert style.signed(-38.4, 0) == "−38"
+    assert style.signed(-0.0004, 3) == "0.000"
 
 
 def test_the_margin_is_framed_before_the_plateau(llama):
@@ -354,3 +356,17 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     assert not metric_panels([one], Frame.NONE)[0].outlined
     (empty,) = metric_panels([replace(one, keeps=frozenset())])
     assert "no cell is shown to lose at most 3 points against the full cache" in [note.text for note in empty.notes]
+
+
+def test_halves_go_away_from_0_as_on_the_page():
+    assert [style.fixed(v) for v in (51.25, 51.35, -6.25, 0.05, 100.0)] == ["51.3", "51.4", "-6.3", "0.1", "100.0"]
+    assert style.percent(0.5125) == "51.3"
+    assert style.percent(0.2875) == "28.8"
+
+
+def test_the_page_mixes_between_the_steps_of_the_same_map():
+    assert style.steps(style.VALUES)[0] == "#ffffd9"
+    for colours in (style.VALUES, style.COSTS, style.DIFFERENCES):
+        steps = style.steps(colours)
+        ends = [style.colour(i, 0, len(steps) - 1, colours) for i in (0, len(steps) - 1)]
+        assert ends == [steps[0], steps[-1]]

@@ -250,7 +250,7 @@ def _bar(figure: Figure, mesh: QuadMesh, panels: Sequence[Axes], panel: Panel, l
 
     wide, high = layout.inner
     bar = figure.colorbar(
-        mesh, ax=panels, fraction=0.09 / wide / len(panels), pad=0.07 / wide / len(panels), aspect=high / 0.09,
+        mesh, ax=panels, fraction=0.09 / wide / len(panels), pad=0.07 / wide / len(panels), aspect=None,
         ticks=MaxNLocator(5, steps=[1, 2, 5, 10]),
     )  # fmt: skip
     bar.outline.set_visible(False)

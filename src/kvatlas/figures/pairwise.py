@@ -166,8 +166,8 @@ def _correlation(estimate: Correlation | None) -> list[str]:
 
 def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable) -> None:
     bar = figure.colorbar(
-        colours, ax=panels, spacing="proportional", ticks=[0.05, 0.2, 0.4, 0.6, 0.8, 1.0], fraction=0.04, pad=0.01,
-        aspect=18 * math.ceil(len(panels) / _across(len(panels))),
+        colours, ax=panels, spacing="proportional", ticks=[0.05, 0.2, 0.4, 0.6, 0.8, 1.0], aspect=None, pad=0.01,
+        fraction=0.03 / _across(len(panels)),
     )  # fmt: skip
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)

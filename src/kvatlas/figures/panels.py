@@ -226,7 +226,9 @@ def _difference_panel(one: Map, paired: Mapping[CellCoord, Contrast], against: s
         about.append(CORNER)
     measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.DIFFERENCES, centred=True)
     baselines = tuple(style.baseline_texts({against: base}))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks, cornered=cornered)
+    return Panel(
+        one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks, cornered=cornered
+    )
 
 
 def _baseline(one: Map, against: str) -> Cell:
