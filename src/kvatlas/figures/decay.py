@@ -145,7 +145,7 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> N
 
 
 def _points(panel: Axes, curve: Curve, number: int, shift: float, least: float) -> None:
-    """Means with their intervals, joined where no decay is plotted; `least` is where a logarithmic axis begins, or 0."""
+    """Means with their intervals, joined where no decay is; `least` is where a logarithmic axis begins, or 0."""
     colour = style.LINES[number]
     shown = [(level + shift, e) for level, e in curve.points if e.value >= least]
     low = [e.value - max(e.low or 0.0, least / 10) for _, e in shown]

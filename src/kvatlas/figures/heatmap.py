@@ -24,7 +24,7 @@ from kvatlas.figures.look import (
     title,
     wrapped,
 )
-from kvatlas.figures.panels import SMALL, Panel, Shown, metric_panels
+from kvatlas.figures.panels import SMALL, Panel, metric_panels
 from kvatlas.figures.plateau import frame
 
 if TYPE_CHECKING:
