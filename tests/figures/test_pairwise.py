@@ -13,7 +13,7 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
-from kvatlas.core import SERVED, KvatlasError, Setting, Trace, Usage
+from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
 from kvatlas.figures.decay import curve, curves_figure
 from kvatlas.figures.look import save
 from kvatlas.figures.maze import ERROR_WORDS, maze_figure
@@ -46,7 +46,7 @@ def texts(figure, folder: Path) -> list[str]:
 def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:
     four = systems(run)
     pairs = pairs_of(four)
-    figure = pairwise_figure(four, pairs, "progress", ["PARTIAL: one is missing"])
+    figure = pairwise_figure(four, pairs, "progress", [Note(NoteKind.PARTIAL, "PARTIAL: one is missing")])
     panels = [axes for axes in figure.axes if axes.get_xlabel()]
     assert len(panels) == 6
     assert len({round(axes.get_position().y0, 6) for axes in panels}) == 2
