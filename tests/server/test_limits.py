@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.server.app import WorkQueue, application
+from kvatlas.server.app import CompletionHandler, application
 from kvatlas.server.limits import MOST_BYTES
 from kvatlas.server.running import LOOPBACK
 from kvatlas.service import Service, chosen
@@ -112,7 +112,9 @@ def test_prompts_are_read_beside_the_event_loop(service: Service) -> None:
     news = threading.Event()
 
     async def both() -> None:
-        reading = asyncio.ensure_future(WorkQueue(service, "tiny").read(lambda _: [] if news.wait(60) else None, None))
+        reading = asyncio.ensure_future(
+            CompletionHandler(service, "tiny").read(lambda _: [] if news.wait(60) else None, None)
+        )
         await asyncio.sleep(0.01)
         news.set()
         assert await reading == []

@@ -127,7 +127,9 @@ def _ticks(axes: Axes, group: Sequence[Curve], positions: dict[Any, float], look
 def data_csv(curves: Sequence[Curve], cost: str | None = None) -> str:
     """The numbers of the curves (in percent, or of a cost), one row per point; baselines have no value of the axis."""
     axis = "setting" if curves[0].axis == POLICY else curves[0].axis
-    rows = [["model", "benchmark", "policy", axis, "metric", "value", "low", "high", "problems", "samples"]]
+    rows: list[list[Any]] = [
+        ["model", "benchmark", "policy", axis, "metric", "value", "low", "high", "problems", "samples"]
+    ]
     for curve in curves:
         points = [(curve.policy, value, cell) for value, cell in curve.points]
         points += [(name, "", cell) for name, cell in curve.baselines.items()]

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -222,6 +222,9 @@ def _labels(axes: Axes, panel: Panel, name: str, layout: _Layout, look: Look) ->
 
 def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals: bool) -> None:
     """Values in their cells, intervals under them, and corners where policies have nothing to choose."""
+    from matplotlib.colors import to_hex
+
+    scale: Any = mesh
     (_, rows), (_, columns) = panel.axes
     printed = panel.cells.values()
     cell = inches / len(columns)
@@ -229,8 +232,8 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
     tiny = fitting(cell, max(len(shown.small) for shown in printed), _TINY)
     for coord, shown in panel.cells.items():
         x, y = columns.index(coord[1]), rows.index(coord[0])
-        ink = style.text_on(mesh.to_rgba(shown.value))
-        text = {"color": ink, "ha": "center", "va": "center"}
+        ink = style.text_on(to_hex(scale.to_rgba(shown.value)))
+        text: dict[str, Any] = {"color": ink, "ha": "center", "va": "center"}
         small = shown.small if intervals else ""
         if size >= _UNREADABLE:
             weight = "bold" if shown.bold else "normal"
@@ -239,9 +242,9 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
             axes.text(x + 0.5, y + 0.27, small, fontsize=tiny, **text)
         if coord in panel.cornered:
             # A triangle in the upper right; hollow unless in most problems.
-            corner = [(-0.25, -0.25), (-1.25, -0.25), (-0.25, -1.25)]
+            corner: Any = [(-0.25, -0.25), (-1.25, -0.25), (-0.25, -1.25)]
             face = ink if panel.cornered[coord] > 0.5 else "none"
-            axes.scatter(x + 1, y + 1, _CORNER, face, corner, edgecolors=ink, linewidths=0.5, gid="no-choice")
+            axes.scatter(x + 1, y + 1, _CORNER, face, marker=corner, edgecolors=ink, linewidths=0.5, gid="no-choice")
 
 
 def _bar(figure: Figure, mesh: QuadMesh, panels: Sequence[Axes], panel: Panel, layout: _Layout) -> None:

@@ -163,7 +163,9 @@ def canvas(
 
 def settle(figure: Figure) -> None:
     """Lay the panels out now and for good: every format shows the same, and positions can be read."""
-    figure.get_layout_engine().execute(figure)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
     figure.set_layout_engine("none")
 
 
