@@ -6,6 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.colors import to_hex
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import style
@@ -298,7 +299,7 @@ def test_unlike_scales_are_said_in_the_colour_of_warnings(llama):
     for look in (Look(), Look(dark=True)):
         figure = series_figure(llama, look=look)
         (line,) = [text for text in figure.legends[0].get_texts() if text.get_text() == DIFFER.text]
-        assert line.get_color() == look.warning
+        assert to_hex(line.get_color()) == look.warning
     shared = series_figure(llama, shared=True).legends[0].get_texts()
     assert not [text for text in shared if text.get_text() == DIFFER.text]
 

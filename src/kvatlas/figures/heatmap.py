@@ -258,4 +258,4 @@ def _bar(figure: Figure, mesh: QuadMesh, panels: Sequence[Axes], panel: Panel, l
     )  # fmt: skip
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
-    bar.set_label("\n".join(textwrap.wrap(panel.measure.label, int(high * 72 / 4.2))), fontsize=7.5, labelpad=3)
+    bar.set_label("\n".join(textwrap.wrap(panel.measure.label, int(high * 72 / 4.1))), fontsize=7.5, labelpad=3)

@@ -103,7 +103,7 @@ class Look:
             "font.family": [_FONT, *_installed()],
             "font.size": 8.0,
             "axes.linewidth": 0.6,
-            "figure.constrained_layout.w_pad": 0.06,
+            "figure.constrained_layout.w_pad": 0.09,
             "figure.constrained_layout.h_pad": 0.06,
             "svg.fonttype": "none",
             "svg.hashsalt": "kvatlas",
