@@ -242,7 +242,7 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
             axes.text(x + 0.5, y + 0.27, small, fontsize=tiny, **text)
         if coord in panel.cornered:
             # A triangle in the upper right; hollow unless in most problems.
-            corner: Any = [(-0.25, -0.25), (-1.25, -0.25), (-0.25, -1.25)]
+            corner: Any = [(-0.25, -0.25), (-1.25, -0.25), (-0.25, -1.25), (-0.25, -0.25)]
             face = ink if panel.cornered[coord] > 0.5 else "none"
             axes.scatter(x + 1, y + 1, _CORNER, face, marker=corner, edgecolors=ink, linewidths=0.5, gid="no-choice")
 
