@@ -37,9 +37,14 @@ def serving(*words: str) -> Iterator[Running]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        line = process.stdout.readline()
-        found = re.search(r"http://\S+?:\d+", line)
-        assert found, line + process.stdout.read()
+        # Whatever else it says first, until it ends: a line that was not waited for must not make this wait for ever.
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"http://\S+?:\d+", line):
+                break
+        else:
+            raise AssertionError("".join(said))
         yield Running(process, found[0])
     finally:
         process.terminate()
