@@ -76,6 +76,12 @@ def test_a_layer_that_computes_something_else_keeps_its_forward() -> None:
     assert all(fused(alike))
 
 
+def test_a_layer_of_a_width_that_cannot_be_joined_keeps_its_forward() -> None:
+    network = LlamaForCausalLM(LlamaConfig(**{**SMALL, "intermediate_size": 90})).eval()
+    pack(network)
+    assert not any(fused(network))
+
+
 def test_a_layer_that_is_looked_into_keeps_its_forward() -> None:
     network = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
     seen: list[torch.Tensor] = []

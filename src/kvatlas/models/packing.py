@@ -190,9 +190,14 @@ def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | N
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
     if not (packed and norms and type(layer.mlp) is PackedGate) or hooked:
         return None
-    tables = {id(part.packed.whole) for name, part in parts.items() if name != "o_proj"}
+    inner = dict(layer.mlp.layer.named_children())
+    joined = all(
+        type(together[name]) is PackedLinear and together[name].packed.whole is not None
+        for together, names in ((parts, JOINED[0]), (inner, JOINED[1]))
+        for name in names
+    )
     size = getattr(layer.self_attn, "head_dim", None)
-    if len(tables) != 1 or id(None) in tables or not isinstance(size, int):
+    if not joined or type(inner["down_proj"]) is not PackedLinear or not isinstance(size, int):
         return None
     hidden = parts["q_proj"].in_features
     sample, angles = torch.linspace(-2, 2, 3 * hidden).view(1, 3, hidden), torch.linspace(0, 3, 3 * size)
