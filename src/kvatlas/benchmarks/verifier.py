@@ -1,18 +1,18 @@
 """The program behind `judges`: reads pairs of expressions, says whether math-verify finds them equal.
 
 Run as `python -m kvatlas.benchmarks.verifier SECONDS BYTES` in a process of its own, because symbolic algebra on what a
-model wrote may take any time and memory. Requests and verdicts are lines of JSON; it ends when its input does.
+model wrote may take any time and memory.
 """
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
+
+from kvatlas.killable import serve
 
 
 def main() -> None:
-    """Answer requests until there are no more. A request over the time limit ends the process by an alarm."""
+    """Answer requests until there are no more. Out of memory the process ends: it is not to be trusted any more."""
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     # Before any limit: importing costs more than judging, and a kill in the middle of it would look like a verdict.
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -23,36 +23,17 @@ def main() -> None:
         # The library's own time limits need the main thread's alarm, which is ours.
         return list(parse(f"${text}$", extraction, parsing_timeout=None))
 
-    def equal(first: str, second: str) -> bool:
-        one, other = parsed(first), parsed(second)
-        # Either order: an interval and the inequality that means the same are found equal in one of them only.
-        return any(verify(a, b, timeout_seconds=None) for a, b in ((one, other), (other, one)))
-
-    _limit_memory(memory)
-    # Dies even where nobody is left to kill it.
-    for line in sys.stdin:
-        _alarm(seconds + 1)
+    def equal(pair: list[str]) -> bool:
         try:
-            verdict: object = equal(*json.loads(line))
+            one, other = map(parsed, pair)
+            # Either order: an interval and the inequality that means the same are found equal in one of them only.
+            return any(verify(a, b, timeout_seconds=None) for a, b in ((one, other), (other, one)))
         except MemoryError:
-            verdict = None
+            raise
         except Exception:
-            verdict = False
-        _alarm(0)
-        print(json.dumps(verdict), flush=True)
+            return False
 
-
-def _alarm(seconds: int) -> None:
-    if hasattr(signal, "alarm"):
-        signal.alarm(seconds)
-
-
-def _limit_memory(size: int) -> None:
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    serve(equal, memory, "ITIMER_REAL", seconds + 1)
 
 
 if __name__ == "__main__":

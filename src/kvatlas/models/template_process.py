@@ -1,14 +1,11 @@
 """The program behind `templates`: renders chat templates in a process of its own, sandboxed and within its memory.
 
-A template comes with a model and may do anything: loop without end, recurse, fill the memory. Requests and answers are
-lines of JSON; the program ends when its input does. It imports nothing of ours, so that it starts in no time.
+A template comes with a model and may do anything: loop without end, recurse, fill the memory.
 """
 
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from datetime import date
 from functools import lru_cache
 from typing import Any
@@ -17,6 +14,8 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvatlas.killable import serve
 
 #: Bytes of address space, characters of one rendered text, and seconds of processor time for it.
 MEMORY, CHARACTERS, SECONDS = 512 * 2**20, 16 * 2**20, 2.0
@@ -31,18 +30,6 @@ class Generation(Extension):
         """The body of the block as it is."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def main() -> None:
-    """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_memory(MEMORY)
-    for line in sys.stdin:
-        # Over its time the process dies by the signal. Time in which others have the processor does not count.
-        _limit_time(SECONDS)
-        answer = _answer(json.loads(line))
-        _limit_time(0)
-        print(json.dumps(answer), flush=True)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -88,18 +75,5 @@ def _tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
-def _limit_time(seconds: float) -> None:
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _limit_memory(size: int) -> None:
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
 if __name__ == "__main__":
-    main()
+    serve(_answer, MEMORY, "ITIMER_PROF", SECONDS)
