@@ -198,7 +198,7 @@ def test_the_seeds_of_permuted_choices_are_stored_with_the_run(
     seeds = {problem.id: problem.about["choice_seed"] for problem in plan.problems["GPQA_D"]}
     assert len(set(seeds.values())) == 2
     assert {id_: about["choice_seed"] for id_, about in manifest.about["GPQA_D"].items()} == seeds
-    assert manifest.provenance["benchmarks"][0][:4] == ["GPQA_D", 1, "r1", 1]
+    assert manifest.provenance["benchmarks"][0][:4] == ["GPQA_D", 2, "r1", 1]
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_decoded(spec_data: Build) -> None:
@@ -215,6 +215,14 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> Non
     assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
     data["models"] = [{"model": model.name, "think_close": ""}]
     assert make_plan(parse_spec(data)).notes == ()
+
+
+def test_a_plan_notes_a_benchmark_of_which_problems_are_missing(spec_data: Build, r1_folder: str) -> None:
+    data = spec_data(models=[r1_folder], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
+    assert (
+        "AIME24 has 3 problems with a reference answer here; the published set has 30."
+        in make_plan(parse_spec(data)).notes
+    )
 
 
 def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1_folder: str) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks, policies
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, count_note
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import notes_for
@@ -274,6 +274,7 @@ def make_plan(spec: Spec) -> Plan:
     prompts = {}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
+    notes += [note for benchmark in found_benchmarks if (note := count_note(benchmark))]
     for model in found_models:
         model.check()
         notes += model.notes
