@@ -38,6 +38,7 @@ def compare(
 ) -> None:
     """Draw every two systems against each other, problem by problem, with the line where they are equal."""
     from kvatlas.figures.pairwise import names_of, pairwise_figure, save_pairwise
+    from kvatlas.figures.style import signed
     from kvatlas.stats.pairs.pairwise import pairs_of
 
     systems, notes = _systems(runs, metric, only, partial)
@@ -53,11 +54,11 @@ def compare(
     for path in written:
         typer.echo(path)
     for one in documents:
-        value = one["difference"]
+        mean, low, high = (signed(one["difference"][key], 3, "-") for key in ("value", "low", "high"))
         typer.echo(
             f"x: {one['x']} vs y: {one['y']}: x ahead on {100 * one['below']:.1f} %, equal on {100 * one['on']:.1f} %, "
             f"y ahead on {100 * one['above']:.1f} % of {one['problems']} problems; mean of x - y "
-            f"{value['value']:+.3f} ({value['low']:+.3f} to {value['high']:+.3f})"
+            f"{mean} ({low} to {high})"
         )
 
 

@@ -49,10 +49,15 @@ def percent(value: float, digits: int = 1) -> str:
     return fixed(100 * value, digits)
 
 
-def signed(value: float, digits: int = 1) -> str:
-    """A number with its sign, a true minus among them: -3.2 is `−3.2`, 0 is `0.0`."""
+def signed(value: float, digits: int = 1, minus: str = "−") -> str:
+    """A number with its sign: 3.2 is `+3.2`, -3.2 is `−3.2` (a true minus, for text the hyphen), 0 is `0.0`."""
     text = fixed(value, digits)
-    return text.replace("-", "−") if float(text) <= 0 else f"+{text}"
+    return text.replace("-", minus) if float(text) <= 0 else f"+{text}"
+
+
+def difference(share: float) -> str:
+    """A difference of shares in points, as text: 0.032 is `+3.2`."""
+    return signed(100 * share, minus="-")
 
 
 def interval(estimate: Estimate) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvatlas.core import Map
-from kvatlas.figures.style import percent
+from kvatlas.figures.style import difference, percent
 from kvatlas.report import description_json as numbers
 from kvatlas.report.description import p_text, rounded_p
 from kvatlas.stats.estimates.pass_at_1 import LEVEL
@@ -101,7 +101,7 @@ def as_text(check: Check) -> str:
 def _table(check: Check) -> list[str]:
     rows = [
         f"| {one.model} | {one.benchmark} | {one.place[0]} | {one.place[1]} | {percent(one.first)} | "
-        f"{percent(one.second)} | {round(100 * (one.first - one.second), 4):+.1f} |"
+        f"{percent(one.second)} | {difference(one.first - one.second)} |"
         for one in check.agreement.conflicts
     ]
     return [

@@ -180,7 +180,7 @@ def _trends(one: MapDescription, verdict: Verdict) -> list[str]:
         if effect.trend is None:
             continue
         between = f"from {effect.levels[0][0]} to {effect.levels[-1][0]}"
-        size = f"{_signed(effect.trend.value)} points, p {p_text(one.holm[effect.axis])} (Holm)"
+        size = f"{style.difference(effect.trend.value)} points, p {p_text(one.holm[effect.axis])} (Holm)"
         if one.supports(effect):
             way = "rises" if effect.trend.value > 0 else "falls"
             lines.append(f"{style.label(one.map.metric)} {way} along {effect.axis} {between}: {size}.")
@@ -248,7 +248,7 @@ def _comparisons(comparisons: Sequence[AdjustedComparison]) -> list[str]:
     rows = [
         [
             one.model, one.benchmark, one.first, one.second, str(one.cells), str(one.difference.problems),
-            _signed(one.difference.value), _between(one.difference), p_text(one.difference.p),
+            style.difference(one.difference.value), _between(one.difference), p_text(one.difference.p),
             p_text(adjusted.p_holm), p_text(adjusted.p_bh), one.note,
         ]
         for adjusted in comparisons
@@ -289,12 +289,8 @@ def _percent(share: float | None) -> str:
     return style.percent(share or 0.0)
 
 
-def _signed(share: float) -> str:
-    return f"{round(100 * share, 4):+.1f}"
-
-
 def _between(one: Contrast) -> str:
-    return f"{_signed(one.low)} to {_signed(one.high)}"
+    return f"{style.difference(one.low)} to {style.difference(one.high)}"
 
 
 def _with_interval(estimate: Estimate) -> str:

@@ -36,11 +36,6 @@ def exact(one: Map, value: float) -> str:
     return finer if one.validity is None and finer[-1] != "0" else style.percent(value)
 
 
-def signed(share: float) -> str:
-    """A difference in points, with its sign."""
-    return f"{round(100 * share, 4) + 0.0:+.1f}"
-
-
 def points(share: float) -> str:
     """A share as points without more places than needed: 0.03 is `3`."""
     return f"{round(100 * share, 4):g}"
@@ -144,7 +139,7 @@ def _are(count: int) -> str:
 
 
 def _loss(loss: Loss) -> str:
-    return f"{signed(loss.value)} ({signed(loss.low)} to {signed(loss.high)})"
+    return f"{style.difference(loss.value)} ({style.difference(loss.low)} to {style.difference(loss.high)})"
 
 
 def _setting(choice: Choice, setting: Setting | None) -> str:
@@ -183,7 +178,7 @@ def effect_words(one: PooledEffect) -> str:
         count = f", in {one.below[rank]} of {one.maps} maps"
     return (
         f"{where}: {one.axis} {level} lies {100 * abs(most.value):.1f} points {way} the rest{count} "
-        f"({signed(most.low)} to {signed(most.high)}, p {p_text(one.adjusted_p)})."
+        f"({style.difference(most.low)} to {style.difference(most.high)}, p {p_text(one.adjusted_p)})."
     )
 
 
