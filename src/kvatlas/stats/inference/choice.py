@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvatlas.core import Cell, Map, MapName, Setting, Validity, mean_of
+from kvatlas.policies import share
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.maps import mean_cell
 from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData
@@ -168,9 +169,7 @@ def kv_tokens_of(cell: Cell) -> float | None:
     values = cell.setting.values
     if not all(isinstance(values.get(name), int | float) for name in ("kv_budget", "local_window", "ratio")):
         return None
-    older = values["kv_budget"] - values["local_window"]
-    # A share is exact for the decimal that was written: 0.29 of 100 is 29.
-    return float(values["local_window"] + int(round(values["ratio"] * older, 6)))
+    return float(values["local_window"] + share(values["ratio"], values["kv_budget"] - values["local_window"]))
 
 
 def _choice(
