@@ -12,6 +12,9 @@ import yaml
 
 from kvatlas import models
 from kvatlas.models import ModelHandle
+from tests.command_line import kvatlas, succeed
+
+__all__ = ["kvatlas", "succeed"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
 #: Window of the layers that have one: some in gemma3, all in mistral, none in the others.

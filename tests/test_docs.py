@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,24 +66,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(folder: Path, line: str) -> str:
-    words = shlex.split(line.replace("kvatlas", f"{sys.executable} -m kvatlas", 1))
-    environment = {**os.environ, "COLUMNS": "100"}
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_run(page: Path, place: Path) -> None:
+def test_commands_run(page: Path, place: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "100")
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             text = line.split(" #")[0].strip()
             if not text or any(text.startswith(name) and "--quick" not in text for name in NOT_HERE):
                 continue
             assert text.startswith("kvatlas "), f"a command that this test cannot run: {text}"
-            command(place, text)
+            succeed(*shlex.split(text)[1:])
 
 
 @pytest.mark.slow

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,7 +55,9 @@ def _solves(model: str, benchmark: str) -> bool:
 
 
 @pytest.mark.slow
-def test_four_settings_on_150_mazes_make_six_panels(solver: tuple[str, str], tmp_path: Path) -> None:
+def test_four_settings_on_150_mazes_make_six_panels(
+    solver: tuple[str, str], tmp_path: Path, succeed: Callable[..., str]
+) -> None:
     name, benchmark = solver
     model, found = models.find(name), find(benchmark)
     longest = max(len(model.encode(found.prompt(problem))) for problem in found.problems(PROBLEMS))
@@ -65,15 +65,7 @@ def test_four_settings_on_150_mazes_make_six_panels(solver: tuple[str, str], tmp
     names = ["full", "window ratio=0.5", "random ratio=0.5", "window ratio=0.1"]
     words = [word for each in names for word in ("--only", each)]
 
-    def kvatlas(*rest: object) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvatlas", *map(str, rest)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    data = json.loads(kvatlas("compare", tmp_path / "run", *words, "--out", tmp_path / "pairs.png", "--json"))
+    data = json.loads(succeed("compare", tmp_path / "run", *words, "--out", tmp_path / "pairs.png", "--json"))
     assert [pair["problems"] for pair in data["pairs"]] == [PROBLEMS] * 6
     by_name = {(pair["x"], pair["y"]): pair for pair in data["pairs"]}
     against = by_name["full", "window ratio=0.1"]
@@ -81,9 +73,9 @@ def test_four_settings_on_150_mazes_make_six_panels(solver: tuple[str, str], tmp
     assert against["below"] > against["above"]
     assert against["difference"]["low"] > 0
     assert all(pair["spearman_given_L"] is not None or pair["spearman"] is None for pair in data["pairs"])
-    said = kvatlas("curves", tmp_path / "run", "--only", "full", "--out", tmp_path / "curves.png")
+    said = succeed("curves", tmp_path / "run", "--only", "full", "--out", tmp_path / "curves.png")
     assert ": L0 " in said
-    kvatlas(
+    succeed(
         "maze", benchmark, "--run", tmp_path / "run", "--only", "window ratio=0.1", "--out", tmp_path / "maze.png"
     )  # fmt: skip
     assert all((tmp_path / f"{kind}.png").stat().st_size > 5000 for kind in ("pairs", "curves", "maze"))

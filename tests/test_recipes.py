@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kvatlas import cli
 from kvatlas.core import Status
 from kvatlas.results import Store
 from tests.r1 import AIME, save_model
@@ -32,27 +31,17 @@ def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
     return spec
 
 
-def kvatlas(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-
-
 @pytest.mark.parametrize(("name", "kind"), [("dynts_r1_llama", "llama"), ("dynts_r1_qwen", "qwen2")])
-def test_a_recipe_runs_through_to_its_figure(
-    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_runs_through_to_its_figure(name: str, kind: str, tmp_path: Path, succeed: Callable[..., str]) -> None:
     path = tmp_path / "recipe.yaml"
     spec = scaled(name, tmp_path / "model", kind)
     path.write_text(yaml.safe_dump(spec))
-    kvatlas(monkeypatch, "plan", path, "--json", "--memory", "1", "--tokens-per-second", "1000")
-    plan = json.loads(capsys.readouterr().out)
+    plan = json.loads(succeed("plan", path, "--json", "--memory", "1", "--tokens-per-second", "1000"))
     assert (plan["settings"], plan["traces"]) == (21, 21 * 3 * 2)
     assert plan["kv_bytes_per_sequence"] == 500 * 2 * 2 * 2 * 16 * 4
     assert plan["decoded_tokens"]["shared"] < plan["decoded_tokens"]["separate"]
 
-    kvatlas(monkeypatch, "sweep", path, "--out", tmp_path / "run", "--workers", "1", "--quiet")
+    succeed("sweep", path, "--out", tmp_path / "run", "--workers", "1", "--quiet")
     with Store.open(tmp_path / "run") as store:
         traces = [trace for _, trace in store.traces()]
     assert len(traces) == plan["traces"]
@@ -64,8 +53,8 @@ def test_a_recipe_runs_through_to_its_figure(
     assert all(t.model == ("R1-Llama" if kind == "llama" else "R1-Qwen") for t in traces)
     assert {t.grade.status for t in traces} <= {Status.TRUNCATED, Status.NO_ANSWER, Status.OK}
 
-    kvatlas(monkeypatch, "map", tmp_path / "run", "--out", tmp_path / "map.png")
-    kvatlas(monkeypatch, "map", tmp_path / "run", "--mean", "--out", tmp_path / "mean.svg")
+    succeed("map", tmp_path / "run", "--out", tmp_path / "map.png")
+    succeed("map", tmp_path / "run", "--mean", "--out", tmp_path / "mean.svg")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "mean.svg").stat().st_size > 5000
 

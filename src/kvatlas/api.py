@@ -163,13 +163,13 @@ class Run:
         """All that the maps say: peaks, tests, plateaus, trends, comparisons, recommendations."""
         from kvatlas.report.describe import describe_sources
 
-        return _as(Description, describe_sources([self.data]))
+        return _as(Description, describe_sources([self._analysis]))
 
     def report(self, path: str | Path, **options: Any) -> Path:
         """Write the self-contained HTML page; `options` as in `kvatlas.report.page.write_report`."""
         from kvatlas.report.page import write_report
 
-        return write_report(self.data, Path(path), **options)[0]
+        return write_report(self._analysis, Path(path), **options)[0]
 
 
 def open_run(

@@ -10,26 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvatlas import cli
 from kvatlas.results import Store
+from tests.command_line import Call
 from tests.r1 import AIME
-
-
-@pytest.fixture
-def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line in this process: exit code, standard output, standard error."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
-
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

@@ -1,32 +1,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvatlas import cli
 from kvatlas.core import Setting
+from tests.command_line import Call
 from tests.wanderers import maze_run
 
 FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
-
-
-@pytest.fixture
-def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
-
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvatlas import cli
 from kvatlas.core import Setting
 from kvatlas.results import Manifest, Store
+from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest, traces
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def store(folder: Path, plan: Manifest) -> Path:

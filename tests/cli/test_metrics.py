@@ -8,11 +8,10 @@ import pytest
 
 from kvatlas.core import Setting
 from kvatlas.stats.estimates.metrics import COSTS, METRICS
-from tests.cli.test_maps import Call, kvatlas, store
+from tests.cli.test_maps import store
+from tests.command_line import Call
 from tests.stats.synthetic import manifest
 from tests.wanderers import maze_run
-
-__all__ = ["kvatlas"]
 
 GRADED = (*METRICS, "pass@2", "avg@1", "maj@2", "bayes")
 NAMES = "pass@1, progress, pass@K, avg@K, maj@K, bayes"

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
 from kvatlas.predictor.calibration import query_statistics
-from tests.cli.test_commands import Call, kvatlas  # noqa: F401
+from tests.command_line import Call
 
 RUN = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", "2")
 GOOD = ("--kv-budget", "80", "--local-window", "8", "--ratio", "0.3")
 
 
-def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = json.loads(kvatlas("policies", "--json")[1])
     assert [row["name"] for row in rows] == [*policies.names(), *PRESETS]
     by_name = {row["name"]: row for row in rows}
@@ -43,7 +43,7 @@ def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monk
     assert "kv_budget, local_window, ratio, ratio_over=older, keep_prompt=True" in out
 
 
-def test_one_policy_is_explained(kvatlas: Call) -> None:  # noqa: F811
+def test_one_policy_is_explained(kvatlas: Call) -> None:
     code, out, _ = kvatlas("policies", "rkv")
     assert code == 0
     for words in ("arXiv 2505.24133", "observes: queries; one choice for: head", "mix = 0.1   (published: 0.1)"):
@@ -56,7 +56,7 @@ def test_one_policy_is_explained(kvatlas: Call) -> None:  # noqa: F811
     assert "tova with ratio_over=older, keep_prompt=False, scope=global" in out
 
 
-def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:  # noqa: F811
+def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
     words = (*GOOD[2:], "--kv-budget", "60", "--max-new-tokens", "90", "--workers", "1", "--quiet")
     code, out, _ = kvatlas(*RUN, "--policy", "sepllm@dynts-paper", *words)
     assert code == 0
@@ -93,7 +93,7 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:  # noqa: F811
     ],
 )
 def test_wrong_policies_are_refused_in_one_sentence(
-    kvatlas: Call,  # noqa: F811
+    kvatlas: Call,
     random_models: dict[str, ModelHandle],
     tmp_path: Path,
     words: tuple[str, ...],
@@ -111,7 +111,7 @@ def test_wrong_policies_are_refused_in_one_sentence(
 
 
 def test_a_model_that_cannot_show_its_attention_is_refused(
-    kvatlas: Call,  # noqa: F811
+    kvatlas: Call,
     random_models: dict[str, ModelHandle],
     tmp_path: Path,
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_model_that_cannot_show_its_attention_is_refused(
     assert "has soft-capped attention; valid are full and sliding-window attention" in err
 
 
-def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path) -> None:  # noqa: F811
+def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path) -> None:
     file = tmp_path / "statistics.safetensors"
     words = ("calibrate", "embedded:tiny-llama", "CHAIN3", "--problems", "2", "--max-new-tokens", "60")
     code, out, _ = kvatlas(*words, "--out", file)

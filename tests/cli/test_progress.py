@@ -65,7 +65,8 @@ def test_the_map_so_far_has_intervals_and_dashes(plan: Manifest, tmp_path: Path)
         watch.add(one)
     text = picture(watch)
     assert "tiny | CHAIN6 | dynts" in text
-    assert "100.0" in text
+    assert "50.0" in text
+    assert "7.0–93.0" in text
     assert text.count("–") > 5
     assert "20/76" in text
     assert "5/19" in text

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from kvatlas.core import Status
 from kvatlas.results import Store
-from tests.cli.test_maps import Call, kvatlas
-
-__all__ = ["kvatlas"]
+from tests.command_line import Call
 
 
 def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:

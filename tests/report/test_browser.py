@@ -17,6 +17,7 @@ from kvatlas.core import Fate, Grade, Status, Trace
 from kvatlas.report.page import write_report
 from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -92,7 +93,7 @@ def real(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.Temp
     """The report of a small real sweep: real tokens, real fates."""
     folder = tmp_path_factory.mktemp("browser")
     sweep(make_plan(parse_spec(spec_data())), folder / "run", workers=1)
-    write_report(RunData.open(folder / "run"), folder / "report.html")
+    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
     return folder / "report.html"
 
 
@@ -107,7 +108,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
     }  # fmt: skip
     sweep(make_plan(parse_spec(spec)), folder / "run", workers=1)
-    write_report(RunData.open(folder / "run"), folder / "report.html", measure=2)
+    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html", measure=2)
     return folder / "report.html"
 
 
@@ -344,7 +345,7 @@ def hostile_report(folder: Path, text: str, name: str = "") -> Path:
         for key, one in traces(plan):
             grade = Grade(one.grade.correct, 1.0, text, Status.OK)
             store.add(key, replace(one, text=text * 3, grade=grade, fate=Fate(1, (0,) * 22, (1,) * 22)))
-    write_report(RunData.open(folder / "run"), folder / "report.html")
+    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
     return folder / "report.html"
 
 
@@ -374,7 +375,9 @@ def test_all_traces_of_a_cell_are_a_page_away(browser: Any, tmp_path: Path, monk
         store.put_manifest(plan)
         for key, one in traces(plan):
             store.add(key, one)
-    write_report(RunData.open(tmp_path / "run"), tmp_path / "the report.html", per_cell=1, trace_pages=True)
+    write_report(
+        RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "the report.html", per_cell=1, trace_pages=True
+    )
     page = browser.new_page()
     page.goto((tmp_path / "the report.html").as_uri())
     page.locator("table.heat >> nth=1 >> td[data-cell] >> nth=0").click()

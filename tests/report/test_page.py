@@ -16,6 +16,7 @@ from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
 from kvatlas.results import Store
 from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.run_analysis import RunAnalysis
 from tests.stats.synthetic import AXES, grid, manifest, setting, traces
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"
@@ -48,7 +49,7 @@ def build(tmp_path, plan, texts=lambda trace: trace.text, chance=lambda _: 0.5):
 
 def report(tmp_path, plan, texts=lambda trace: trace.text, **options):
     out = tmp_path / "out" / "report.html"
-    write_report(RunData.open(build(tmp_path, plan, texts)), out, **options)
+    write_report(RunAnalysis(RunData.open(build(tmp_path, plan, texts))), out, **options)
     return out.read_text("utf-8")
 
 
@@ -88,7 +89,7 @@ def test_what_a_run_cannot_show_stands_first(tmp_path):
         store.put_manifest(plan)
         for key, one in traces(plan, lambda _: 0.1):
             store.add(key, replace(one, usage=replace(one.usage, compressions=0)))
-    write_report(RunData.open(tmp_path / "run"), tmp_path / "report.html")
+    write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text("utf-8")
     first, second, third = re.findall(r'<p class="warn">(.*?)</p>', html)[:3]
     assert "traces are without an answer (0) or truncated" in first
@@ -162,7 +163,7 @@ def test_traces_that_do_not_fit_stand_in_a_folder_beside(tmp_path, monkeypatch):
     monkeypatch.setattr("kvatlas.report.page.TRACES_LIMIT", 9_000)
     plan = manifest(grid("dynts"), problems=3)
     out = tmp_path / "my report.html"
-    written = write_report(RunData.open(build(tmp_path, plan)), out, per_cell=1, trace_pages=True)
+    written = write_report(RunAnalysis(RunData.open(build(tmp_path, plan))), out, per_cell=1, trace_pages=True)
     data = data_of(out.read_text("utf-8"))
     assert 5 < len(data["traces"]) <= 20
     assert data["folder"] == "my report.traces"
@@ -171,14 +172,14 @@ def test_traces_that_do_not_fit_stand_in_a_folder_beside(tmp_path, monkeypatch):
     assert _Tags(shard).tags.count("script") == 2
     assert len(data_of(shard)["traces"]) == 6
     assert ("href", "../my%20report.html") in _Tags(shard).attributes
-    assert write_report(RunData.open(tmp_path / "run"), out, per_cell=1) == [out]
+    assert write_report(RunAnalysis(RunData.open(tmp_path / "run")), out, per_cell=1) == [out]
     assert "folder" not in data_of(out.read_text("utf-8"))
 
 
 def test_a_small_run_is_whole_in_its_page(tmp_path):
     plan = manifest(grid("dynts"), problems=2)
     out = tmp_path / "r.html"
-    assert write_report(RunData.open(build(tmp_path, plan)), out, trace_pages=True) == [out]
+    assert write_report(RunAnalysis(RunData.open(build(tmp_path, plan))), out, trace_pages=True) == [out]
     assert len(data_of(out.read_text("utf-8"))["traces"]) == 2 * 10 * 2 * 2
 
 
@@ -194,9 +195,9 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path):
         for key, one in list(traces(plan))[24:]:
             store.add(key, one)
     with pytest.raises(KvatlasError, match="24 of 480 traces are missing"):
-        write_report(RunData.open(folder), tmp_path / "r.html")
+        write_report(RunAnalysis(RunData.open(folder)), tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
-    write_report(RunData.open(folder, partial=True), tmp_path / "r.html")
+    write_report(RunAnalysis(RunData.open(folder, partial=True)), tmp_path / "r.html")
     html = (tmp_path / "r.html").read_text("utf-8")
     assert '<p class="warn">PARTIAL: 24 of 240 traces are missing, in 1 cell</p>' in html
     assert data_of(html)["maps"][1]["cells"][2][0] is None
@@ -204,13 +205,13 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path):
 
 def test_no_run_an_empty_run_and_no_place_to_write(tmp_path):
     with pytest.raises(KvatlasError, match="is no run"):
-        write_report(RunData.open(tmp_path), tmp_path / "r.html")
+        write_report(RunAnalysis(RunData.open(tmp_path)), tmp_path / "r.html")
     with Store.create(tmp_path / "empty") as store:
         store.put_manifest(manifest(grid("dynts")))
     with pytest.raises(KvatlasError, match="none of its 480 traces"):
-        write_report(RunData.open(tmp_path / "empty"), tmp_path / "r.html")
+        write_report(RunAnalysis(RunData.open(tmp_path / "empty")), tmp_path / "r.html")
     with pytest.raises(KvatlasError, match="is a folder"):
-        write_report(RunData.open(build(tmp_path, manifest(grid("dynts"), problems=2))), tmp_path)
+        write_report(RunAnalysis(RunData.open(build(tmp_path, manifest(grid("dynts"), problems=2)))), tmp_path)
 
 
 def test_one_benchmark_many_columns_many_models(tmp_path):
@@ -267,7 +268,7 @@ def test_finished_figures_are_embedded_as_images(tmp_path):
     from kvatlas.report.page import page
     from kvatlas.report.report_data import report_data
 
-    data = report_data(RunData.open(build(tmp_path, manifest(grid("dynts"), problems=2))), 1, 0, 10**6)
+    data = report_data(RunAnalysis(RunData.open(build(tmp_path, manifest(grid("dynts"), problems=2)))), 1, 0, 10**6)
     html = page(data, [Picture("Pairwise", "densities", b"<svg/>"), Picture("P", "", b"\x89PNG...")])
     assert 'src="data:image/svg+xml;base64,PHN2Zy8+" alt="densities"' in html
     assert 'src="data:image/png;base64,' in html
@@ -281,7 +282,7 @@ def test_problems_graded_by_progress_get_the_pairwise_figure(html, tmp_path):
         store.put_manifest(plan)
         for key, one in traces(plan):
             store.add(key, replace(one, grade=replace(one.grade, progress=float(one.grade.correct))))
-    write_report(RunData.open(tmp_path / "plain"), tmp_path / "plain.html")
+    write_report(RunAnalysis(RunData.open(tmp_path / "plain")), tmp_path / "plain.html")
     assert "Every two against each other" not in (tmp_path / "plain.html").read_text("utf-8")
 
 

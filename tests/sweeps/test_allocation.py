@@ -117,7 +117,7 @@ def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]]
     analysis = RunAnalysis(run)
     assert (list(analysis.comparisons), len(analysis.choices), len(analysis.verdicts)) == ([], 1, 1)
     assert verdicts(run) == {}
-    write_report(run, tmp_path / "page.html", measure=0)
+    write_report(analysis, tmp_path / "page.html", measure=0)
     assert "0 paired comparisons" in (tmp_path / "page.html").read_text("utf-8")
 
 

@@ -157,6 +157,7 @@ def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(
     (early, late) = json.loads(done.stdout.splitlines()[-1])
     assert late <= early < 64
     plan = make_plan(parse_spec(data))
+    assert plan.keys  # of the model as it is: stop tokens are part of them
     vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
     sweep(plan, tmp_path / "much", workers=1)
     assert contents(tmp_path / "little") == contents(tmp_path / "much")

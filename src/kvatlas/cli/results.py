@@ -112,11 +112,12 @@ def report(
     """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import write_report
     from kvatlas.stats.estimates.run_data import RunData
+    from kvatlas.stats.run_analysis import RunAnalysis
 
-    data = RunData.open(run, metric, partial, fixed(fix), lose_at_most)
+    analysis = RunAnalysis(RunData.open(run, metric, partial, fixed(fix), lose_at_most))
     limit = int(megabytes * 1e6)
     written = write_report(
-        data, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0
+        analysis, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0
     )
     typer.echo(written[0])
     if len(written) > 1:

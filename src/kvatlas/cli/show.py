@@ -53,16 +53,20 @@ def print_run(folder: Path, show: int) -> None:
 
 
 def finish_demo(folder: Path) -> None:
-    """Draw the figures, write the report, print the mean map and where everything is."""
+    """Draw the figures, write the report, print the mean maps, what to choose and where everything is."""
     from rich.console import Console
+    from rich.text import Text
 
     from kvatlas.report.demo import write_demo
+    from kvatlas.report.summary import recommendation
     from kvatlas.report.terminal import print_map
 
-    means, written = write_demo(folder)
+    analysis, written = write_demo(folder)
     console = Console()
-    for one in means:
+    for one in analysis.means:
         print_map(one, console)
+    for choice in analysis.choices:
+        console.print(Text(recommendation(choice)))
     console.print(f"figures  {', '.join(path.name for path in written if path.suffix == '.png')} (and svg, pdf)")
     console.print(f"data     {folder / 'maps.csv'}")
     console.print(f"report   {folder / 'report.html'}")

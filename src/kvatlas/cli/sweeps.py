@@ -34,6 +34,8 @@ StrictBudget = Annotated[
     bool,
     typer.Option("--strict-budget", help="Drop what does not fit of a prompt into the ratio, as the published rule."),
 ]
+#: Problems of each benchmark that the demo draws its first maps from.
+_FIRST_LOOK = 6
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -260,6 +262,7 @@ def demo(
     import yaml
 
     from kvatlas.cli.show import finish_demo
+    from kvatlas.report.demo import first_look
     from kvatlas.sweeps import make_plan, parse_spec
 
     name = "demo-quick" if quick else "demo"
@@ -267,7 +270,12 @@ def demo(
     if seed is not None:
         data["seed"] = seed
     folder = out or Path("runs") / name
-    drive(make_plan(parse_spec(data, f"{name}.yaml")), folder, workers=workers, batch_size=batch_size, quiet=quiet)
+    # A few problems first, the same ones that the whole run has: a map within the first minute.
+    for problems in sorted({min(_FIRST_LOOK, data["problems"]), data["problems"]}):
+        plan = make_plan(parse_spec(data | {"problems": problems}, f"{name}.yaml"))
+        drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
+        if problems < data["problems"] and not quiet:
+            _note(f"First look, {problems} of {data['problems']} problems: {first_look(folder)}")
     finish_demo(folder)
 
 

@@ -19,8 +19,14 @@ from kvatlas.stats.run_analysis import RunAnalysis
 FIGURES = ("png", "svg", "pdf")
 
 
-def write_demo(folder: Path) -> tuple[list[Map], list[Path]]:
-    """Draw the figures and write `maps.csv` and `report.html`; returns the mean maps and the figures."""
+def first_look(folder: Path) -> Path:
+    """Draw the mean maps of what is finished; returns the picture."""
+    means = RunAnalysis(RunData.open(folder)).means
+    return save(means_figure(means), folder / "means.png", means)[0]
+
+
+def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
+    """Draw the figures and write `maps.csv` and `report.html`; returns what the run says and the figures."""
     run = RunData.open(folder)
     analysis = RunAnalysis(run)
     maps, means = analysis.maps, analysis.means
@@ -37,8 +43,8 @@ def write_demo(folder: Path) -> tuple[list[Map], list[Path]]:
         figure = pairwise_figure(systems, pairs_of(systems), "progress")
         written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
     write_maps(maps, folder / "maps.csv")
-    write_report(run, folder / "report.html")
-    return means, written
+    write_report(analysis, folder / "report.html")
+    return analysis, written
 
 
 def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:

@@ -18,12 +18,12 @@ from kvatlas.stats.estimates.validity import findings
 from kvatlas.stats.inference.choice import Choice
 from kvatlas.stats.inference.granularity import with_granularity
 from kvatlas.stats.inference.map_tests import Verdict
-from kvatlas.stats.pairs.comparisons import Comparison, comparisons
+from kvatlas.stats.pairs.comparisons import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
 
 
 def describe_sources(
-    sources: Sequence[str | Path | RunData],
+    sources: Sequence[str | Path | RunAnalysis],
     *,
     metric: str = "pass@1",
     partial: bool = False,
@@ -40,13 +40,13 @@ def describe_sources(
     full cache are asked for. KvatlasError for what cannot be read or shown.
     """
     maps: list[Map] = []
-    runs: list[RunData] = []
+    runs: list[RunAnalysis] = []
     for source in sources:
-        if isinstance(source, RunData) or Path(source).is_dir():
-            runs.append(
-                source if isinstance(source, RunData) else RunData.open(source, metric, partial, fix, lose_at_most)
-            )
-            maps += maps_of_run(runs[-1])
+        if isinstance(source, RunAnalysis) or Path(source).is_dir():
+            if not isinstance(source, RunAnalysis):
+                source = RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
+            runs.append(source)
+            maps += maps_of_run(source.run)
         else:
             maps += with_binomial_bounds(with_granularity(read_maps(source, partial, problems, samples)))
     kept = of_policy(maps, policy)
@@ -55,16 +55,16 @@ def describe_sources(
     verdicts: dict[MapName, Verdict] = {}
     choices: list[Choice] = []
     notes: list[Note] = []
-    for run in _joined(runs):
-        adaptive = bool(run.manifest.allocation)
-        analysis = RunAnalysis(run if adaptive else run.with_cells(_of_policy(run.cells, policy)))
+    for joined in _joined(runs):
+        whole = policy is None or joined.is_adaptive
+        analysis = joined if whole else joined.with_cells(_of_policy(joined.run.cells, policy))
         verdicts |= analysis.verdicts
         choices += analysis.choices
         notes += analysis.notes
-        compared += [] if adaptive else comparisons(run)
+        compared += joined.comparisons
     if policy is not None:
         compared = [one for one in compared if policy in one.first or policy in one.second]
-    limits = findings(_of_policy([cell for run in runs for cell in run.cells], policy))
+    limits = findings([cell for one in runs for cell in _of_policy(one.run.cells, policy)])
     distinct = list(dict.fromkeys(notes))
     return describe(kept, compared, notes=distinct, verdicts=verdicts, choices=choices, findings=limits)
 
@@ -78,15 +78,17 @@ def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     return kept
 
 
-def _joined(runs: Sequence[RunData]) -> list[RunData]:
+def _joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
     """Adaptive runs as they are, others with the same axes as one."""
-    adaptive = [run for run in runs if run.manifest.allocation]
-    by_axes: dict[Axes, list[RunData]] = {}
-    for run in runs:
-        if not run.manifest.allocation:
-            by_axes.setdefault(run.axes, []).append(run)
-    joined = [alike[0].with_cells([cell for run in alike for cell in run.cells]) for alike in by_axes.values()]
-    return [*adaptive, *joined]
+    by_axes: dict[Axes, list[RunAnalysis]] = {}
+    for one in runs:
+        if not one.is_adaptive:
+            by_axes.setdefault(one.run.axes, []).append(one)
+    joined = [
+        alike[0] if len(alike) == 1 else alike[0].with_cells([cell for one in alike for cell in one.run.cells])
+        for alike in by_axes.values()
+    ]
+    return [*(one for one in runs if one.is_adaptive), *joined]
 
 
 def _of_policy(cells: Sequence[CellTraces], policy: str | None) -> list[CellTraces]:

@@ -17,7 +17,7 @@ from kvatlas.report.report_data import ReportData, report_data
 from kvatlas.report.traces import LETTERS
 from kvatlas.results.export import replacing
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.run_analysis import RunAnalysis
 
 #: Bytes of traces that stand in the page itself.
 TRACES_LIMIT = 4_000_000
@@ -25,7 +25,7 @@ _SCRIPTS = ("page.js", "maps.js", "charts.js", "problems.js", "traces.js")
 
 
 def write_report(
-    run: RunData,
+    analysis: RunAnalysis,
     out: Path,
     *,
     per_cell: int = 2,
@@ -41,7 +41,7 @@ def write_report(
     predicted importance and the answer's attention (0: none). `figures` are shown besides the run's own pictures.
     Raises KvatlasError as `maps_of_run` does, and for a file that cannot be written.
     """
-    report = report_data(run, per_cell, measure, TRACES_LIMIT if limit is None else limit)
+    report = report_data(analysis, per_cell, measure, TRACES_LIMIT if limit is None else limit)
     pages = {}
     if trace_pages and not report.complete:
         name = f"{out.stem}.traces"

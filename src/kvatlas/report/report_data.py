@@ -85,11 +85,11 @@ def open_store(run: RunData) -> Store:
     return Store.open(run.folder)
 
 
-def report_data(run: RunData, per_cell: int, measure: int, limit: int) -> ReportData:
+def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) -> ReportData:
     """Read a run for its report; the parameters as in `page.write_report`."""
+    run = analysis.run
     short = short_names(expected.setting for expected in run.manifest.expected)
     numbered = Cells(short)
-    analysis = RunAnalysis(run)
     if run.is_line:
         maps = flat_maps(curves_of_run(run))
         if not maps:

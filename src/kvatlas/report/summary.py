@@ -224,11 +224,12 @@ def _notes(description: Description) -> list[str]:
 
 def recommendations(description: Description) -> list[str]:
     """What to choose, one sentence for each model."""
-    lines = [_choice(choice) for choice in description.choices]
+    lines = [recommendation(choice) for choice in description.choices]
     return lines or ["No setting is recommended: no map tells what its settings cost and what they rest on."]
 
 
-def _choice(choice: Choice) -> str:
+def recommendation(choice: Choice) -> str:
+    """What to choose of one model: a sentence with what it loses and what it saves."""
     whose = f"{style.model(choice.model)}, {choice.benchmark}"
     cell = choice.by_memory
     if choice.vacuous is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvatlas.core import Map, MapName, Note
+from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import Finding, findings
@@ -67,6 +68,10 @@ class RunAnalysis:
     def findings(self) -> Sequence[Finding]:
         """What limits what the run can show."""
         return findings(self.run.cells)
+
+    def with_cells(self, cells: Sequence[CellTraces]) -> RunAnalysis:
+        """The same, of these cells alone; they may come from other runs with the same axes."""
+        return RunAnalysis(self.run.with_cells(cells))
 
     @property
     def notes(self) -> Sequence[Note]:
