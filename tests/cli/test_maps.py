@@ -35,7 +35,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
         (["--mean", "--against", "full"], ["tiny | mean of 2 | random", "to −"]),
         (["--metric", "mean_kv_tokens"], ["KV Tokens", "Mean cached tokens per sequence."]),
-        (["--metric", "seconds", "--against", "full", "--columns", "1"], ["Change of Seconds against full, in percent."]),
+        (
+            ["--metric", "seconds", "--against", "full", "--columns", "1"],
+            ["Change of Seconds against full, in percent."],
+        ),
         (["--metric", "progress"], ["Progress Ratio"]),
         (["--fix", "local_window=8"], ["tiny | CHAIN6", "Ratio", "with 95 % intervals"]),
     ],
