@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import multiprocessing
 import multiprocessing.connection
@@ -126,8 +127,10 @@ def _work(job: Job, driver: Connection) -> None:
                 return
             yield number
 
-    for message in messages(job, claims()):
-        driver.send(message)
+    # Where the driver has ended there is nobody to tell, and nothing to say about it.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        for message in messages(job, claims()):
+            driver.send(message)
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:

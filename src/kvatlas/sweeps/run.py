@@ -13,7 +13,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.plan import Plan, WorkItem
+from kvatlas.sweeps.plan import Plan, WorkItem, provenance
 
 FULL = Setting.of("full")
 
@@ -52,7 +52,7 @@ def sweep(
         on_message(sentence)
     run = executors.get(executor)
     pool = WorkerPool(workers, address)
-    with Store.create(folder) as store:
+    with Store.create(folder, provenance()) as store:
         decode = _Decode(plan, store, run, pool, batch_size, on_trace)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
