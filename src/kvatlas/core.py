@@ -281,6 +281,7 @@ class NoteKind(StrEnum):
 
     VACUOUS = "vacuous"
     PARTIAL = "partial"
+    MIXED = "mixed"
     SCREEN = "screen"
     ADAPTIVE = "adaptive"
     FIXED = "fixed"
@@ -291,7 +292,7 @@ class NoteKind(StrEnum):
     GRANULARITY = "granularity"
 
 
-WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL)
+WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL, NoteKind.MIXED)
 
 
 @dataclass(frozen=True)

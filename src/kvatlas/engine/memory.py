@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 #: What memory that cannot be had is called: by torch's CPU allocator on Linux and elsewhere, and by CUDA.
 _WORDS = ("can't allocate memory", "not enough memory", "out of memory")
+#: Files of a control group by its version: its limit, what it takes, and which line of its statistics is cached files.
+_GROUPS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,6 @@ def free(device: str) -> int | None:
     if device != "cpu":
         return int(torch.cuda.mem_get_info(device)[0])
     import resource
-    from pathlib import Path
 
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -98,7 +103,41 @@ def free(device: str) -> int | None:
         return None
     found = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return found if limit == resource.RLIM_INFINITY else min(found, limit - pages * resource.getpagesize())
+    left = found if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
+    grouped = left_in_group()
+    return max(0, min(found, left, found if grouped is None else grouped))
+
+
+def left_in_group(root: Path = Path("/")) -> int | None:
+    """Bytes below the memory limits of this process' control groups, version 1 or 2; None where there is no limit.
+
+    A container's limit. Every group above one's own has one, too; cached files that may be dropped are free.
+    """
+    found = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, (limit, usage, cached) = root / "sys/fs/cgroup", _GROUPS[2]
+        elif "memory" in controllers.split(","):
+            top, (limit, usage, cached) = root / "sys/fs/cgroup/memory", _GROUPS[1]
+        else:
+            continue
+        own = top / path.strip("/")
+        # Within a container the path may be the host's: its own limit is then at the top.
+        for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
+            try:
+                most = int((group / limit).read_text())
+                taken = int((group / usage).read_text())
+                stat = (group / "memory.stat").read_text().split()
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+            dropped = int(stat[stat.index(cached) + 1]) if cached in stat else 0
+            found.append(most - max(0, taken - dropped))
+    return min(found, default=None)
 
 
 def release() -> None:
