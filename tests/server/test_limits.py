@@ -22,7 +22,7 @@ from kvatlas.service import Service, chosen
 @pytest.fixture
 def service(tiny_llama: ModelHandle) -> Service:
     """Never started: whatever is refused here is refused before anything is decoded."""
-    return Service(tiny_llama, chosen(tiny_llama, "full", {}), Sampling(), batch_size=2, line=6)
+    return Service(tiny_llama, chosen(tiny_llama, "full", {}), Sampling(), batch_size=2, queue=6)
 
 
 @pytest.mark.parametrize(
