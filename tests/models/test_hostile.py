@@ -186,7 +186,7 @@ def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle) -> None:
 
     network = model.network()
     with torch.no_grad():
-        network.get_output_embeddings().weight[5] = math.nan
+        network.get_input_embeddings().weight[6] = math.nan
     policy = policies.of(Setting.of("full"))
     engine = Engine(model, network, [policy], Sampling(max_new_tokens=4))
     with pytest.raises(KvatlasError, match="logits that are no finite numbers in float32"):
