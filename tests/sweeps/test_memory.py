@@ -16,7 +16,8 @@ from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine
 from kvatlas.engine.cache import PAGE
-from kvatlas.engine.memory import free, left_in_group, out_of_memory, peak
+from kvatlas.engine.memory import free, out_of_memory, peak
+from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.job import Job, fitting

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
 #: What memory that cannot be had is called: by torch's CPU allocator on Linux and elsewhere, and by CUDA.
 _WORDS = ("can't allocate memory", "not enough memory", "out of memory")
-#: Files of a control group by its version: its limit, what it takes, and which line of its statistics is cached files.
-_GROUPS = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
 
 
 @dataclass(frozen=True)
@@ -90,54 +85,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 def free(device: str) -> int | None:
     """Bytes that a worker on this device may still take; None where the system does not say."""
-    import torch
-
     if device != "cpu":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
-    import resource
-
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        return None
-    found = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    left = found if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
-    grouped = left_in_group()
-    return max(0, min(found, left, found if grouped is None else grouped))
-
-
-def left_in_group(root: Path = Path("/")) -> int | None:
-    """Bytes below the memory limits of this process' control groups, version 1 or 2; None where there is no limit.
-
-    A container's limit. Every group above one's own has one, too; cached files that may be dropped are free.
-    """
-    found = []
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, (limit, usage, cached) = root / "sys/fs/cgroup", _GROUPS[2]
-        elif "memory" in controllers.split(","):
-            top, (limit, usage, cached) = root / "sys/fs/cgroup/memory", _GROUPS[1]
-        else:
-            continue
-        own = top / path.strip("/")
-        # Within a container the path may be the host's: its own limit is then at the top.
-        for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
-            try:
-                most = int((group / limit).read_text())
-                taken = int((group / usage).read_text())
-                stat = (group / "memory.stat").read_text().split()
-            except (OSError, ValueError):  # not there, or "max"
-                continue
-            dropped = int(stat[stat.index(cached) + 1]) if cached in stat else 0
-            found.append(most - max(0, taken - dropped))
-    return min(found, default=None)
+    return free_memory()
 
 
 def release() -> None:

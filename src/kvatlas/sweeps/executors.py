@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.core import KvatlasError, Trace
+from kvatlas.machine import free_memory
 from kvatlas.registry import Registry
 from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.work import decode
@@ -67,9 +68,7 @@ def usual_workers(job: Job) -> int:
     """How many processes pay on this machine and have room in its memory."""
     if job.model.device != "cpu":  # several would have to share a GPU
         return 1
-    from kvatlas.engine.memory import free
-
-    there, taken = free("cpu"), PROCESS + (job.model.weight_bytes or 0)
+    there, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
     return max(1, min(cores(), worth(job), cores() if there is None else there // taken))
 
 
