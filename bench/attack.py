@@ -70,7 +70,8 @@ def clients(options: argparse.Namespace, _: Path) -> dict[str, Any]:
         return server.clients(source, options.clients, options.seconds, tuple(options.idle))
 
     found = {"now": measure(None), **({"before": measure(options.before)} if options.before else {})}
-    held = not found["now"]["left_behind"] and not found["now"]["chaos"]["errors"]
+    now = found["now"]
+    held = not (now["left_behind"] or now["tracebacks"] or now["chaos"]["errors"])
     return {"tried": 1, "held": int(held), "clients": options.clients, "seconds": options.seconds, **found}
 
 

@@ -11,6 +11,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,23 +25,22 @@ PROMPT = "a = 1 ; b = 2 ; c = a + b ? c"
 
 
 @contextmanager
-def serving(source: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The server in a process of its own, of another source tree if one is given, and its address."""
+def serving(source: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    """The server in a process of its own, of another source tree if one is given; its address, and what it says."""
     environment = {**os.environ, **({"PYTHONPATH": str(source)} if source else {})}
     command = [sys.executable, "-m", "kvatlas", "serve", *WORDS, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert process.stdout is not None
-    try:
-        said = ""
-        while not (found := re.search(r"http://\S+?:\d+", said)):
-            line = process.stdout.readline()
-            assert line, said
-            said += line
-        yield process, found[0]
-    finally:
-        process.terminate()
-        process.wait(60)
-        process.stdout.close()
+    with tempfile.TemporaryDirectory() as scratch:
+        said = Path(scratch) / "said"
+        with said.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        try:
+            while not (found := re.search(r"http://\S+?:\d+", said.read_text())):
+                assert process.poll() is None, said.read_text()
+                time.sleep(0.1)
+            yield process, found[0], said
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def malformed(count: int) -> Iterator[tuple[str, bytes]]:
@@ -85,7 +85,7 @@ def malformed(count: int) -> Iterator[tuple[str, bytes]]:
 
 def requests(count: int) -> Iterator[tuple[str, str]]:
     """What each malformed request is answered: 4xx, or the connection's end, soon; the server goes on."""
-    with serving() as (process, url):
+    with serving() as (process, url, _):
         host, port = url.removeprefix("http://").split(":")
         for name, data in malformed(count):
             began, said = time.perf_counter(), b""
@@ -112,7 +112,7 @@ def requests(count: int) -> Iterator[tuple[str, str]]:
 
 def half_open(count: int) -> Iterator[tuple[str, str]]:
     """Whether a client is answered while so many connections have sent half a request."""
-    with serving() as (_, url):
+    with serving() as (_, url, _):
         host, port = url.removeprefix("http://").split(":")
         held = []
         try:
@@ -234,7 +234,7 @@ async def _chaos(url: str, clients: int, seconds: float) -> dict[str, Any]:
 
 def clients(source: Path | None, count: int, seconds: float, idle: tuple[int, ...]) -> dict[str, Any]:
     """Latency at rest, behind two large requests, and among chaotic clients; afterwards nothing may be left behind."""
-    with serving(source) as (process, url):
+    with serving(source) as (process, url, said):
         asyncio.run(_idle(url, 1, 2))
         found: dict[str, Any] = {"idle": {str(each): asyncio.run(_idle(url, each, 2)) for each in idle}}
         found["behind_two_of_128"] = asyncio.run(_unfair(url))
@@ -245,6 +245,7 @@ def clients(source: Path | None, count: int, seconds: float, idle: tuple[int, ..
             if not state["waiting"] and not state["decoding"]:
                 break
             time.sleep(0.2)
+        found["tracebacks"] = said.read_text().count("Traceback") + said.read_text().count("never retrieved")
         found["left_behind"] = state["waiting"] + state["decoding"]
         found["resident_mb"] = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096 // 2**20
     return found
