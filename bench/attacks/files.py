@@ -77,7 +77,7 @@ def _harms() -> Iterator[tuple[str, Callable[[Path], None]]]:
 
     for value in (math.nan, math.inf):
         yield f"a weight is {value}", tensors(lambda weights, value=value: weights[first(weights)].fill_(value))
-    yield "a tensor is missing", tensors(lambda weights: weights.pop(first(weights)) and None)
+    yield "a tensor is missing", tensors(lambda weights: weights.__delitem__(first(weights)))
 
     def code(folder: Path) -> None:
         (folder / "own.py").write_text("open('executed', 'w').close()\nclass Own: pass\n")
