@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
 SPEC = {
     "models": ["embedded:tiny-llama"],
     "benchmarks": ["CHAIN5"],
@@ -21,52 +23,59 @@ SPEC = {
 }
 
 
-def group() -> Path | None:
-    """A control group of 1 GB below this process' own; None where none can be made."""
+#: Megabytes of the group, and options: what is chosen there, and more workers than there is room for.
+TRIES: tuple[tuple[int, tuple[str, ...]], ...] = ((1024, ()), (800, ("--workers", "2", "--batch-size", "64")))
+#: Directory, and the files of the limit and the peak, of version 2 and of version 1.
+GROUPS = {
+    "": ("/sys/fs/cgroup", "memory.max", "memory.peak"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+}
+
+
+@contextmanager
+def group(megabytes: int) -> Iterator[tuple[Path, str] | None]:
+    """A control group with this limit below this process' own, and its file of the peak; None where none can be made."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        top, limit = {
-            "": ("/sys/fs/cgroup", "memory.max"),
-            "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-        }.get(controllers, ("", ""))
-        if not top:
+        if controllers not in GROUPS:
             continue
+        top, limit, peak = GROUPS[controllers]
         made = Path(top) / path.strip("/") / f"kvatlas-attack-{os.getpid()}"
         try:
             made.mkdir()
-            (made / limit).write_text(str(GIB))
-        except OSError:
-            if made.is_dir():
+            try:
+                (made / limit).write_text(str(megabytes * 2**20))
+                yield made, peak
+                return
+            finally:
                 made.rmdir()
+        except OSError:
             continue
-        return made
-    return None
+    yield None
 
 
 def sweep(scratch: Path) -> dict[str, Any]:
-    """Two workers and a batch that would be too large; whether the traces are those of a sweep without a limit."""
+    """Sweeps in groups that are small; whether their traces are those of a sweep without a limit."""
     (scratch / "spec.yaml").write_text(json.dumps(SPEC))
-    limited = group()
-    if limited is None:
-        return {"tried": 0, "held": 0, "why": "no control group can be made here"}
-    words = [sys.executable, "-m", "kvatlas", "sweep", str(scratch / "spec.yaml"), "--quiet"]
-
-    def enter() -> None:
-        (limited / "cgroup.procs").write_text(str(os.getpid()))
-
-    try:
-        inside = subprocess.run(
-            [*words, "--out", str(scratch / "inside")], preexec_fn=enter, capture_output=True, text=True, check=False
-        )
-    finally:
-        peak = next((int((limited / name).read_text()) for name in PEAKS if (limited / name).exists()), None)
-        limited.rmdir()
-    subprocess.run([*words, "--workers", "1", "--out", str(scratch / "outside")], check=True)
-    same = inside.returncode == 0 and _tokens(scratch / "inside") == _tokens(scratch / "outside")
-    return {"tried": 1, "held": int(same), "peak_bytes": peak, "said": inside.stderr[-300:]}
+    words = [sys.executable, "-m", "kvatlas", "sweep", str(scratch / "spec.yaml"), "--out"]
+    subprocess.run([*words, str(scratch / "free"), "--quiet", "--workers", "1"], check=True)
+    tried, faults, peaks = 0, {}, []
+    for megabytes, options in TRIES:
+        with group(megabytes) as found:
+            if found is None:
+                return {"tried": 0, "held": 0, "faults": {}, "why": "no control group can be made here"}
+            here, peak = found
+            run, tried = scratch / str(megabytes), tried + 1
+            enter = partial(_enter, here)
+            done = subprocess.run([*words, str(run), *options], preexec_fn=enter, capture_output=True, check=False)
+            peaks.append(int((here / peak).read_text()))
+            if done.returncode or _tokens(run) != _tokens(scratch / "free"):
+                faults[f"{megabytes} MB"] = f"exit code {done.returncode}: {done.stderr[-200:]!r}"
+    return {"tried": tried, "held": tried - len(faults), "faults": faults, "peak_bytes": peaks}
 
 
-PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
+def _enter(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def _tokens(folder: Path) -> list[Any]:

@@ -9,6 +9,7 @@ import multiprocessing.connection
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.core import KvatlasError, Trace
@@ -130,6 +131,9 @@ def _work(job: Job, driver: Connection) -> None:
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     # Ctrl-C reaches the whole process group; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where memory runs out the system is to end a worker, not the driver, which goes on with fewer.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
     def claims() -> Iterator[int]:
         while True:
