@@ -6,8 +6,8 @@
 
 Kinds: `kills` (bench/faults.py: kill -9 and a full disk), `stores` (damaged ones), `models` (folders), `logs` (of
 Inspect), `input` (command lines and files), `requests` (malformed ones), `half-open` (connections), `clients` (chaotic
-ones, with latencies), `memory` (sweeps in control groups of 1 GB and less, where they can be made). Held is what ends in a
-sentence or a 4xx, within 3 seconds (of the processor, after libraries are loaded), with nothing executed, nothing
+ones, with latencies), `memory` (sweeps in control groups of 1 GB and less, where they can be made). Held is what ends
+in a sentence or a 4xx, within 3 seconds (of the processor, after libraries are loaded), with nothing executed, nothing
 without an end, and no other traces than were written. Prints one JSON document; exit code 1 where something did not
 hold.
 """

@@ -34,7 +34,7 @@ GROUPS = {
 
 @contextmanager
 def group(megabytes: int) -> Iterator[tuple[Path, str] | None]:
-    """A control group with this limit below this process' own, and its file of the peak; None where none can be made."""
+    """A control group with this limit below our own, and its file of the peak; None where none can be made."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in GROUPS:

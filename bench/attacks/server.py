@@ -112,7 +112,7 @@ def requests(count: int) -> Iterator[tuple[str, str]]:
 
 def half_open(count: int) -> Iterator[tuple[str, str]]:
     """Whether a client is answered while so many connections have sent half a request."""
-    with serving() as (_, url, _):
+    with serving() as (process, url, said):
         host, port = url.removeprefix("http://").split(":")
         held = []
         try:
@@ -122,7 +122,7 @@ def half_open(count: int) -> Iterator[tuple[str, str]]:
             answer = httpx.get(f"{url}/health", timeout=20)
             fault = "" if answer.status_code == 200 else answer.text[:100]
         except (OSError, httpx.HTTPError) as error:
-            fault = type(error).__name__
+            fault = f"{type(error).__name__} after {len(held)}, server {process.poll()}: {said.read_text()[-200:]}"
         finally:
             for each in held:
                 each.close()
@@ -198,7 +198,7 @@ async def _hold(http: httpx.AsyncClient) -> None:
 async def _chaos(url: str, clients: int, seconds: float) -> dict[str, Any]:
     """Clients that stream, go away in the middle, ask for nonsense or for much; one that behaves is timed."""
     end, rng = time.monotonic() + seconds, random.Random(0)
-    counts = {"asked": 0, "refused": 0, "errors": 0}
+    counts = {"asked": 0, "refused": 0, "errors": 0, "connections_lost": 0}
 
     async def client(http: httpx.AsyncClient) -> None:
         while time.monotonic() < end:
@@ -216,7 +216,7 @@ async def _chaos(url: str, clients: int, seconds: float) -> dict[str, Any]:
                         if leave is not None and pieces > leave:
                             break
             except httpx.HTTPError:
-                counts["errors"] += time.monotonic() < end
+                counts["connections_lost"] += time.monotonic() < end
             await asyncio.sleep(rng.random() / 4)
 
     found: list[float] = []

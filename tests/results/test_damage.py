@@ -36,7 +36,7 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
     whole = path.read_bytes()
     said: list[str] = []
     lost: list[str] = []
-    for number in range(32):
+    for number in range(20):
         data = bytearray(whole)
         if number % 4:
             place = rng.randrange(100, len(data) - 400)
@@ -66,7 +66,7 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
     gone = ("cannot be used", "has version 0")
     assert all("is damaged" in each or any(word in each for word in gone) for each in said)
     assert all(any(word in each for word in gone) for each in lost)
-    assert len(said) > 16 > len(lost)
+    assert len(said) > 10 > len(lost)
 
 
 def test_one_wrong_trace_leaves_all_others(tmp_path: Path) -> None:
