@@ -206,3 +206,12 @@ def test_the_program_of_serving_compares_a_real_server_with_the_engine() -> None
     assert found["tokens"] > 8
     assert found["server_tokens_per_second"][0] > 0
     assert found["processor_ratio"] > 0.05
+
+
+def test_all_that_was_attacked_held() -> None:
+    found = kept("attack.json")
+    assert found["held"] is True
+    assert {"input", "models", "logs", "stores", "requests", "memory", "clients", "kills"} <= set(found["kinds"])
+    assert all(each["tried"] == each["held"] > 0 for each in found["kinds"].values())
+    now, before = (found["kinds"]["clients"][when] for when in ("now", "before"))
+    assert now["behind_two_of_128"] < before["behind_two_of_128"] / 2

@@ -17,6 +17,14 @@ class KvatlasError(Exception):
     """A wrong spec, file, model or setting, told in one sentence: what was given, what would be valid."""
 
 
+def reason(error: BaseException) -> str:
+    """What an error of Python, the system or a library says, short enough for a sentence."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    line = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
+    return line if len(line) <= 300 else f"{line[:300]} ..."
+
+
 class Status(StrEnum):
     """How a trace came to its grade. All but `ok` count as wrong."""
 
@@ -149,7 +157,8 @@ class Trace:
     """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
 
     `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens. `written` is a
-    digest of the tokens, which traces from a store have even without them: equal digests, equal texts.
+    digest of the tokens, which traces from a store have even without them: equal digests, equal texts. `made_with`
+    names the versions that decoded it, as JSON; it is empty where nobody noted them.
     """
 
     model: str
@@ -163,6 +172,7 @@ class Trace:
     usage: Usage
     fate: Fate | None = None
     written: str = field(default="", compare=False)
+    made_with: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -271,6 +281,7 @@ class NoteKind(StrEnum):
 
     VACUOUS = "vacuous"
     PARTIAL = "partial"
+    MIXED = "mixed"
     SCREEN = "screen"
     ADAPTIVE = "adaptive"
     FIXED = "fixed"
@@ -281,7 +292,7 @@ class NoteKind(StrEnum):
     GRANULARITY = "granularity"
 
 
-WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL)
+WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL, NoteKind.MIXED)
 
 
 @dataclass(frozen=True)

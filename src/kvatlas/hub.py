@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, reason
 
 #: Seconds in which the hub's host must accept a connection.
 REACH = 1.2
@@ -111,8 +111,7 @@ def _asked(repository: Repository, ask: Any) -> Any:
             f"The {repository} is not on {constants.ENDPOINT}, or is private and you are not logged in."
         ) from error
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KvatlasError(f"The {repository} could not be fetched ({reason}).") from error
+        raise KvatlasError(f"The {repository} could not be fetched ({reason(error)}).") from error
 
 
 def _reachable(endpoint: str) -> bool:

@@ -21,7 +21,8 @@ def read_value(owner: type, name: str, text: str) -> Any:
     declared = next((each for each in fields(owner) if each.name == name), None)
     if declared is None or _is_text(declared):
         return text
-    if _types(declared) <= {"int", "float"}:
+    # Python would read digits of any script, and underscores between them.
+    if _types(declared) <= {"int", "float"} and text.isascii() and "_" not in text:
         for number in (int, float):
             try:
                 return number(text)
@@ -36,7 +37,7 @@ def spelled(text: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

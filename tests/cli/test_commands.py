@@ -73,7 +73,7 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
     assert out.endswith("<|assistant|><think>\n")
     assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
     code, _, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
-    assert (code, err) == (2, "kvatlas: --problem is 4; valid are numbers from 1 to 3 for AIME24.\n")
+    assert (code, err) == (2, "kvatlas: There is no problem 4 of AIME24; valid are 1 to 3.\n")
 
 
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:

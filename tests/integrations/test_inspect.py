@@ -279,3 +279,28 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
     assert min(pair.x.mean(), pair.y.mean()) > 0.9
     written = [path for folder in ("served", "local") for path in (tmp_path / folder).iterdir()]
     assert not any(key.encode() in path.read_bytes() for path in [*written, log])
+
+
+def test_a_log_that_unpacks_to_too_much_is_refused_unread(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 MB unpacked to 2 GB."""
+    from kvatlas.integrations import inspect_logs
+
+    monkeypatch.setattr(inspect_logs, "MOST_BYTES", 5000)
+    with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; valid are up to 5,000"):
+        inspect_logs.import_log(log, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_times_that_are_none_are_refused(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    from kvatlas.integrations import inspect_logs
+
+    read = inspect_logs._read(log)
+    read.samples[1].total_time = seconds
+    monkeypatch.setattr(inspect_logs, "_read", lambda _: read)
+    with pytest.raises(KvatlasError, match=rf"took {seconds} s .*; valid are finite numbers from 0"):
+        inspect_logs.import_log(log, tmp_path / "run")

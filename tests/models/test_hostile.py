@@ -174,3 +174,20 @@ def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, 
     (model.folder / "generation_config.json").write_text(text)
     with pytest.raises(KvatlasError, match=r"generation_config\.json|valid are token ids"):
         _ = model.stops
+
+
+def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle) -> None:
+    """They were sampled from as if they were."""
+    import torch
+
+    from kvatlas import policies
+    from kvatlas.core import Sampling, Setting
+    from kvatlas.engine import Engine, Request
+
+    network = model.network()
+    with torch.no_grad():
+        network.get_input_embeddings().weight[6] = math.nan
+    policy = policies.of(Setting.of("full"))
+    engine = Engine(model, network, [policy], Sampling(max_new_tokens=4))
+    with pytest.raises(KvatlasError, match="logits that are no finite numbers in float32"):
+        list(engine.run([Request(0, (5, 6, 7), 1, (policy,))]))

@@ -176,3 +176,48 @@ def test_streams_differ_by_seed_prompt_and_sample() -> None:
     assert len(found) == 8
     assert stream_of(1, (1, 2), 0) == stream_of(1, (1, 2), 0)
     assert stream_of(None, (1,), 0) != stream_of(None, (1,), 0)
+
+
+def test_one_answer_does_not_wait_for_the_many_asked_for_before_it(service: Service, model: ModelHandle) -> None:
+    many = service.ask(asks(model, 1) * 9)
+    until(lambda: service.decoding == 4)
+    (one,) = service.ask(asks(model, 1))
+    one.generation.result(60)
+    # The first row that was free was its own.
+    assert sum(handle.generation.done() for handle in many) <= 4 + 3
+    assert all(handle.generation.result(60).tokens == many[0].generation.result().tokens for handle in many)
+    until(lambda: service.decoding == service.waiting == 0)
+
+
+def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
+    service: Service, model: ModelHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
+    step, short = Engine._step, [30]
+
+    def failing(engine: Engine) -> Any:
+        short[0] -= 1
+        if short[0] in (0, -20):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "_step", failing)
+    found = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
+    assert found == wanted
+    assert (service.batch_size, service.failure) == (1, None)
+
+
+def test_where_half_the_batch_is_nothing_the_service_says_that_it_failed(
+    model: ModelHandle, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Engine) -> Any:
+        raise MemoryError
+
+    told: list[str] = []
+    monkeypatch.setattr(Engine, "_step", failing)
+    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=2, network=network).start()
+    made.on_failure = lambda: told.append("failed")
+    with pytest.raises(ClosedError, match="engine has failed: MemoryError"):
+        made.ask(asks(model, 1))[0].generation.result(60)
+    until(lambda: told == ["failed"])
+    made.close()

@@ -1,10 +1,11 @@
 """Maps of runs made of numbers: what counts, what is missing, which axes."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from kvatlas.core import Grade, KvatlasError, Setting, Status
+from kvatlas.core import Grade, KvatlasError, NoteKind, Setting, Status
 from kvatlas.stats.estimates.maps import maps_of_run, mean_map, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
@@ -195,3 +196,24 @@ def test_mean_of_partial_maps_says_so():
         "PARTIAL: some of the averaged maps lack traces",
         "cells that not every benchmark has are left out",
     ]
+
+
+def test_traces_of_several_versions_are_told_on_the_map():
+    plan = manifest(grid("dynts"))
+    old, new = (json.dumps({"kvatlas": "0.1.0", "python": "3.11.1", "torch": torch}) for torch in ("2.7.0", "2.8.0"))
+
+    def notes(*made_with: str) -> list[str]:
+        made = [(key, replace(each, made_with=made_with[n % len(made_with)])) for n, (key, each) in enumerate(kept)]
+        (only,) = maps_of_run(RunData(plan, made, partial=True))
+        assert all(note.is_warning for note in only.notes)
+        return [str(note) for note in only.notes if note.kind is NoteKind.MIXED]
+
+    kept = [each for each in traces(plan) if each[1].benchmark == "CHAIN8"]
+    assert notes(old) == notes("") == []
+    # Python's version decides nothing.
+    assert notes(old, old.replace("3.11.1", "3.12.0")) == []
+    half = len(kept) // 2
+    assert notes(old, new) == [f"MIXED: {half} traces by torch 2.7.0; {half} traces by torch 2.8.0"]
+    # Traces of older stores, whose versions nobody noted.
+    (told,) = notes("", new)
+    assert f"{half} traces by kvatlas unknown, torch unknown" in told

@@ -17,6 +17,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine
 from kvatlas.engine.cache import PAGE
 from kvatlas.engine.memory import free, out_of_memory, peak
+from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.job import Job, fitting
@@ -179,3 +180,77 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(spec_data: Build, monke
     monkeypatch.setattr(Engine, "_step", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         list(decode(job(spec_data(), batch_size=4), range(2)))
+
+
+def group(root: Path, path: str, **files: object) -> None:
+    folder = root / "sys/fs/cgroup" / path
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def test_the_limits_of_control_groups_of_both_versions_are_read(tmp_path: Path) -> None:
+    """In a container of 1 GB workers took what the whole machine had, and were killed for it."""
+    assert left_in_group(tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    mine = tmp_path / "proc/self/cgroup"
+    mine.write_text("0::/pods/mine\n")
+    assert left_in_group(tmp_path) is None
+    stat = "anon 5\ninactive_file 100\nactive_file 7"
+    group(tmp_path, "pods/mine", memory__max="max", memory__current=700, memory__stat=stat)
+    assert left_in_group(tmp_path) is None
+    # The group above has the limit; 100 bytes of cached files may be dropped.
+    group(tmp_path, "pods", memory__max=1000, memory__current=800, memory__stat=stat)
+    assert left_in_group(tmp_path) == 1000 - (800 - 100)
+    group(tmp_path, "pods/mine", memory__max=750)
+    assert left_in_group(tmp_path) == 750 - (700 - 100)
+    # Version 1, named as the host names it: within the container its files are at the top.
+    mine.write_text("4:cpu,memory:/docker/abc\n1:cpu:/\n")
+    group(tmp_path, "memory", memory__limit_in_bytes=500, memory__usage_in_bytes=400, memory__stat="rss 1")
+    assert left_in_group(tmp_path) == 100
+    group(tmp_path, "memory", memory__stat="total_inactive_file 30")
+    assert left_in_group(tmp_path) == 130
+
+
+def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvatlas.results import Store
+    from kvatlas.sweeps import run as driver
+    from kvatlas.sweeps.executors import WorkerPool, local
+
+    plan = make_plan(parse_spec(spec_data()))
+    halvings: list[int] = []
+
+    def dying(job: Job, pool: WorkerPool) -> Any:
+        """An executor whose workers are gone after three traces, twice."""
+        halvings.append(job.halvings)
+        traces = decode(job, range(len(job.units)))
+        yield from (next(traces) for _ in range(3)) if len(halvings) < 3 else traces
+
+    monkeypatch.setattr(driver.executors, "get", lambda _: dying)
+    said: list[str] = []
+    sweep(plan, tmp_path / "run", batch_size=8, on_message=said.append)
+    assert halvings == [0, 1, 2]
+    assert [sentence.partition(" the traces")[0] for sentence in said] == ["Workers ended without"] * 2
+    monkeypatch.undo()
+    sweep(plan, tmp_path / "other", executor="local", workers=1, batch_size=8)
+    assert local is driver.executors.get("local")
+
+    def contents(name: str) -> list[Any]:
+        with Store.open(tmp_path / name) as store:
+            return [(trace.setting, trace.problem, trace.tokens) for _, trace in store.traces()]
+
+    assert contents("run") == contents("other")
+
+
+def test_workers_that_always_die_end_the_sweep(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvatlas.sweeps import run as driver
+
+    halvings: list[int] = []
+    monkeypatch.setattr(driver.executors, "get", lambda _: lambda job, _: iter(halvings.append(job.halvings) or ()))
+    with pytest.raises(KvatlasError, match="with one sequence at a time, too"):
+        sweep(make_plan(parse_spec(spec_data())), tmp_path / "run", batch_size=8)
+    assert halvings == [0, 1, 2, 3]

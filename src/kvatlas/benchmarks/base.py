@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from kvatlas.core import Grade, Problem
+from kvatlas.core import Grade, KvatlasError, Problem
+
+#: The last problem of benchmarks that have no end.
+MOST_INDEX = 99_999
 
 
 class Benchmark(Protocol):
@@ -50,6 +53,23 @@ class Family(Protocol):
     def named(self, rest: str, **options: Any) -> Benchmark:
         """The benchmark; KvatlasError says which are valid. A family read from files takes the option `file`."""
         ...
+
+
+def nth(benchmark: Benchmark, index: int) -> Problem:
+    """The problem of that index from 0, alone where the benchmark can draw it without those before it.
+
+    KvatlasError where there are fewer.
+    """
+    if index > MOST_INDEX:
+        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; valid are up to {MOST_INDEX + 1:,}.")
+    alone = getattr(benchmark, "problem", None)
+    if alone is not None:
+        drawn: Problem = alone(index)
+        return drawn
+    problems = benchmark.problems(index + 1)
+    if index >= len(problems):
+        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; valid are 1 to {len(problems):,}.")
+    return problems[index]
 
 
 def identity(benchmark: Benchmark) -> list[Any]:

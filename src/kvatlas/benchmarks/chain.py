@@ -98,7 +98,7 @@ class Chain:
     def named(cls, size: str) -> Chain:
         """CHAIN12 from "12", CHAIN8-15 from "8-15"; KvatlasError outside CHAIN3 ... CHAIN26."""
         first, dash, last = size.partition("-")
-        sizes = [int(text) if text.isdecimal() else 0 for text in (first, last if dash else first)]
+        sizes = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
         if not SMALLEST <= sizes[0] <= sizes[1] <= LARGEST or (dash and sizes[0] == sizes[1]):
             raise KvatlasError(
                 f"Unknown benchmark 'CHAIN{size}'; valid are CHAIN{SMALLEST} to CHAIN{LARGEST}, and ranges of "

@@ -71,12 +71,14 @@ class Questions:
 
     @property
     def count_note(self) -> str:
-        """A sentence where the number of problems is not that of the published set; "" where it is."""
+        """A sentence where the number of problems is not that of the published set, or of one's own file; else ""."""
+        count, rows = len(self._problems), len(self._asked)
         expected = SOURCES[self.name].size if self.name in SOURCES else 0
-        count = len(self._problems)
-        if expected in (0, count):
-            return ""
-        return f"{self.name} has {count} problems with a reference answer here; the published set has {expected}."
+        if expected and count != expected:
+            return f"{self.name} has {count} problems with a reference answer here; the published set has {expected}."
+        if count < rows and not expected:
+            return f"{rows - count} of the {rows} problems of {self.name} have no reference answer and are left out."
+        return ""
 
     def prompt(self, problem: Problem) -> str:
         inside = bool(problem.about.get("choices_in_question"))
@@ -106,25 +108,27 @@ class Questions:
         correct = verdict is Verdict.EQUAL
         return Grade(correct, float(correct), found, status)
 
-    @cached_property
+    @property
     def _problems(self) -> tuple[Problem, ...]:
+        # A question without a reference answer could only be counted wrong.
+        return tuple(problem for problem in self._asked if problem.answer)
+
+    @cached_property
+    def _asked(self) -> tuple[Problem, ...]:
         path = Path(self.file).expanduser() if self.file else _from_hub(self.name)
         rows = tables.read_rows(path)
         where = f"The problem file {str(path)!r}"
         named = dict(self.columns)
         found = []
         for number, row in enumerate(rows, 1):
-            problem = _problem(f"{self.name}-{number:03d}", row, named, where)
-            # A question without a reference answer could only be counted wrong.
-            if problem.answer:
-                found.append(problem)
-        if not found:
+            found.append(_problem(f"{self.name}-{number:03d}", row, named, where))
+        if not any(problem.answer for problem in found):
             raise KvatlasError(f"{where} holds no problem with an answer.")
         return tuple(found)
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers are given their problems; a thousand others need not travel with them.
-        return {name: value for name, value in vars(self).items() if name != "_problems"}
+        return {name: value for name, value in vars(self).items() if name != "_asked"}
 
 
 def _is_letter(answer: str) -> str:

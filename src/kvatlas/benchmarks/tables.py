@@ -6,11 +6,12 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, reason
 
 Row = Mapping[str, Any]
 
@@ -35,9 +36,8 @@ def read_rows(path: Path) -> list[Row]:
         raise KvatlasError(f"The problem file {str(path)!r} is not there.")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text_rows(path, suffix)
-    except (OSError, ValueError, UnicodeDecodeError, csv.Error) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KvatlasError(f"The problem file {str(path)!r} cannot be read ({reason}).") from error
+    except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
+        raise KvatlasError(f"The problem file {str(path)!r} cannot be read ({reason(error)}).") from error
     if not rows:
         raise KvatlasError(f"The problem file {str(path)!r} holds no problems.")
     if not all(isinstance(row, dict) for row in rows):
@@ -63,12 +63,12 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
         # The limit holds for the whole process, and other readers rely on theirs.
         before = csv.field_size_limit(2**27)
         try:
-            return list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if suffix == ".tsv" else ","))
+            return _table(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if suffix == ".tsv" else ","))
         finally:
             csv.field_size_limit(before)
     if suffix == ".jsonl":
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    found = json.loads(text) if text.strip() else []
+        return [json.loads(line, parse_constant=_no_number) for line in text.split("\n") if line.strip()]
+    found = json.loads(text, parse_constant=_no_number) if text.strip() else []
     if isinstance(found, dict):
         # {"data": [...]}, {"test": [...]}, or columns as lists.
         lists = [value for value in found.values() if isinstance(value, list)]
@@ -80,6 +80,24 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
     if not isinstance(found, list):
         raise ValueError("it is neither a list nor an object")
     return found
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number that JSON knows")
+
+
+def _table(reader: csv.DictReader[str]) -> list[Row]:
+    """The rows of a table; ValueError for one with more fields than the header, or fewer."""
+    rows: list[Row] = []
+    for row in reader:
+        if None in row or None in row.values():
+            many = "more" if None in row else "fewer"
+            raise ValueError(
+                f"line {reader.line_num} has {many} fields than the header; a text that holds the separator or the "
+                "end of a line needs quotes"
+            )
+        rows.append(row)
+    return rows
 
 
 def column(row: Row, names: Sequence[str], wanted: str | None, where: str, what: str) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, reason
 from kvatlas.registry import PluginWarning
+
+#: Characters of a sentence, which may name what was given.
+_LONGEST = 2000
+#: What the system, SQLite and Python say of input that nobody foresaw: no fault of ours, so no traceback.
+_OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError, MemoryError)
 
 
 def new_app() -> typer.Typer:
@@ -53,7 +59,16 @@ def main() -> None:
     try:
         new_app()()
     except KvatlasError as error:
-        print(f"kvatlas: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error))
+    except _OUTSIDE as error:
+        _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
     finally:
         warnings.formatwarning = usual
+
+
+def _end(sentence: str) -> NoReturn:
+    if len(sentence) > _LONGEST:
+        sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
+    # Names that are no UTF-8 come as lone surrogates, which some terminals cannot be told.
+    print(f"kvatlas: {sentence}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    sys.exit(2)

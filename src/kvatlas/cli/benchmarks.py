@@ -29,14 +29,10 @@ def show(
     answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
 ) -> None:
     """Print the exact text that is sent for one problem, and nothing else on standard output."""
-    from kvatlas.benchmarks import find
-    from kvatlas.core import KvatlasError
+    from kvatlas.benchmarks import find, nth
 
     benchmark = find(name, **({"prompt": prompt} if prompt else {}))
-    problems = benchmark.problems(problem)
-    if len(problems) < problem:
-        raise KvatlasError(f"--problem is {problem}; valid are numbers from 1 to {len(problems)} for {benchmark.name}.")
-    asked = problems[problem - 1]
+    asked = nth(benchmark, problem - 1)
     text = benchmark.prompt(asked)
     if model is not None:
         from kvatlas.models import find as find_model

@@ -37,10 +37,12 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Draw every two systems against each other, problem by problem, with the line where they are equal."""
+    from kvatlas.figures.look import check_figure
     from kvatlas.figures.pairwise import names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import signed
     from kvatlas.stats.pairs.pairwise import pairs_of
 
+    check_figure(out)
     systems, notes = _systems(runs, metric, only, partial)
     pairs = pairs_of(systems)
     names = names_of(systems)
@@ -75,9 +77,10 @@ def curves(
 ) -> None:
     """Draw success and progress against difficulty; against L with the fitted decay exp(-L / L0)."""
     from kvatlas.figures.decay import curves_figure, depth_text
-    from kvatlas.figures.look import save
+    from kvatlas.figures.look import check_figure, save
     from kvatlas.figures.pairwise import names_of
 
+    check_figure(out)
     success, notes = _systems(runs, "pass@1", only, partial)
     progress, _ = _systems(runs, "progress", only, partial)
     names = names_of(success)
@@ -126,24 +129,26 @@ def maze(
     sample: Annotated[int, typer.Option(min=0, help="Which of its samples.")] = 0,
 ) -> None:
     """Draw one maze with the optimal path and, from a run, a model's path with its first error."""
-    from kvatlas.benchmarks import find
+    from kvatlas.benchmarks import find, nth
     from kvatlas.core import KvatlasError
-    from kvatlas.figures.look import save
+    from kvatlas.figures.look import check_figure, save
     from kvatlas.figures.maze import maze_figure
     from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.pairs.systems import trace_of
 
     if not benchmark.startswith("SEQBENCH"):
         raise KvatlasError(f"{benchmark!r} has no mazes; valid are the benchmarks SEQBENCH-...")
+    check_figure(out)
     seqbench = find(benchmark)
-    problems = seqbench.problems(int(problem) + 1) if problem.isdecimal() else seqbench.problems()
-    asked = [one for i, one in enumerate(problems) if problem in (one.id, str(i))]
-    if not asked:
+    number = problem.isascii() and problem.isdecimal() and len(problem) < 10
+    problems = [nth(seqbench, int(problem))] if number else seqbench.problems()
+    asked = next((one for one in problems if number or one.id == problem), None)
+    if asked is None:
         raise KvatlasError(f"{seqbench.name} has no maze {problem!r}; its first is {problems[0].id}.")
     trace = None
     if run is not None:
-        trace = trace_of(RunData.open(run), asked[0].id, sample, only)
-    for path in save(maze_figure(asked[0], trace), out):
+        trace = trace_of(RunData.open(run), asked.id, sample, only)
+    for path in save(maze_figure(asked, trace), out):
         typer.echo(path)
 
 

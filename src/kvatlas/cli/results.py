@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvatlas.cli.quantities import finite
+
 if TYPE_CHECKING:
     from kvatlas.core import Map
 
@@ -72,7 +74,9 @@ def check(
     first: Annotated[str, typer.Argument(metavar="A.csv", help="A CSV map, published:NAME, or a run.")],
     second: Annotated[str, typer.Argument(metavar="B.csv", help="Another.")],
     mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Points that rounding may account for.")] = 0.05,
+    tolerance: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Points that rounding may account for.")
+    ] = 0.05,
     partial: Partial = False,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
@@ -98,7 +102,7 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
     metric: Metric = "pass@1",
     traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
-    megabytes: Annotated[float, typer.Option(min=0, help="Of traces in the page, at most.")] = 4.0,
+    megabytes: Annotated[float, typer.Option(min=0, callback=finite, help="Of traces in the page, at most.")] = 4.0,
     attention: Annotated[
         int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
     ] = 4,
@@ -110,6 +114,9 @@ def report(
     lose_at_most: LoseAtMost = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
+    from kvatlas.results.export import check_target
+
+    check_target(out)
     from kvatlas.report.page import write_report
     from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.run_analysis import RunAnalysis
@@ -126,14 +133,27 @@ def report(
 
 def export(
     run: Run,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write; a folder with --store.")],
     format_: Annotated[str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces).")] = "csv",
     metric: Metric = "pass@1",
     partial: Partial = False,
     fix: Fix = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="The run itself, into a new folder: while it is written, or damaged.")
+    ] = False,
 ) -> None:
-    """Export a run: its maps as CSV, or its traces as JSON lines or Parquet."""
+    """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
+    if store:
+        from kvatlas.results import Store
+
+        with Store.open(run) as found:
+            typer.echo(f"{out}: {found.copy(out):,} traces")
+        return
+    from kvatlas.results.export import check_format, check_target
     from kvatlas.results.export import export as write
+
+    check_format(format_)
+    check_target(out)
     from kvatlas.stats.estimates.maps import maps_of_run
     from kvatlas.stats.estimates.run_data import RunData
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli import completing
+from kvatlas.cli.quantities import finite
 from kvatlas.cli.sweeps import ModelOption, assignments
 
 
@@ -29,7 +30,9 @@ def serve(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are decoded together.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds that answers have to finish when stopped.")] = 30.0,
+    grace: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Seconds that answers have to finish when stopped.")
+    ] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="Where a request names none.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="Where a request names none.")] = 0.95,
     top_k: Annotated[int, typer.Option(min=0, help="Where a request names none; 0 is off.")] = 20,

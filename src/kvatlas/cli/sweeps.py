@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvatlas.cli import completing
+from kvatlas.cli.quantities import positive
 
 if TYPE_CHECKING:
     from kvatlas.sweeps.plan import Plan
@@ -41,11 +42,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 def plan(
     spec: SpecFile,
-    tokens_per_second: Annotated[float | None, typer.Option(help="Decoding rate to estimate the time with.")] = None,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(callback=positive, help="Decoding rate to estimate the time with.")
+    ] = None,
     rate_of: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Or the rate measured in this run, of one worker.")
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="Memory in GiB to estimate the batch size with.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(callback=positive, help="Memory in GiB to estimate the batch size with.")
+    ] = None,
     strict_budget: StrictBudget = False,
     detect: Annotated[
         float | None, typer.Option(metavar="POINTS", help="How many problems show a difference of so many points.")
@@ -140,6 +145,7 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Run a sweep, or resume it: only what is missing in RUN is decoded."""
+    check_start(out, executor)
     from kvatlas.sweeps import make_plan
 
     drive(
@@ -169,6 +175,7 @@ def screen(
     """Where would each setting depart from the full cache? Its traces are read, nothing is decoded; no Pass@1."""
     from functools import partial
 
+    check_start(out, executor)
     from kvatlas.stats.estimates.metrics import SCREENED
     from kvatlas.sweeps import make_plan, screening
     from kvatlas.sweeps import screen as read_all
@@ -229,6 +236,8 @@ def run(
     from kvatlas.sweeps import make_plan, parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
+    if out is not None:
+        check_start(out)
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
     spec = setting_spec(
@@ -270,6 +279,7 @@ def demo(
     if seed is not None:
         data["seed"] = seed
     folder = out or Path("runs") / name
+    check_start(folder)
     # A few problems first, the same ones that the whole run has: a map within the first minute.
     for problems in sorted({min(_FIRST_LOOK, data["problems"]), data["problems"]}):
         plan = make_plan(parse_spec(data | {"problems": problems}, f"{name}.yaml"))
@@ -277,6 +287,15 @@ def demo(
         if problems < data["problems"] and not quiet:
             _note(f"First look, {problems} of {data['problems']} problems: {first_look(folder)}")
     finish_demo(folder)
+
+
+def check_start(folder: Path, executor: str = "local") -> None:
+    """Raise KvatlasError where no run can be written or nothing is called that, before anything is imported for it."""
+    from kvatlas.results.store import check_folder
+    from kvatlas.sweeps.executors import executors
+
+    check_folder(folder)
+    executors.get(executor)
 
 
 def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvatlas.core import Sampling
+from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine.attention import attend
 from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
@@ -179,6 +179,11 @@ class Engine:
 
     def _sample(self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor) -> list[list[int]]:
         """The new tokens of each row, none for those that go on reading their prompts."""
+        if logits.shape[0] and not logits.amax(-1).isfinite().all():
+            raise KvatlasError(
+                f"The model {self.model.name!r} computed logits that are no finite numbers in {self.model.dtype}; run "
+                "it in a type with more range (bfloat16, float32), or get its files anew."
+            )
         done = [row.prompt_left <= count for row, count in zip(rows, batch.counts, strict=True)]
         drawing = [row for row, ready in zip(rows, done, strict=True) if ready]
         ends = [row.position + count for row, count, ready in zip(rows, batch.counts, done, strict=True) if ready]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -84,21 +85,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 def free(device: str) -> int | None:
     """Bytes that a worker on this device may still take; None where the system does not say."""
-    import torch
-
     if device != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    import resource
-    from pathlib import Path
+        import torch
 
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        return None
-    found = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return found if limit == resource.RLIM_INFINITY else min(found, limit - pages * resource.getpagesize())
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_memory()
 
 
 def release() -> None:

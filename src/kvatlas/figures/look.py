@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.results.csv_maps import VALUE_COLUMNS
-from kvatlas.results.export import csv_text, replacing
+from kvatlas.results.export import check_target, csv_text, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,16 +176,21 @@ def _installed() -> list[str]:
     return [name for name in _MORE_FONTS if name in known]
 
 
+def check_figure(path: Path) -> None:
+    """Raise KvatlasError for a suffix that no figure has and a path that cannot be written to."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise KvatlasError(f"A figure cannot be written as {path.name!r}; the name must end in {', '.join(SUFFIXES)}.")
+    check_target(path)
+
+
 def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None) -> list[Path]:
     """Write a figure as PNG (300 dpi), SVG (text as text) or PDF, fonts embedded, and return the paths written.
 
     Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
     equal bytes. Raises KvatlasError for another suffix and for a path that cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise KvatlasError(f"A figure cannot be written as {path.name!r}; the name must end in {', '.join(SUFFIXES)}.")
-    content = rendered(figure, suffix)
+    check_figure(path)
+    content = rendered(figure, path.suffix.lower())
     with replacing(path) as part:
         part.write_bytes(content)
     if data is None and maps and len({(shown.metric, *(name for name, _ in shown.axes)) for shown in maps}) == 1:

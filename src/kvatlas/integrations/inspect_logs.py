@@ -6,8 +6,9 @@ address, no arguments of the model, nothing of the environment.
 
 from __future__ import annotations
 
-import json
+import math
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
 from kvatlas.benchmarks import Benchmark, find
-from kvatlas.core import SERVED, Grade, KvatlasError, Problem, Status, Trace, Usage, digest
+from kvatlas.core import SERVED, Grade, KvatlasError, Problem, Status, Trace, Usage, digest, reason
 from kvatlas.results import Expected, Manifest, Store
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_effort", "reasoning_tokens")
 #: Why a model stopped although it was not done.
 _CUT = ("max_tokens", "model_length")
+_ARCHIVE = (zipfile.BadZipFile, zlib.error)
+#: Bytes of a log, unpacked.
+MOST_BYTES = 2**29
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -38,6 +42,8 @@ def import_log(log: Path, run: Path) -> tuple[Expected, int]:
     problems = _problems(read, benchmark, log)
     given = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
     sampling = {name: config[name] for config in given for name in _SAMPLING if config.get(name) is not None}
+    if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
+        raise KvatlasError(f"The log {str(log)!r} was sampled with {sampling}; valid are finite numbers.")
     cell = Expected(
         model=read.eval.model,
         benchmark=benchmark.name,
@@ -50,7 +56,7 @@ def import_log(log: Path, run: Path) -> tuple[Expected, int]:
     traces = list(_traces(read, cell, benchmark, problems))
     if not traces:
         raise KvatlasError(f"No sample of the log {str(log)!r} has an answer: all ended in an error.")
-    with Store.create(run) as store:
+    with Store.create(run, {"kvatlas": __version__}) as store:
         store.put_manifest(_joined(store, cell, benchmark, problems, {"log": log.name, "sampling": sampling}))
         for trace in traces:
             store.add(cell.run_key, trace)
@@ -69,19 +75,31 @@ def verdict(benchmark: Benchmark, problem: Problem, text: str, stop: str | None)
 
 def _read(log: Path) -> EvalLog:
     try:
+        _check_size(log)
         from inspect_ai.log import read_eval_log
+
+        read = read_eval_log(str(log))
     except ImportError as error:
         raise KvatlasError("Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.") from error
-    if not log.is_file():
-        raise KvatlasError(f"The log {str(log)!r} is not there.")
-    try:
-        read = read_eval_log(str(log))
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile, json.JSONDecodeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KvatlasError(f"{str(log)!r} is no Inspect log ({reason}).") from error
+    except (LookupError, ValueError, TypeError, OSError, EOFError, RecursionError, *_ARCHIVE) as error:
+        raise KvatlasError(f"{str(log)!r} is no Inspect log ({reason(error)}).") from error
     if not read.samples:
         raise KvatlasError(f"The log {str(log)!r} has no samples (its status is {read.status!r}).")
     return read
+
+
+def _check_size(log: Path) -> None:
+    """Before anything is unpacked or imported: whether the log is there and not too much."""
+    if not log.is_file():
+        raise KvatlasError(f"The log {str(log)!r} is not there.")
+    size = log.stat().st_size
+    if zipfile.is_zipfile(log):
+        with zipfile.ZipFile(log) as archive:
+            size = max(size, sum(entry.file_size for entry in archive.infolist()))
+    elif log.suffix != ".json":
+        raise KvatlasError(f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix).")
+    if size > MOST_BYTES:
+        raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MOST_BYTES:,}.")
 
 
 def _benchmark(read: EvalLog, log: Path) -> Benchmark:
@@ -140,6 +158,13 @@ def _traces(read: EvalLog, cell: Expected, benchmark: Benchmark, problems: dict[
         )
         used = list(sample.model_usage.values())
         prompt, output = (sum(getattr(usage, name) for usage in used) for name in ("input_tokens", "output_tokens"))
+        thought = sum(usage.reasoning_tokens or 0 for usage in used)
+        seconds = float(sample.total_time or 0.0)
+        if not (math.isfinite(seconds) and min(seconds, prompt, output, thought) >= 0):
+            raise KvatlasError(
+                f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thought} of "
+                "reasoning); valid are finite numbers from 0."
+            )
         yield Trace(
             model=cell.model,
             benchmark=cell.benchmark,
@@ -153,11 +178,11 @@ def _traces(read: EvalLog, cell: Expected, benchmark: Benchmark, problems: dict[
             usage=Usage(
                 prompt_tokens=prompt,
                 output_tokens=output,
-                thinking_tokens=sum(usage.reasoning_tokens or 0 for usage in used),
+                thinking_tokens=thought,
                 peak_kv_tokens=prompt + output,
                 mean_kv_tokens=prompt + output / 2,
                 compressions=0,
-                seconds=float(sample.total_time or 0.0),
+                seconds=seconds,
             ),
         )
 

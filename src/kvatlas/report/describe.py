@@ -13,7 +13,7 @@ from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import Axes
 from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.estimates.run_data import RunData, margin_of
 from kvatlas.stats.estimates.validity import findings
 from kvatlas.stats.inference.choice import Choice
 from kvatlas.stats.inference.granularity import with_granularity
@@ -39,6 +39,8 @@ def describe_sources(
     `problems` and `samples` are those of CSV maps that do not tell. `lose_at_most` points against the
     full cache are asked for. KvatlasError for what cannot be read or shown.
     """
+    if lose_at_most is not None:
+        margin_of({"lose_at_most": lose_at_most})
     maps: list[Map] = []
     runs: list[RunAnalysis] = []
     for source in sources:

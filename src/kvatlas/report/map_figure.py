@@ -9,7 +9,7 @@ from typing import Any
 from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.heatmap import plot
-from kvatlas.figures.look import Look, save
+from kvatlas.figures.look import Look, check_figure, save
 from kvatlas.figures.panels import Frame, Panel, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.report.describe import of_policy
 from kvatlas.results.csv_maps import read_maps
@@ -17,7 +17,7 @@ from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.metrics import COSTS
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData
+from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.differences import differences_of_run
@@ -45,6 +45,9 @@ def plot_sources(
     all panels; `against` differences to that baseline; `frame` says which cells are framed. KvatlasError for what
     cannot be drawn.
     """
+    check_figure(out)
+    if lose_at_most is not None:
+        margin_of({"lose_at_most": lose_at_most})
     cost = metric if metric in COSTS else None
     graded = None if cost else metric
     opened = {

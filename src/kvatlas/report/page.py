@@ -15,7 +15,7 @@ from kvatlas.report.escaping import embedded, policy_hash, visible
 from kvatlas.report.pictures import Picture
 from kvatlas.report.report_data import ReportData, report_data
 from kvatlas.report.traces import LETTERS
-from kvatlas.results.export import replacing
+from kvatlas.results.export import check_target, replacing
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.run_analysis import RunAnalysis
 
@@ -41,6 +41,7 @@ def write_report(
     predicted importance and the answer's attention (0: none). `figures` are shown besides the run's own pictures.
     Raises KvatlasError as `maps_of_run` does, and for a file that cannot be written.
     """
+    check_target(out)
     report = report_data(analysis, per_cell, measure, TRACES_LIMIT if limit is None else limit)
     pages = {}
     if trace_pages and not report.complete:

@@ -37,6 +37,8 @@ EXTRAS = (
 #: What the published maps do not say themselves: policy, KV budget and samples (arXiv 2601.18383, section 5).
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
 _SHOWN = 5
+#: More than any count of tokens, problems or samples.
+MOST = 10**9
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ def _text(source: str) -> tuple[str, str, dict[str, Any]]:
         text = (resources.files("kvatlas.results") / "published" / f"{name}.csv").read_text("utf-8")
         return source, text, dict(_PUBLISHED_AS)
     try:
-        return source, Path(source).read_text("utf-8-sig"), {}
+        text = Path(source).read_text("utf-8-sig")
+        if "\0" in text:
+            raise KvatlasError(f"{source!r} cannot be read as a CSV map: it holds null characters, which no text has.")
+        return source, text, {}
     except FileNotFoundError:
         raise KvatlasError(f"There is no file {source!r}; name a CSV map, or published:NAME.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -172,8 +177,8 @@ def _row(
     known = silent.get("problems", KNOWN_PROBLEMS.get(benchmark.upper().replace("-", "_")))
     problems = extras.get("problems", known)
     for name in ("problems", "samples"):
-        if extras.get(name, 1) < 1 or extras.get(name, 1) % 1:
-            raise KvatlasError(f"{where}: {name} is {field[name]}; it must be a whole number from 1.")
+        if not 1 <= extras.get(name, 1) < MOST or extras.get(name, 1) % 1:
+            raise KvatlasError(f"{where}: {name} is {field[name]}; it must be a whole number from 1, below {MOST:,}.")
     estimate = Estimate(
         value / 100,
         extras["low"] / 100 if "low" in extras else None,
@@ -211,8 +216,9 @@ def _budget(where: str, axes: tuple[str, str], field: Mapping[str, str], silent:
 
 
 def _number(where: str, column: str, text: str) -> float:
+    # Python would read digits of any script, and underscores between them.
     try:
-        value = float(text)
+        value = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
@@ -234,8 +240,8 @@ def _axis(where: str, axis: str, text: str) -> Any:
         value = _number(where, axis, text)
     if axis == "ratio" and not 0 <= value <= 1:
         raise KvatlasError(f"{where}: ratio is {text}; it must be a share from 0 to 1.")
-    if axis == "local_window" and (value < 0 or value % 1):
-        raise KvatlasError(f"{where}: local_window is {text}; it must be a whole number of tokens.")
+    if axis == "local_window" and (not 0 <= value < MOST or value % 1):
+        raise KvatlasError(f"{where}: local_window is {text}; it must be a whole number of tokens, below {MOST:,}.")
     return int(value) if value.is_integer() and axis != "ratio" else value
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from kvatlas.core import Cell, KvatlasError, Map, Trace
+from kvatlas.core import Cell, KvatlasError, Map, Trace, reason
 from kvatlas.results.csv_maps import EXTRAS, value_column
 from kvatlas.results.store import Store
 
@@ -24,8 +25,7 @@ def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | Non
     (see `record`). The file appears whole or not at all. Raises KvatlasError for another format, a folder that holds
     no run, and a file that cannot be written.
     """
-    if kind not in FORMATS:
-        raise KvatlasError(f"Unknown export format {kind!r}; valid are: {', '.join(FORMATS)}.")
+    check_format(kind)
     if kind == "csv":
         if maps is None:
             raise KvatlasError("The csv export writes maps, and none were given; jsonl and parquet write traces.")
@@ -35,6 +35,12 @@ def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | Non
         return _export_traces(run, kind, out)
     with Store.open(run) as store:
         return _export_traces(store, kind, out)
+
+
+def check_format(kind: str) -> None:
+    """Raise KvatlasError for another format than one of `FORMATS`."""
+    if kind not in FORMATS:
+        raise KvatlasError(f"Unknown export format {kind!r}; valid are: {', '.join(FORMATS)}.")
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
@@ -199,15 +205,27 @@ def _batches(store: Store) -> Iterator[list[dict[str, Any]]]:
         yield batch
 
 
+def check_target(out: Path) -> None:
+    """Raise KvatlasError where no file can be written at `out`, before anything is computed for it."""
+    try:
+        if out.is_dir():
+            raise KvatlasError(f"{str(out)!r} is a folder; name a file to write.")
+        out.exists()  # which says so where the name is too long
+        near = next(folder for folder in out.absolute().parents if folder.exists())
+        if not (near.is_dir() and os.access(near, os.W_OK)):
+            raise KvatlasError(f"{str(out)!r} cannot be written: {str(near)!r} is no folder that may be written to.")
+    except (OSError, ValueError) as error:
+        raise KvatlasError(f"{str(out)!r} cannot be written ({reason(error)}).") from error
+
+
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
     """A path next to `out` to write to; it takes the name `out` when all went well and is removed otherwise.
 
     Missing folders are made. Raises KvatlasError where `out` is a folder or the disk refuses.
     """
-    if out.is_dir():
-        raise KvatlasError(f"{str(out)!r} is a folder; name a file to write.")
-    part = out.with_name(f".{out.name}.{uuid4().hex[:8]}.part")
+    check_target(out)
+    part = out.with_name(f".{out.name[:100]}.{uuid4().hex[:8]}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield part

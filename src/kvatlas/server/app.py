@@ -286,13 +286,16 @@ async def _merged(streams: list[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
         while nexts:
             done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                stream, found = nexts.pop(task), task.result()
+                found = task.result()
+                stream = nexts.pop(task)
                 if found is not None:
                     nexts[asyncio.ensure_future(_next(stream))] = stream
                     yield found
     finally:
         for task in nexts:
             task.cancel()
+        # Of several that ended together the first error was told; the others are looked at, too.
+        await asyncio.gather(*nexts, return_exceptions=True)
 
 
 async def _next(stream: AsyncIterator[bytes]) -> bytes | None:
@@ -316,6 +319,7 @@ async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
     finally:
         left.cancel()
         answer.cancel()
+        await asyncio.gather(left, answer, return_exceptions=True)
 
 
 def _answer_errors_as_openai_does(app: FastAPI) -> None:

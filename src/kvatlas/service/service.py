@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.service.detokenizer import Decoder, Detokenizer
+from kvatlas.service.queue import FairQueue
 from kvatlas.service.request_validation import GenerationRequest
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ class RequestHandle:
         self.tokens: Sequence[int] = ()
         self.generation: Future[Generation[RequestHandle]] = Future()
         self._gone = False
-        self._decoder, self._writing = Decoder(model), Detokenizer(model, ask.stop, ask.split)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing of it is decoded yet, or nothing any more: its tokens will be the same."""
+        self._decoder = Decoder(self.model)
+        self._writing = Detokenizer(self.model, self.ask.stop, self.ask.split)
 
     def cancel(self) -> None:
         """Nobody waits for this any more."""
@@ -64,7 +69,8 @@ class RequestHandle:
 
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """The engine's side: note new tokens, say whether this ends here."""
-        self.tokens = tokens
+        if len(tokens) >= len(self.tokens):
+            self.tokens = tokens
         if self.ask.stop and not self._gone:
             self._writing.push(self._decoder.push(tokens))
         return self._gone or self._writing.stopped
@@ -148,7 +154,8 @@ class Beat:
 class Service:
     """Answers asks about one model under one policy, `batch_size` at a time; `queue` more may wait.
 
-    `sampling` is what an ask starts from. The weights are loaded by `start`, unless `network` brings them.
+    `sampling` is what an ask starts from. The weights are loaded by `start`, unless `network` brings them. Where memory
+    runs out the batch is halved. `on_failure` is called where that does not help, or the engine fails otherwise.
     """
 
     model: ModelHandle
@@ -159,10 +166,11 @@ class Service:
     network: PreTrainedModel | None = None
     engine: Engine | None = field(init=False, default=None)
     failure: BaseException | None = field(init=False, default=None)
+    on_failure: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.beat = Beat(self)
-        self._waiting: deque[RequestHandle] = deque()
+        self._waiting: FairQueue[RequestHandle] = FairQueue()
         self._decoding: set[RequestHandle] = set()
         self._news = threading.Condition()
         self._closing = False
@@ -171,10 +179,8 @@ class Service:
     def start(self) -> Service:
         """Load the weights and begin to decode; does nothing the second time."""
         if self._thread is None:
-            from kvatlas.engine import Engine
-
-            network = self.network or self.model.network()
-            self.engine = Engine(self.model, network, [self.policy], self.sampling, self.batch_size)
+            self.network = self.network or self.model.network()
+            self.engine = self._new_engine()
             self._thread = threading.Thread(target=self._decode, name="kvatlas-engine", daemon=True)
             self._thread.start()
         return self
@@ -224,8 +230,7 @@ class Service:
             left = [*self._decoding, *self._waiting]
         wait_for([handle.generation for handle in left], timeout=seconds)
         with self._news:
-            left = [*self._decoding, *self._waiting]
-            self._waiting.clear()
+            left = [*self._decoding, *self._waiting.clear()]
             self._news.notify()
         for handle in left:
             handle.fail(ClosedError("The server has stopped before this answer was finished."))
@@ -234,36 +239,61 @@ class Service:
 
     def drop(self, handle: RequestHandle) -> None:
         """Take a handle out of the queue, if it waits there."""
-        with self._news, contextlib.suppress(ValueError):
-            self._waiting.remove(handle)
+        with self._news:
+            self._waiting.drop(handle)
 
     # -- the engine's thread -------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         import torch
 
-        assert self.engine is not None
+        from kvatlas.engine.memory import out_of_memory, release
+
         # The event loops of those who ask need a core of their own, and one thread keeps answers bitwise the same.
         torch.set_num_threads(1)
-        try:
-            for generation in self.engine.run(self._requests()):
-                handle = generation.key
-                with self._news:
-                    self._decoding.discard(handle)
-                # Who asked may have gone, or been told that the service ends.
-                with contextlib.suppress(InvalidStateError):
-                    handle.generation.set_result(generation)
-        except BaseException as error:
-            self._fail(error)
+        while True:
+            try:
+                self.engine = self.engine or self._new_engine()
+                self._run(self.engine)
+            except BaseException as error:
+                if not out_of_memory(error) or self.batch_size == 1:
+                    self._fail(error)
+                    return
+            else:
+                return
+            self.batch_size //= 2
+            self.engine = None
+            release()
+            with self._news:
+                for handle in self._decoding:
+                    handle.begin()
+                    self._waiting.back(handle)
+                self._decoding.clear()
+
+    def _new_engine(self) -> Engine:
+        from kvatlas.engine import Engine
+
+        assert self.network is not None
+        return Engine(self.model, self.network, [self.policy], self.sampling, self.batch_size)
+
+    def _run(self, engine: Engine) -> None:
+        for generation in engine.run(self._requests()):
+            handle = generation.key
+            with self._news:
+                self._decoding.discard(handle)
+                self._waiting.done(handle)
+            # Who asked may have gone, or been told that the service ends.
+            with contextlib.suppress(InvalidStateError):
+                handle.generation.set_result(generation)
 
     def _fail(self, error: BaseException) -> None:
         with self._news:
             self.failure = error
-            left = [*self._decoding, *self._waiting]
+            left = [*self._decoding, *self._waiting.clear()]
             self._decoding.clear()
-            self._waiting.clear()
         for handle in left:
             handle.fail(ClosedError(f"The engine has failed: {type(error).__name__}."))
+        self.on_failure()
 
     def _requests(self) -> Iterator[Request[RequestHandle] | None]:
         """What the engine is to decode next; None if that is nothing now. Waits where nothing is being decoded."""
@@ -273,7 +303,7 @@ class Service:
             with self._news:
                 while not (self._waiting or self._decoding or self._closing):
                     self._news.wait()
-                handle = self._waiting.popleft() if self._waiting else None
+                handle = self._waiting.take()
                 if handle is None and self._closing and not self._decoding:
                     return
                 if handle is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.core import KvatlasError, Trace
+from kvatlas.machine import free_memory
 from kvatlas.registry import Registry
 from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.work import decode
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 #: bytes of weights that one thread reads in a second.
 WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
 
+#: Bytes that a process takes with its libraries, before weights and cache.
+PROCESS = 450 * 2**20
 #: A trace with the number of tokens that were decoded for it alone.
 Finished = tuple[Trace, int]
 
@@ -38,7 +43,8 @@ class WorkerPool:
 class Executor(Protocol):
     """Runs one model's job and yields traces with their own decoded tokens as they finish.
 
-    A worker that dies takes its unfinished units with it; the sweep notices what is missing and asks again.
+    A worker that dies takes its unfinished units with it; the sweep notices what is missing and asks again, with half
+    the batch and half the workers (`job.halvings`).
     """
 
     def __call__(self, job: Job, pool: WorkerPool) -> Iterator[Finished]: ...
@@ -59,6 +65,14 @@ def worth(job: Job) -> int:
     return max(1, int(tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ) / WORTH))
 
 
+def usual_workers(job: Job) -> int:
+    """How many processes pay on this machine and have room in its memory."""
+    if job.model.device != "cpu":  # several would have to share a GPU
+        return 1
+    there, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
+    return max(1, min(cores(), worth(job), cores() if there is None else there // taken))
+
+
 def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     """Decode in this process for one worker, else in several of one thread each.
 
@@ -66,9 +80,9 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     """
     if pool.address:
         raise KvatlasError(f"The executor 'local' has no cluster {pool.address!r}; valid with an address is 'ray'.")
-    # Several processes would have to share a GPU.
-    workers = min(pool.workers or (min(cores(), worth(job)) if job.model.device == "cpu" else 1), len(job.units))
-    if workers <= 1:
+    workers = max(1, min(pool.workers or usual_workers(job), len(job.units)) >> job.halvings)
+    # Where one has died the next does not take this process with it.
+    if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
     context = multiprocessing.get_context("spawn")
@@ -117,6 +131,9 @@ def _work(job: Job, driver: Connection) -> None:
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     # Ctrl-C reaches the whole process group; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where memory runs out the system is to end a worker, not the driver, which goes on with fewer.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
     def claims() -> Iterator[int]:
         while True:
@@ -126,8 +143,10 @@ def _work(job: Job, driver: Connection) -> None:
                 return
             yield number
 
-    for message in messages(job, claims()):
-        driver.send(message)
+    # Where the driver has ended there is nobody to tell, and nothing to say about it.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        for message in messages(job, claims()):
+            driver.send(message)
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: The share of the free memory that a batch is chosen to fill.
 MARGIN = 0.8
+#: The largest batch that is chosen for a CPU, where more gain nothing.
+CPU_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Job:
 
     `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
     `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
-    `prompt` tokens.
+    `prompt` tokens. After each pass in which a worker died batches are halved: so often, `halvings` times.
     """
 
     model: ModelHandle
@@ -40,6 +42,7 @@ class Job:
     workers: int = 1
     made_with: Mapping[str, str] = field(default_factory=provenance)
     screened: bool = False
+    halvings: int = 0
 
     def shared_by(self, workers: int) -> Job:
         """The same for one of so many: no more sequences at a time than leave work for the others."""
@@ -49,16 +52,21 @@ class Job:
         return replace(self, batch_size=size, most=share, workers=workers)
 
 
+def batch_of(job: Job, found: Sequence[Policy]) -> int:
+    """The batch size of a worker: the job's, or what fits, and half of it for each of the job's halvings."""
+    return max(1, (job.batch_size or fitting(job, found)) >> job.halvings)
+
+
 def fitting(job: Job, found: Sequence[Policy]) -> int:
     """The batch size for the memory that there is, shared by the job's workers on a CPU: a power of two.
 
-    At most 64 on a CPU, where more gain nothing, and 256 on a GPU.
+    At most `CPU_BATCH` on a CPU and 256 on a GPU.
     """
     from kvatlas.engine.memory import free, peak
 
     there = free(job.model.device)
     cpu = job.model.device == "cpu"
-    size = min(64 if cpu else 256, job.most)
+    size = min(CPU_BATCH if cpu else 256, job.most)
     while there is not None and size > 1:
         taken = peak(job.model, found, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
         # The weights are loaded already.

@@ -7,6 +7,7 @@ through Ray to the driver, which alone writes the store.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
+from kvatlas.orphans import ended_with_us
 from kvatlas.sweeps.executors import Finished, WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
 
@@ -38,13 +40,15 @@ def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
         import ray
     except ImportError:
         raise KvatlasError("The executor 'ray' needs the package ray: pip install 'kvatlas[ray]'.") from None
-    ours = not ray.is_initialized()
-    if ours:
-        _connect(ray, job.model, pool)
-    try:
+    if ray.is_initialized():
         yield from _Driver(ray, job, pool).traces()
-    finally:
-        if ours:
+        return
+    # Some processes of a Ray that is started here outlive a driver that is killed.
+    with contextlib.nullcontext() if pool.address else ended_with_us():
+        _connect(ray, job.model, pool)
+        try:
+            yield from _Driver(ray, job, pool).traces()
+        finally:
             ray.shutdown()
 
 

@@ -12,8 +12,8 @@ from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
-from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.plan import Plan, WorkItem
+from kvatlas.sweeps.job import CPU_BATCH, Job
+from kvatlas.sweeps.plan import Plan, WorkItem, provenance
 
 FULL = Setting.of("full")
 
@@ -52,8 +52,8 @@ def sweep(
         on_message(sentence)
     run = executors.get(executor)
     pool = WorkerPool(workers, address)
-    with Store.create(folder) as store:
-        decode = _Decode(plan, store, run, pool, batch_size, on_trace)
+    with Store.create(folder, provenance()) as store:
+        decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
             for model in plan.models:
@@ -84,9 +84,11 @@ class _Decode:
         pool: WorkerPool,
         batch_size: int | None,
         on_trace: Callable[[Progress], None],
+        on_message: Callable[[str], None],
     ) -> None:
-        self.plan, self.store, self.batch_size, self.on_trace = plan, store, batch_size, on_trace
-        self.run, self.pool = run, pool
+        self.plan, self.store, self.batch_size = plan, store, batch_size
+        self.run, self.pool, self.on_trace, self.on_message = run, pool, on_trace, on_message
+        self.halvings = 0
         self.seen: Callable[[Trace], None] = lambda _: None
         self.decoded = self.saved = 0
         #: Run keys of the full cache's traces, which a screen reads.
@@ -109,6 +111,7 @@ class _Decode:
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
                 screened=self.plan.screened,
+                halvings=self.halvings,
                 prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
             )
             before = self.finished
@@ -120,11 +123,18 @@ class _Decode:
                 self.saved += len(trace.tokens) - own
                 self.on_trace(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
             units = asked(self.plan.units(model, self.store.keys()))
-            if units and self.finished == before:
+            if not units:
+                return
+            if self.finished == before and (self.batch_size or CPU_BATCH) >> self.halvings <= 1:
                 raise KvatlasError(
-                    f"The workers ended without a result and {len(units)} problems are still to do; what is "
-                    "finished is kept, the same command tries again."
+                    f"The workers ended without a result and {len(units)} problems are still to do, with one sequence "
+                    "at a time, too; what is finished is kept."
                 )
+            self.halvings += 1
+            self.on_message(
+                f"Workers ended without the traces of {len(units)} problems, as they do where memory runs out: these "
+                "are decoded again with half the batch and half the workers."
+            )
 
     def _scripted(self, model: ModelHandle, unit: WorkItem) -> WorkItem:
         """The unit with what the full cache wrote for it."""

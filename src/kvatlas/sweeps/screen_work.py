@@ -10,7 +10,7 @@ from kvatlas import policies
 from kvatlas.core import Grade, Status, Trace
 from kvatlas.noise import stream_key
 from kvatlas.policies import Signal
-from kvatlas.sweeps.job import Job, fitting, reference
+from kvatlas.sweeps.job import Job, batch_of, reference
 
 if TYPE_CHECKING:
     from kvatlas.engine.forced import Tally
@@ -33,7 +33,7 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     found = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
     network, chosen = model.network(), tuple(settings.values())
-    reader = ForcedReader(model, network, chosen, job.sampling, max(2, job.batch_size or fitting(job, chosen)))
+    reader = ForcedReader(model, network, chosen, job.sampling, max(2, batch_of(job, chosen)))
     for number in claims:
         unit = job.units[number]
         prompt = model.encode(found[unit.benchmark].prompt(unit.problem))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import KvatlasError, Sampling, Setting, canonical
+from kvatlas.core import KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.stats.estimates.run_data import LOSE_AT_MOST
-from kvatlas.sweeps.spec_file import load
+from kvatlas.sweeps.spec_file import MOST_CHARACTERS, load
 
 Value = int | float | str | bool
+#: More than any sweep has, and few enough to be planned: problems of a benchmark, samples, settings, traces of all.
+MOST_PROBLEMS, MOST_SAMPLES, MOST_SETTINGS, MOST_TRACES = 100_000, 10_000, 10_000, 100_000_000
 
 
 class SamplingSpec(BaseModel):
@@ -25,10 +28,10 @@ class SamplingSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    temperature: float = Field(default=0.6, ge=0)
-    top_k: int = Field(default=20, ge=0)
+    temperature: float = Field(default=0.6, ge=0, allow_inf_nan=False)
+    top_k: int = Field(default=20, ge=0, lt=2**31)
     top_p: float = Field(default=0.95, gt=0, le=1)
-    max_new_tokens: int = Field(default=16_384, ge=1)
+    max_new_tokens: int = Field(default=16_384, ge=1, lt=2**31)
 
     def sampling(self) -> Sampling:
         """The same as core data."""
@@ -107,14 +110,14 @@ class Spec(BaseModel):
 
     models: list[ModelSpec] = Field(min_length=1)
     benchmarks: list[BenchmarkSpec] = Field(min_length=1)
-    problems: int | None = Field(default=None, ge=1)
-    samples: int = Field(default=5, ge=1)
-    seed: int = Field(default=0, ge=0)
+    problems: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS)
+    samples: int = Field(default=5, ge=1, le=MOST_SAMPLES)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     sampling: SamplingSpec = SamplingSpec()
     baseline: list[SettingSpec] = [SettingSpec(policy="full")]
     settings: list[SettingSpec] = []
     axes: dict[str, list[Value]] = {}
-    expected_output_tokens: int | None = Field(default=None, ge=1)
+    expected_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     allocate: Allocation = Allocation()
     strict_budget: bool = False
     lose_at_most: float = Field(default=LOSE_AT_MOST, gt=0, lt=100)
@@ -152,6 +155,13 @@ class Spec(BaseModel):
             raise ValueError("neither settings nor baseline name a policy")
         if self.axes and not self.settings:
             raise ValueError("axes need settings to vary")
+        grid = len(self.settings) * math.prod(len(values) for values in self.axes.values())
+        if grid > MOST_SETTINGS:
+            raise ValueError(f"the axes make {grid:,} settings, valid are up to {MOST_SETTINGS:,}")
+        cells = (grid + len(self.baseline)) * len(self.models) * len(self.benchmarks)
+        traces = cells * self.samples * (self.problems or 1)
+        if traces > MOST_TRACES:
+            raise ValueError(f"it asks for {traces:,} traces, valid are up to {MOST_TRACES:,}")
         if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
             raise ValueError("allocate: adaptive needs at least two settings besides the baselines")
         if self.allocate.kind == "adaptive" and all(one.policy != "full" for one in self.baseline):
@@ -172,13 +182,15 @@ class Spec(BaseModel):
 def read_spec(path: Path) -> Spec:
     """Read a spec file; KvatlasError in one sentence for anything wrong with it."""
     try:
-        data = load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvatlasError(f"The spec {str(path)!r} cannot be read ({error}).") from error
+        with path.open(encoding="utf-8") as file:
+            data = load(file.read(MOST_CHARACTERS + 1))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
+    except (KvatlasError, OSError, ValueError, RecursionError) as error:
+        # ValueError: numbers of thousands of digits, dates that no calendar has, bytes that are no UTF-8.
+        raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r} is no mapping; valid keys are {', '.join(Spec.model_fields)}.")
     return parse_spec(data, str(path))

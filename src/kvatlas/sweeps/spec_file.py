@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,23 +15,53 @@ from kvatlas.models import Options
 from kvatlas.parameters import text_fields
 from kvatlas.policies import policies
 
+#: Characters of a spec, brackets within brackets, and values, each alias counted as what it stands for.
+MOST_CHARACTERS, MOST_DEPTH, MOST_NODES = 1_000_000, 100, 100_000
+
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 
 
 def load(text: str) -> Any:
     """The plain data of a spec. A revision `0123` or `1.0` is that text; nothing (`null`, `~`) stays None.
 
-    Raises yaml.YAMLError for what is no YAML.
+    Raises yaml.YAMLError for what is no YAML, KvatlasError for a key that stands twice and for what is too long, too
+    deep or, with its aliases written out, too much.
     """
+    if len(text) > MOST_CHARACTERS:
+        raise KvatlasError(f"It is longer than {MOST_CHARACTERS:,} characters.")
+    # The scanner's time grows with the square of the depth.
+    depths = itertools.accumulate(1 if mark in "[{" else -1 for mark in re.findall(r"[\[\]{}]", text))
+    if max(depths, default=0) > MOST_DEPTH:
+        raise KvatlasError(f"It has more than {MOST_DEPTH} brackets within each other.")
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:
             return None
+        _check(root, {})
         _keep_texts(_entries(root))
         return loader.construct_document(root)
     finally:
         loader.dispose()
+
+
+def _check(node: Node, sizes: dict[int, int]) -> int:
+    """How many values a node stands for with its aliases written out; `sizes` are those of nodes seen before."""
+    if id(node) not in sizes:
+        # Who meets itself on the way down has no end.
+        sizes[id(node)] = MOST_NODES + 1
+        inner: list[Node] = [] if isinstance(node, ScalarNode) else list(node.value)
+        if isinstance(node, MappingNode):
+            keys = [key for key, _ in node.value if isinstance(key, ScalarNode)]
+            first = {key.value: key for key in reversed(keys)}
+            twice = next((key for key in keys if first[key.value] is not key), None)
+            if twice is not None:
+                raise KvatlasError(f"The key {twice.value!r} stands twice, again in line {twice.start_mark.line + 1}.")
+            inner = [each for pair in node.value for each in pair]
+        sizes[id(node)] = 1 + sum(_check(each, sizes) for each in inner)
+    if sizes[id(node)] > MOST_NODES:
+        raise KvatlasError(f"It stands for more than {MOST_NODES:,} values with its aliases written out.")
+    return sizes[id(node)]
 
 
 def _keep_texts(spec: dict[str, Node]) -> None:

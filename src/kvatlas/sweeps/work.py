@@ -13,7 +13,7 @@ from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import Policy, Signal
-from kvatlas.sweeps.job import Job, fitting, reference
+from kvatlas.sweeps.job import Job, batch_of, reference
 from kvatlas.sweeps.screen_work import read
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Rows:
 
     def __init__(self, job: Job, network: PreTrainedModel, found: Sequence[Policy]) -> None:
         self.job, self.network, self.policies = job, network, found
-        self.batch_size = job.batch_size or fitting(job, found)
+        self.batch_size = batch_of(job, found)
 
     def decode(self, requests: Iterable[Request[int]]) -> Iterator[Generation[int]]:
         """Generations of all requests. Where memory runs out, what is unfinished starts again with half the rows.

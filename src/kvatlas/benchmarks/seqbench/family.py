@@ -58,6 +58,7 @@ class SeqBench:
             r"-(?P<W>\d{1,3})x(?P<H>\d{1,3})"
             r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)|-(?P<F>facts|full))*",
             rest,
+            re.ASCII,
         )
         parts = re.findall(r"-([A-Za-z])[^-]*", rest)
         if match is None or len(parts) != len(set(parts)):

@@ -27,7 +27,8 @@ class CellTraces:
     With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
     how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
     `screened` run the grades are no Pass@1. `unmeasured` are the problems and samples of whose trace the metric is
-    unknown: they count in costs and in no grade. `verdicts` count what the traces came to.
+    unknown: they count in costs and in no grade. `verdicts` count what the traces came to, `made_with` the versions
+    that decoded them.
     """
 
     expected: Expected
@@ -45,6 +46,7 @@ class CellTraces:
     compressed: int = 0
     prompts: dict[str, int] = field(default_factory=dict)
     written: dict[tuple[str, int], str] = field(default_factory=dict)
+    made_with: Counter[str] = field(default_factory=Counter)
 
     @property
     def stored(self) -> int:
@@ -77,6 +79,7 @@ class CellTraces:
                 answer = RIGHT if value else trace.grade.answer
                 self.votes.setdefault(trace.problem, {})[trace.sample] = answer
         self.verdicts[trace.grade.verdict] += 1
+        self.made_with[trace.made_with] += 1
         self.kv_tokens[trace.problem, trace.sample] = trace.usage.mean_kv_tokens
         self.output_tokens.append(trace.usage.output_tokens)
         self.seconds += trace.usage.seconds

@@ -10,7 +10,14 @@ from kvatlas.core import Cell, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import short_names, varied
-from kvatlas.stats.estimates.maps import SCREEN_NOTE, check_complete, check_measured, partial_note, unmeasured_notes
+from kvatlas.stats.estimates.maps import (
+    SCREEN_NOTE,
+    check_complete,
+    check_measured,
+    mixed_note,
+    partial_note,
+    unmeasured_notes,
+)
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import validity
 
@@ -45,7 +52,7 @@ def curves_of_run(run: RunData) -> list[Curve]:
         raise KvatlasError(f"A curve has one axis and this run varies {len(names)} ({', '.join(names)}).")
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
-    notes = partial_note(cells, counted=False)
+    notes = partial_note(cells, counted=False) + mixed_note(cells)
     if run.manifest.screened:
         notes = (*notes, SCREEN_NOTE)
     check_measured(cells, run.metric, run.partial)

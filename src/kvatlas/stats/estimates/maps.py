@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -13,6 +15,9 @@ from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.pass_at_1 import mean_over_benchmarks
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import together, validity
+
+#: Versions that decide which tokens are drawn.
+DECIDE = ("kvatlas", "torch", "transformers")
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -72,6 +77,22 @@ def partial_note(cells: Sequence[CellTraces], counted: bool = True) -> tuple[Not
     return (Note(NoteKind.PARTIAL, text),) if missing else ()
 
 
+def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
+    """A warning where the traces were decoded by several versions of what decides their tokens."""
+    found = Counter[str]()
+    for cell in cells:
+        found.update(cell.made_with)
+    versions = {text: json.loads(text or "{}") for text in found}
+    differing = [name for name in DECIDE if len({each.get(name) for each in versions.values()}) > 1]
+    if not differing:
+        return ()
+    counts = Counter[str]()
+    for text, count in found.items():
+        counts[", ".join(f"{name} {versions[text].get(name, 'unknown')}" for name in differing)] += count
+    listed = "; ".join(f"{count:,} traces by {text}" for text, count in sorted(counts.items()))
+    return (Note(NoteKind.MIXED, f"MIXED: {listed}"),)
+
+
 def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> None:
     """Raise KvatlasError where the metric is known of no trace of a benchmark, so that its map would be missing."""
     unknown = [cell for cell in cells if cell.stored and not cell.measured]
@@ -114,6 +135,7 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
 def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> tuple[Note, ...]:
     notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
     notes += partial_note((*group, *baselines))
+    notes += mixed_note((*group, *baselines))
     if any(cell.adaptive for cell in group):
         notes.append(_adaptive_note([len(cell.expected.problems) for cell in group]))
     if any(cell.screened for cell in group):

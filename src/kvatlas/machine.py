@@ -1,0 +1,59 @@
+"""What the machine leaves to this process: memory, below the limits of the system and of control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: Files of a control group by its version: its limit, what it takes, and which line of its statistics is cached files.
+_GROUPS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+def free_memory() -> int | None:
+    """Bytes that this process may still take; None where the system does not say."""
+    try:
+        import resource
+
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return None
+    found = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    left = found if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
+    grouped = left_in_group()
+    return max(0, min(found, left, found if grouped is None else grouped))
+
+
+def left_in_group(root: Path = Path("/")) -> int | None:
+    """Bytes below the memory limits of this process' control groups, version 1 or 2; None where there is no limit.
+
+    A container's limit. Every group above one's own has one, too; cached files that may be dropped are free.
+    """
+    found = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, (limit, usage, cached) = root / "sys/fs/cgroup", _GROUPS[2]
+        elif "memory" in controllers.split(","):
+            top, (limit, usage, cached) = root / "sys/fs/cgroup/memory", _GROUPS[1]
+        else:
+            continue
+        own = top / path.strip("/")
+        # Within a container the path may be the host's: its own limit is then at the top.
+        for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
+            try:
+                most = int((group / limit).read_text())
+                taken = int((group / usage).read_text())
+                stat = (group / "memory.stat").read_text().split()
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+            dropped = int(stat[stat.index(cached) + 1]) if cached in stat else 0
+            found.append(most - max(0, taken - dropped))
+    return min(found, default=None)

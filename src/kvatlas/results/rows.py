@@ -1,0 +1,105 @@
+"""A trace as a row of the store, and back; a checksum over all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import zlib
+from array import array
+from dataclasses import asdict, fields
+from typing import Any
+
+from kvatlas.core import Fate, Grade, Setting, Status, Trace, Usage
+
+#: The columns of a trace in their order; the last three are large.
+COLUMNS = (
+    "run_key", "setting", "model", "benchmark", "problem", "sample",
+    "correct", "progress", "answer", "status", "metrics", "usage", "tokens", "text", "fate",
+)  # fmt: skip
+
+
+def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
+    """The values of `COLUMNS`."""
+    grade = trace.grade
+    return (
+        run_key,
+        trace.setting.id,
+        trace.model,
+        trace.benchmark,
+        trace.problem,
+        trace.sample,
+        int(grade.correct),
+        float(grade.progress),
+        grade.answer,
+        grade.status.value,
+        json.dumps(dict(grade.metrics)),
+        json.dumps(asdict(trace.usage)),
+        array("i", trace.tokens).tobytes(),
+        zlib.compress(trace.text.encode(), 1),
+        _packed(trace.fate),
+    )
+
+
+def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
+    """The inverse of `row_of`; ValueError, KeyError, TypeError or zlib.error for what no trace ever was."""
+    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate = row
+    correct, progress, answer, status, metrics = grade
+    parameters = json.loads(setting_id)
+    policy = parameters.pop("policy")
+    ids = array("i")
+    ids.frombytes(tokens)
+    return Trace(
+        model=model,
+        benchmark=benchmark,
+        problem=problem,
+        sample=sample,
+        setting=Setting.of(policy, **parameters),
+        tokens=tuple(ids),
+        text=zlib.decompress(text).decode() if text else "",
+        grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
+        usage=_usage(json.loads(usage)),
+        fate=_unpacked(fate),
+        written=written,
+        made_with=sys.intern(made_with),
+    )
+
+
+def checksum(*row: Any) -> str:
+    """A digest of all values of a row, each with its length."""
+    found = hashlib.blake2b(digest_size=8)
+    for value in row:
+        piece = value if isinstance(value, bytes) else repr(value).encode()
+        found.update(len(piece).to_bytes(8, "little") + piece)
+    return found.hexdigest()
+
+
+def digest(tokens: bytes) -> str:
+    """By which tokens are told apart without being read."""
+    return hashlib.blake2b(tokens, digest_size=16).hexdigest()
+
+
+def _usage(stored: dict[str, Any]) -> Usage:
+    """Older stores hold counts that nothing reads any more."""
+    return Usage(**{field.name: stored[field.name] for field in fields(Usage)})
+
+
+def _packed(fate: Fate | None) -> bytes:
+    """Holders, then `left`; then `held`, unless one holder makes it plain."""
+    if fate is None:
+        return b""
+    numbers = array("i", (fate.holders, *fate.left))
+    if fate.holders > 1:
+        numbers.extend(fate.held)
+    return zlib.compress(numbers.tobytes(), 1)
+
+
+def _unpacked(packed: bytes) -> Fate | None:
+    if not packed:
+        return None
+    numbers = array("i")
+    numbers.frombytes(zlib.decompress(packed))
+    holders = numbers[0]
+    length = len(numbers) - 1 if holders == 1 else (len(numbers) - 1) // 2
+    left = tuple(numbers[1 : 1 + length])
+    return Fate(holders, left, tuple(int(not step) for step in left) if holders == 1 else tuple(numbers[1 + length :]))

@@ -1,0 +1,156 @@
+"""Stores that are damaged, locked, old, copied while they are written, or on a medium that nobody may write to."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvatlas.core import KvatlasError, Trace
+from kvatlas.results import Store
+from tests.results.test_store import TRACE, manifest
+
+COUNT = 60
+
+
+def filled(folder: Path) -> dict[int, Trace]:
+    """A store of traces that differ, closed; what it holds by sample."""
+    with Store.create(folder, {"torch": "2.0"}) as store:
+        store.put_manifest(manifest())
+        for sample in range(COUNT):
+            store.add("key", replace(TRACE, sample=sample, text=random.Random(sample).randbytes(900).hex()))
+    with Store.open(folder) as store:
+        return {trace.sample: trace for _, trace in store.traces()}
+
+
+def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
+    """Bytes overwritten, or the end cut off: what is read is what was written, or a sentence says what is left."""
+    sound = filled(tmp_path / "run")
+    path, rng = tmp_path / "run" / "run.sqlite", random.Random(0)
+    whole = path.read_bytes()
+    said: list[str] = []
+    lost: list[str] = []
+    for number in range(20):
+        data = bytearray(whole)
+        if number % 4:
+            place = rng.randrange(100, len(data) - 400)
+            size = rng.choice([1, 20, 400])
+            data[place : place + size] = rng.randbytes(size)
+        else:
+            data = data[: rng.randrange(len(data))]
+        path.write_bytes(data)
+        try:
+            with Store.open(tmp_path / "run") as store:
+                assert {trace.sample: trace for _, trace in store.traces()} == sound
+                assert len(list(store.traces(texts=False))) == len(store.keys()) == COUNT
+                assert store.manifest() == manifest()
+        except KvatlasError as error:
+            said.append(str(error))
+        kept = tmp_path / f"kept-{number}"
+        try:
+            with Store.open(tmp_path / "run") as store:
+                count = store.copy(kept)
+            with Store.open(kept) as store:
+                again = {trace.sample: trace for _, trace in store.traces()}
+            assert len(again) == count
+            assert again.items() <= sound.items()
+        except KvatlasError as error:
+            lost.append(str(error))
+    # Where the first page is gone nothing can be read.
+    gone = ("cannot be used", "has version 0")
+    assert all("is damaged" in each or any(word in each for word in gone) for each in said)
+    assert all(any(word in each for word in gone) for each in lost)
+    assert len(said) > 10 > len(lost)
+
+
+def test_one_wrong_trace_leaves_all_others(tmp_path: Path) -> None:
+    filled(tmp_path / "run")
+    connection = sqlite3.connect(tmp_path / "run" / "run.sqlite")
+    connection.execute("UPDATE traces SET correct = 0 WHERE sample = 7")
+    connection.commit()
+    connection.close()
+    with Store.open(tmp_path / "run") as store:
+        with pytest.raises(KvatlasError, match=r"sample 7 of CHAIN8-0001 .* not what was written\)\. 59 of its traces"):
+            list(store.traces(texts=False))
+        assert store.copy(tmp_path / "kept") == COUNT - 1
+    with Store.open(tmp_path / "kept") as store:
+        assert {trace.sample for _, trace in store.traces()} == set(range(COUNT)) - {7}
+        assert store.manifest() == manifest()
+
+
+def test_the_file_alone_holds_what_was_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 4 MB of traces stood in the log beside it: a copy of the file had no tables, and "version 0"."""
+    monkeypatch.setattr("kvatlas.results.store.CHECKPOINT", 0.0)
+    for copied in ("before", "after"):
+        (tmp_path / copied).mkdir()
+    with Store.create(tmp_path / "run") as store:
+        shutil.copy(tmp_path / "run" / "run.sqlite", tmp_path / "before")
+        store.add("key", TRACE)
+        shutil.copy(tmp_path / "run" / "run.sqlite", tmp_path / "after")
+        assert store.copy(tmp_path / "whole") == 1
+    for copied, count in (("before", 0), ("after", 1), ("whole", 1)):
+        with Store.open(tmp_path / copied) as store:
+            assert len(store.keys()) == count
+
+
+def test_a_second_writer_is_refused_and_the_first_named(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run"):
+        with pytest.raises(KvatlasError, match=f"being written by process {os.getpid()} on "):
+            Store.create(tmp_path / "run")
+        with Store.open(tmp_path / "run") as reader:
+            assert reader.keys() == set()
+    Store.create(tmp_path / "run").close()
+
+
+def test_a_store_of_version_3_is_read_and_resumed(tmp_path: Path) -> None:
+    sound = filled(tmp_path)
+    connection = sqlite3.connect(tmp_path / "run.sqlite")
+    for column in ("checksum", "environment"):
+        connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+    connection.executescript("DROP TABLE environments; DELETE FROM meta WHERE name = 'manifest_digest'")
+    connection.execute("PRAGMA user_version=3")
+    connection.close()
+    with Store.open(tmp_path) as store:
+        assert {trace.sample: trace for _, trace in store.traces()} == sound
+        assert store.manifest() == manifest()
+    with Store.create(tmp_path, {"torch": "2.1"}) as store:
+        store.add("key", replace(TRACE, sample=COUNT))
+    with Store.open(tmp_path) as store:
+        made_with = {trace.sample: trace.made_with for _, trace in store.traces(texts=False)}
+    assert made_with == {**dict.fromkeys(sound, ""), COUNT: '{"torch":"2.1"}'}
+
+
+def test_every_trace_names_its_versions_and_a_copied_one_keeps_them(tmp_path: Path) -> None:
+    sound = filled(tmp_path / "run")
+    assert {trace.made_with for trace in sound.values()} == {'{"torch":"2.0"}'}
+    with Store.create(tmp_path / "other", {"torch": "2.1"}) as store:
+        store.add("key", sound[0])
+        store.add("key", replace(TRACE, sample=1))
+        assert [trace.made_with for _, trace in store.traces()] == ['{"torch":"2.0"}', '{"torch":"2.1"}']
+
+
+def test_a_finished_run_is_read_where_nobody_may_write() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)
+        run = Path(scratch) / "run"
+        sound = filled(run)
+        for path in (*run.iterdir(), run):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        user = os.geteuid()
+        if user == 0:  # to whom nothing is forbidden
+            os.seteuid(65534)
+        try:
+            with pytest.raises(OSError, match="denied"):
+                (run / "x").touch()
+            with Store.open(run) as store:
+                assert {trace.sample: trace for _, trace in store.traces()} == sound
+                assert store.manifest() == manifest()
+        finally:
+            os.seteuid(user)
+            run.chmod(0o755)
