@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, count_note, identity
+from kvatlas.benchmarks.base import Benchmark, Family, identity
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
@@ -67,4 +67,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "count_note", "families", "find", "identity"]
+__all__ = ["Benchmark", "Family", "families", "find", "identity"]

@@ -16,22 +16,11 @@ from typing import Any, ClassVar
 
 from kvatlas.benchmarks import answers, equality, prompts, tables
 from kvatlas.benchmarks.judges import Verdict
+from kvatlas.benchmarks.sources import SOURCES, file_of
 from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
-from kvatlas.hub import Repository, matching
 
 #: The seed behind the seeds of all permutations of choices: part of the benchmark, so that everybody asks the same.
 CHOICE_SEED = 0
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a benchmark is on the hub: the data set's id, patterns of its files, and how many problems it has."""
-
-    repository: str
-    patterns: tuple[str, ...]
-    size: int
-    output_tokens: int
-    about: str
 
 
 @dataclass(frozen=True)
@@ -69,15 +58,6 @@ class Questions:
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self._problems[:limit]
 
-    @property
-    def count_note(self) -> str:
-        """A sentence where the number of problems is not that of the published set; "" where it is."""
-        expected = SOURCES[self.name].size if self.name in SOURCES else 0
-        count = len(self._problems)
-        if expected in (0, count):
-            return ""
-        return f"{self.name} has {count} problems with a reference answer here; the published set has {expected}."
-
     def prompt(self, problem: Problem) -> str:
         inside = bool(problem.about.get("choices_in_question"))
         return prompts.message(self.prompt_format, problem.question, tuple(problem.about.get("choices", ())), inside)
@@ -107,13 +87,21 @@ class Questions:
         return Grade(correct, float(correct), found, status)
 
     @cached_property
+    def path(self) -> Path:
+        """The file of the problems, fetched from the hub where it has to be."""
+        return Path(self.file).expanduser() if self.file else file_of(self.name)
+
+    @cached_property
+    def rows(self) -> Sequence[tables.Row]:
+        """The file as it is, one mapping for each problem, those without a reference answer among them."""
+        return tables.read_rows(self.path)
+
+    @cached_property
     def _problems(self) -> tuple[Problem, ...]:
-        path = Path(self.file).expanduser() if self.file else _from_hub(self.name)
-        rows = tables.read_rows(path)
-        where = f"The problem file {str(path)!r}"
+        where = f"The problem file {str(self.path)!r}"
         named = dict(self.columns)
         found = []
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(self.rows, 1):
             problem = _problem(f"{self.name}-{number:03d}", row, named, where)
             # A question without a reference answer could only be counted wrong.
             if problem.answer:
@@ -124,7 +112,7 @@ class Questions:
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers are given their problems; a thousand others need not travel with them.
-        return {name: value for name, value in vars(self).items() if name != "_problems"}
+        return {name: value for name, value in vars(self).items() if name not in ("_problems", "rows")}
 
 
 def _is_letter(answer: str) -> str:
@@ -147,7 +135,8 @@ def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) ->
     if correct_at and wrong:
         return _permuted(id_, question, str(row[correct_at]).strip(), wrong, about)
     given = row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer")]
-    answer = tables.as_text(given)
+    # GSM8K's references are whole solutions that end so.
+    answer = tables.as_text(given).rpartition("\n#### ")[2].strip()
     options_at = named.get("options") or tables.find(row, tables.OPTIONS)
     options = row.get(options_at) if options_at else [row[at] for at in tables.lettered(row)]
     if options:
@@ -202,68 +191,15 @@ def _options(value: Any, answer: str, where: str, by_index: bool = False) -> tup
         raise KvatlasError(f"{where} has options that are no list.")
     choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
     letter = _is_letter(answer)
-    if not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
+    if letter and ord(letter) - ord("A") >= len(choices):
+        letter = ""
+    elif not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
         letter = chr(ord("A") + int(answer))
     if not letter and answer in choices:
         letter = chr(ord("A") + choices.index(answer))
     if not letter:
         raise KvatlasError(f"{where} has the answer {answer!r}, which is none of its options.")
     return choices, letter
-
-
-SOURCES: dict[str, Source] = {
-    "AIME24": Source(
-        "HuggingFaceH4/aime_2024", ("data/train*.parquet",), 30, 11_000, "American Invitational Mathematics Exam 2024"
-    ),
-    "AIME25": Source(
-        "math-ai/aime25",
-        ("test*.jsonl", "*.parquet", "*.jsonl"),
-        30,
-        12_000,
-        "American Invitational Mathematics Exam 2025",
-    ),
-    "AMC23": Source(
-        "math-ai/amc23",
-        ("data/test*.parquet", "*.parquet", "*.jsonl"),
-        40,
-        6000,
-        "American Mathematics Competitions 2023",
-    ),
-    "GPQA_D": Source(
-        "Idavidrein/gpqa",
-        ("gpqa_diamond.csv",),
-        198,
-        7000,
-        "graduate-level science questions with four choices, the diamond set (gated on the hub)",
-    ),
-    "MATH500": Source(
-        "HuggingFaceH4/MATH-500", ("test.jsonl",), 500, 4000, "500 competition problems with LaTeX answers"
-    ),
-    "GAOKAO2023EN": Source(
-        "MARIO-Math-Reasoning/Gaokao2023-Math-En",
-        ("*.jsonl",),
-        385,
-        4000,
-        "Chinese college entrance and other exams of 2023 in English, LaTeX answers",
-    ),
-}
-
-
-def _from_hub(name: str) -> Path:
-    source = SOURCES.get(name)
-    if source is None:
-        raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
-    repository = Repository(source.repository, "dataset")
-    for folder in (repository.cached, lambda: repository.folder(source.patterns)):
-        where = folder()
-        there = [] if where is None else [str(path.relative_to(where)) for path in where.rglob("*") if path.is_file()]
-        for pattern in source.patterns:
-            if where is not None and (names := matching(there, (pattern,))):
-                return where / names[0]
-    raise KvatlasError(
-        f"The data set {source.repository!r} holds no file {' or '.join(source.patterns)}; name a local file: "
-        f"{name}@FILE."
-    )
 
 
 @dataclass(frozen=True)

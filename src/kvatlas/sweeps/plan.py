@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks, policies
-from kvatlas.benchmarks import Benchmark, count_note
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.check import notes_on
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import notes_for
@@ -274,7 +275,7 @@ def make_plan(spec: Spec) -> Plan:
     prompts = {}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
-    notes += [note for benchmark in found_benchmarks if (note := count_note(benchmark))]
+    notes += [note for benchmark in found_benchmarks for note in notes_on(benchmark)]
     for model in found_models:
         model.check()
         notes += model.notes
