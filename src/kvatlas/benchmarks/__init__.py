@@ -38,7 +38,8 @@ families: Registry[Family] = Registry(
 def find(name: str, **options: Any) -> Benchmark:
     """The benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
 
-    `options` are those of a spec's entry: file, prompt, columns. KvatlasError names what is there when there is none.
+    `options` are those of a spec's entry: file, prompt, columns, grader. KvatlasError names what is there
+    when there is none.
     """
     name, _, file = name.partition("@")
     kind, _, path = name.partition(":")

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvatlas.benchmarks import answers, equality, prompts, tables
+from kvatlas.benchmarks import answers, equality, graders, prompts, tables
 from kvatlas.benchmarks.judges import Verdict
 from kvatlas.benchmarks.sources import SOURCES, file_of
-from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
+from kvatlas.core import Grade, KvatlasError, Problem, digest
 
 #: The seed behind the seeds of all permutations of choices: part of the benchmark, so that everybody asks the same.
 CHOICE_SEED = 0
@@ -27,7 +27,8 @@ CHOICE_SEED = 0
 class Questions:
     """A set of questions with short answers, or with choices, asked through a named prompt format.
 
-    `file` replaces the hub; `columns` names columns (question, answer, id, options) that have unusual names.
+    `file` replaces the hub; `columns` names columns (question, answer, id, options) that have unusual names; `grader`
+    is one of benchmarks/graders.py.
     """
 
     name: str
@@ -35,10 +36,12 @@ class Questions:
     prompt_format: str = prompts.DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
     output_tokens: int = 8000
+    grader: str = graders.OWN
     version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         prompts.check(self.prompt_format)
+        graders.check(self.grader)
         unknown = [name for name, _ in self.columns if name not in ("question", "answer", "id", "options")]
         if unknown:
             raise KvatlasError(
@@ -51,9 +54,10 @@ class Questions:
 
     @property
     def identity(self) -> list[Any]:
-        """The prompt format and a digest of all problems: the same problems are the same from any file."""
+        """Prompt format, a digest of all problems, another grader: the same problems are the same from any file."""
         content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
-        return [*prompts.identity(self.prompt_format), digest(content)]
+        other = [] if self.grader == graders.OWN else [self.grader, graders.VERSION]
+        return [*prompts.identity(self.prompt_format), digest(content), *other]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self._problems[:limit]
@@ -68,6 +72,8 @@ class Questions:
         Where the prompt is the question alone a bare last line is an answer, too.
         """
         choices = tuple(problem.about.get("choices", ()))
+        if self.grader == "dynts" or (self.grader != graders.OWN and not choices):
+            return graders.GRADERS[self.grader](problem.answer, choices, answer)
         by_letter = bool(choices) or _is_letter(problem.answer)
         found = answers.letter(answer, choices) if by_letter else None
         if found is None and not choices:
@@ -77,14 +83,10 @@ class Questions:
             last = answers.bare(answer)
             found = answers.letter(last, choices) if last and by_letter else last
         if found is None:
-            return Grade(False, 0.0, None, Status.NO_ANSWER)
+            return graders.graded(Verdict.UNEQUAL, None)
         if by_letter:
-            correct = found == (_is_letter(problem.answer) or problem.answer)
-            return Grade(correct, float(correct), found, Status.OK)
-        verdict = equality.same(problem.answer, found)
-        status = Status.GRADER_TIMEOUT if verdict is Verdict.TIMEOUT else Status.OK
-        correct = verdict is Verdict.EQUAL
-        return Grade(correct, float(correct), found, status)
+            return graders.graded(Verdict(found == (_is_letter(problem.answer) or problem.answer)), found)
+        return graders.graded(equality.same(problem.answer, found), found)
 
     @cached_property
     def path(self) -> Path:
@@ -211,15 +213,17 @@ class Named:
     examples: str = field(default="")
 
     def named(self, rest: str, **options: Any) -> Questions:
-        """The benchmark; nothing may follow its name. Options: file, prompt, columns."""
+        """The benchmark; nothing may follow its name. Options: file, prompt, columns, grader."""
         if rest:
             raise KvatlasError(f"Unknown benchmark {self.name + rest!r}; {self.name} stands alone.")
         return questions(self.name, **options)
 
 
-def questions(name: str, *, file: str = "", prompt: str = prompts.DEFAULT, columns: Any = ()) -> Questions:
+def questions(
+    name: str, *, file: str = "", prompt: str = prompts.DEFAULT, columns: Any = (), grader: str = graders.OWN
+) -> Questions:
     """Questions by that name, with options as they stand in a spec."""
-    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())))
+    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())), grader=grader)
 
 
 def _family(name: str) -> Named:

@@ -25,7 +25,9 @@ def show(
     name: Name,
     problem: Annotated[int, typer.Option(min=1, help="Its number, from 1 up.")] = 1,
     model: Annotated[str | None, typer.Option(help="Through this model's chat template.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Another prompt format: r1, plain, line, or a template.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Another prompt format (r1, plain, dynts, line) or template.")
+    ] = None,
     answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
 ) -> None:
     """Print the exact text that is sent for one problem, and nothing else on standard output."""
