@@ -131,13 +131,22 @@ def export(
     partial: Partial = False,
     fix: Fix = None,
 ) -> None:
-    """Export a run: its maps as CSV, or its traces as JSON lines or Parquet."""
+    """Export a run: its maps as CSV, or its traces as JSON lines or Parquet.
+
+    A run that was graded again (`kvatlas grade`) has a column for each grader in its CSV.
+    """
+    from kvatlas.results import Store
     from kvatlas.results.export import export as write
     from kvatlas.stats.estimates.maps import maps_of_run
     from kvatlas.stats.estimates.run_data import RunData
 
-    maps = maps_of_run(RunData.open(run, metric, partial, fixed(fix))) if format_ == "csv" else None
-    write(run, format_, out, maps=maps)
+    if format_ == "csv":
+        with Store.open(run) as store:
+            metrics = [metric, *(graded for graded in store.gradings() if graded != metric)]
+        first, *also = (maps_of_run(RunData.open(run, each, partial, fixed(fix))) for each in metrics)
+        write(run, format_, out, maps=first, also=also)
+    else:
+        write(run, format_, out)
     typer.echo(out)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.results.store import GRADED
 
 PUBLISHED = "published:"
 #: Problems of the benchmarks of the field, for maps that do not tell.
@@ -132,7 +133,7 @@ def _records(name: str, text: str) -> tuple[list[str], list[tuple[int, dict[str,
 def _columns(name: str, header: Sequence[str]) -> tuple[tuple[str, str], str]:
     metric = _metric(header)
     known = {"model", "benchmark", "policy", value_column(metric), *VALUE_COLUMNS.values(), *EXTRAS}
-    others = [column for column in header if column and column not in known]
+    others = [column for column in header if column and column not in known and not column.startswith(GRADED)]
     missing = [column for column in ("model", "benchmark", value_column(metric)) if column not in header]
     given = tuple(axis for axis in AXES if axis in header)
     likeness = 0.66 if given else 0.75

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,6 +19,8 @@ from kvatlas.results.manifest import Manifest
 #: Rises whenever the tables change; a store of another version is refused, never migrated silently.
 SCHEMA_VERSION = 3
 FILE = "run.sqlite"
+#: Begins the metric of a trace that was graded again; the grader's name follows.
+GRADED = "graded:"
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -118,6 +120,25 @@ class Store:
         )
         with _disk_sentences(self.path):
             self._connection.execute(f"INSERT OR REPLACE INTO traces VALUES ({','.join('?' * len(row))})", row)
+
+    def put_grading(
+        self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]
+    ) -> None:
+        """Write the metrics of traces that were graded again, and how, all or nothing."""
+        rows = [(json.dumps(values), *key) for key, values in metrics.items()]
+        with _disk_sentences(self.path):
+            self._connection.execute("BEGIN")
+            self._connection.executemany(
+                "UPDATE traces SET metrics=? WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?",
+                rows,
+            )
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (GRADED + name, json.dumps(record)))
+            self._connection.execute("COMMIT")
+
+    def gradings(self) -> dict[str, dict[str, Any]]:
+        """How the traces were graded again, by metric."""
+        rows = self._connection.execute("SELECT name, value FROM meta WHERE name LIKE ?", (GRADED + "%",))
+        return {name: json.loads(value) for name, value in rows}
 
     def tokens_per_second(self) -> float:
         """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
