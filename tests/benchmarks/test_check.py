@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvatlas.benchmarks import find
+from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.sources import SOURCES
 from kvatlas.cli import new_app
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import make_plan, parse_spec
@@ -146,6 +147,15 @@ def test_the_end_of_a_gsm8k_solution_is_its_reference(tmp_path: Path) -> None:
     (problem,) = find(f"file:{path}").problems()
     assert problem.answer == "2"
     assert said(f"file:{path}") == []
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_public_benchmark_is_found_and_reads_a_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"question": "One and two?", "final_answer": ["$3$"]}]))
+    (problem,) = find(f"{name}@{path}").problems()
+    assert (problem.id, problem.answer) == (f"{name}-001", "$3$")
+    assert families.get(name).about.endswith(f"hub: {SOURCES[name].repository})")
 
 
 def test_a_sweep_refuses_what_cannot_be(tmp_path: Path) -> None:

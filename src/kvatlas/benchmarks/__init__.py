@@ -9,7 +9,10 @@ from kvatlas.benchmarks.base import Benchmark, Family, identity
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
-_PUBLIC = ("AIME24", "AIME25", "AMC23", "GPQA_D", "MATH500", "GAOKAO2023EN")
+_PUBLIC = (
+    *("AIME24", "AIME25", "AIME26", "AMC23", "HMMT25", "BRUMO25"),
+    *("GPQA_D", "MATH500", "GAOKAO2023EN", "GSM8K", "OLYMPIADBENCH", "MINERVA"),
+)
 
 
 def _fault(_: str, found: object) -> str:

@@ -1,4 +1,4 @@
-"""AIME24, AIME25, AMC23, GPQA_D, MATH500, GAOKAO2023EN, and any problem file of one's own.
+"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (benchmarks/sources.py), and any problem file of one's own.
 
 Problems come from the hub (its cache first) or from a local file in any usual layout. They are never part of this
 package: GPQA's authors ask that it is not published in plain text, and the others have licences of their own.
@@ -237,3 +237,9 @@ AMC23 = _family("AMC23")
 GPQA_D = _family("GPQA_D")
 MATH500 = _family("MATH500")
 GAOKAO2023EN = _family("GAOKAO2023EN")
+GSM8K = _family("GSM8K")
+HMMT25 = _family("HMMT25")
+BRUMO25 = _family("BRUMO25")
+AIME26 = _family("AIME26")
+OLYMPIADBENCH = _family("OLYMPIADBENCH")
+MINERVA = _family("MINERVA")

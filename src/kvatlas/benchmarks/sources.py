@@ -24,6 +24,9 @@ class Source:
     answers: str = ""
 
 
+#: Where MathArena has its files.
+_ARENA = ("data/train*.parquet", "*.parquet")
+
 SOURCES: dict[str, Source] = {
     "AIME24": Source(
         "HuggingFaceH4/aime_2024",
@@ -65,6 +68,24 @@ SOURCES: dict[str, Source] = {
         385,
         4000,
         "Chinese college entrance and other exams of 2023 in English, LaTeX answers",
+    ),
+    "GSM8K": Source(
+        "openai/gsm8k", ("main/test*.parquet", "*test.jsonl"), 1319, 1500, "grade-school word problems, the test set"
+    ),
+    "HMMT25": Source(
+        "MathArena/hmmt_feb_2025", _ARENA, 30, 14_000, "Harvard-MIT Mathematics Tournament, February 2025"
+    ),
+    "BRUMO25": Source("MathArena/brumo_2025", _ARENA, 30, 11_000, "Brown University Math Olympiad 2025"),
+    "AIME26": Source("MathArena/aime_2026", _ARENA, 30, 12_000, "American Invitational Mathematics Exam 2026"),
+    "OLYMPIADBENCH": Source(
+        "Hothan/OlympiadBench",
+        ("*OE_TO_maths_en_COMP.parquet", "*OE_TO_maths_en_COMP.jsonl"),
+        674,
+        9000,
+        "OlympiadBench: open-ended mathematical competition problems in English, text only",
+    ),
+    "MINERVA": Source(
+        "math-ai/minervamath", ("test.jsonl", "*.jsonl", "*.parquet"), 272, 5000, "university science and mathematics"
     ),
 }
 

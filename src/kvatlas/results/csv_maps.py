@@ -25,6 +25,12 @@ KNOWN_PROBLEMS: Mapping[str, int] = {
     "GPQA_D": 198,
     "MATH500": 500,
     "GAOKAO2023EN": 385,
+    "GSM8K": 1319,
+    "HMMT25": 30,
+    "BRUMO25": 30,
+    "AIME26": 30,
+    "OLYMPIADBENCH": 674,
+    "MINERVA": 272,
 }
 #: The column that holds a metric's values, in percent.
 VALUE_COLUMNS: Mapping[str, str] = {"pass@1": "pass_at_1", "progress": "progress"}
