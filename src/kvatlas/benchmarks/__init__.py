@@ -30,6 +30,7 @@ families: Registry[Family] = Registry(
     "kvatlas.benchmarks",
     {
         "CHAIN": "kvatlas.benchmarks.chain:Chain",
+        "CODE": "kvatlas.benchmarks.code:Code",
         "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
     }
