@@ -302,6 +302,11 @@ def _strict(policy: Policy, spec: Spec) -> Policy:
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
     room = model.positions
     wanted = spec.sampling.max_new_tokens
+    if room is not None and prompt >= room:
+        raise KvatlasError(
+            f"The longest prompt of {benchmark.name} has {prompt:,} tokens, and the model {model.name!r} reads at most "
+            f"{room:,}, its answer included; ask shorter problems (of mazes a smaller grid, or less of L and N)."
+        )
     if room is not None and prompt + wanted > room:
         raise KvatlasError(
             f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
