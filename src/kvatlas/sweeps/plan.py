@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.seqbench import SeqBench
 from kvatlas.core import KvatlasError, Problem, Setting, digest
-from kvatlas.models import ModelHandle
+from kvatlas.models import EMBEDDED, ModelHandle
 from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
@@ -282,6 +283,11 @@ def make_plan(spec: Spec) -> Plan:
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
+            if isinstance(benchmark, SeqBench) and benchmark.bare and model.folder.parent != EMBEDDED:
+                notes.append(
+                    f"{benchmark.name} gives {model.name} the facts of a maze and no task, which suits models that "
+                    f"were trained on them alone; {benchmark.name}-full says what is to be done."
+                )
             texts = [model.prompt(benchmark.prompt(problem)) for problem in problems[benchmark.name]]
             notes += notes_for(model, texts, benchmark.name)
             lengths = [len(model.tokens(text)) for text in texts]

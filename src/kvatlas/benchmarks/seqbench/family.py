@@ -89,6 +89,11 @@ class SeqBench:
         return _shape_name(self.shape) + "-" + next(k for k, v in FORMATS.items() if v == self.prompt_format)
 
     @property
+    def bare(self) -> bool:
+        """Whether prompts are facts alone."""
+        return self.prompt_format == FORMATS["facts"]
+
+    @property
     def identity(self) -> list[Any]:
         """Keys on the way: names without a word about keys once stood for detours in all grids."""
         return [self.shape.keys] if self.shape.doors and self.shape.keys == ON_WAY else []
