@@ -32,6 +32,7 @@ families: Registry[Family] = Registry(
         "CHAIN": "kvatlas.benchmarks.chain:Chain",
         "CODE": "kvatlas.benchmarks.code:Code",
         "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
+        "RULER": "kvatlas.benchmarks.ruler:Ruler",
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
     }
     | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
