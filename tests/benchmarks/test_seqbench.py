@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kvatlas.benchmarks import find
+from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.seqbench import Shape, draw, format_plan, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.search import reachable, shortest
 from kvatlas.core import KvatlasError, Problem, Status
@@ -109,7 +109,7 @@ def test_mazes_are_the_same_everywhere() -> None:
     problems = find("SEQBENCH-40x40-L100-B2-N0.5-S1").problems(3)
     text = "\n".join(f"{problem.question}\n{problem.answer}" for problem in problems)
     assert (
-        hashlib.sha256(text.encode()).hexdigest() == "3f8bcac7fe057da16765df0ffb213db7d782d8cdce0e610a38862b0efaadbd2a"
+        hashlib.sha256(text.encode()).hexdigest() == "34912ed3a44373733420eec60a65d3a68b43d0144379f71b0ba9507a5bde04b9"
     )
 
 
@@ -123,6 +123,58 @@ def test_plans_as_long_as_the_published_ones(shape: Shape) -> None:
         assert shortest(read_maze(instance.facts)) == (shape.length, 1)
         rooms = [room for name, room in instance.plan if name in ("start", "move_to")]
         assert (len(set(rooms)) == len(rooms)) == (shape.doors == 0)
+
+
+def test_small_grids_keep_their_mazes() -> None:
+    text = "\n".join(f"{problem.question}\n{problem.answer}" for problem in find("SEQBENCH-6x6-B1").problems(3))
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "624d77d9409a9da579214751ef6a8ff4f506d8b1d7632f1e3202995a1d3241e6"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SEQBENCH-40x40-L400-B5-N1", "SEQBENCH-9x9-B3", "SEQBENCH-6x6-B1-Konway", "SEQBENCH-40x40-L100-B2-Kdetour"],
+)
+def test_keys_lie_on_the_way_or_in_dead_ends(name: str) -> None:
+    benchmark = find(name)
+    assert benchmark.name == name
+    assert ("on_way" in identity(benchmark)) == (not name.endswith("Kdetour"))
+    for problem in benchmark.problems(3):
+        plan = parse_plan(problem.answer)
+        assert plan is not None
+        assert shortest(read_maze(problem.question.splitlines())) == (len(plan), 1)
+        rooms = [room for action, room in plan if action in ("start", "move_to")]
+        assert (len(set(rooms)) == len(rooms)) == (not name.endswith("Kdetour"))
+
+
+def test_a_word_about_keys_that_says_nothing_new_is_left_out_of_the_name() -> None:
+    names = ["SEQBENCH-6x6-B1-Kdetour", "SEQBENCH-40x40-B1-Konway", "SEQBENCH-40x40-Kdetour"]
+    assert [find(name).name for name in names] == ["SEQBENCH-6x6-B1", "SEQBENCH-40x40-B1", "SEQBENCH-40x40"]
+
+
+PLAIN = ["start A1", "move_to A2", "pick_up_key 7", "rescue Alice"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(PLAIN),
+        str([line.replace(" ", ": ") for line in PLAIN]),
+        str([str(tuple(line.split())) for line in PLAIN]),
+        str([f"{line.replace(' ', '(')})" for line in PLAIN]),
+        str([tuple(line.split()) for line in PLAIN])[:-1],
+        str([line.split() for line in PLAIN])[:-1] + "\n```",
+        "[see below] " + str(PLAIN)[:-1] + ".",
+    ],
+)
+def test_lists_of_texts_and_lists_without_their_last_bracket_are_read(text: str) -> None:
+    assert parse_plan(text) == tuple(tuple(line.split()) for line in PLAIN)
+
+
+@pytest.mark.parametrize("text", ["[('start', 'A1'), ('move_to', 'A", "['start'", "['walk A1', 'move_to A2']", "[1, 2"])
+def test_what_is_no_plan_is_none(text: str) -> None:
+    assert parse_plan(text) is None
 
 
 @pytest.mark.parametrize("columns", [2, 3])

@@ -31,6 +31,12 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert pair["above"] + pair["on"] + pair["below"] == pytest.approx(1)
     assert pair["difference"]["value"] < 0 < pair["above"]
     assert pair["spearman_given_L"]["low"] <= pair["spearman_given_L"]["value"] <= pair["spearman_given_L"]["high"]
+    code, said, _ = kvatlas(
+        "compare", run, "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json", "--only", "window", "--only", "B"
+    )
+    assert json.loads(said)["pairs"][0]["problems"] == 40
+    code, _, err = kvatlas("compare", run, "--out", out, "--benchmark", "AIME24")
+    assert (code, err) == (2, "kvatlas: No run has the benchmark 'AIME24'; there are: SEQBENCH-6x6-B1.\n")
     code, said, _ = kvatlas("compare", run, "--out", out, "--metric", "recall", "--json")
     assert json.loads(said)["metric"] == "recall"
 

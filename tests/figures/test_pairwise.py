@@ -17,7 +17,7 @@ from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, U
 from kvatlas.figures.decay import curve, curves_figure
 from kvatlas.figures.look import save
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
-from kvatlas.figures.pairwise import density, names_of, numbers, pairwise_figure, save_pairwise
+from kvatlas.figures.pairwise import check_panels, density, names_of, numbers, pairwise_figure, save_pairwise
 from kvatlas.stats.estimates.decay import PUBLISHED_L0
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
@@ -51,8 +51,8 @@ def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> 
     assert len(panels) == 6
     assert len({round(axes.get_position().y0, 6) for axes in panels}) == 2
     assert len({round(axes.get_position().x0, 6) for axes in panels}) == 3
-    titles = [axes.get_title(loc="left") for axes in panels]
-    assert titles[:3] == ["x: A full vs y: A window", "x: A full vs y: B full", "x: A full vs y: C"]
+    titles = [axes.get_title(loc="left").replace("\n", " ") for axes in panels]
+    assert titles[:3] == ["x: A full vs y: A window (ratio=0.1)", "x: A full vs y: B full", "x: A full vs y: C"]
     for axes in panels:
         assert axes.get_xlim() == axes.get_ylim() == (0, 1)
         assert list(axes.get_xticks()) == list(axes.get_yticks()) == [0.2, 0.4, 0.6, 0.8]
@@ -123,8 +123,10 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 def test_too_many_panels_are_refused() -> None:
     many = [System(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}, {}, 2) for i in range(9)]
-    with pytest.raises(KvatlasError, match=r"36 panels; at most 28 \(8 systems\)"):
+    with pytest.raises(KvatlasError, match=r"9 systems make 36 panels, .* at most 28 \(8 systems\); name .* --only"):
         pairwise_figure(many, pairs_of(many), "progress")
+    with pytest.raises(KvatlasError, match="84 systems make 3,486 panels"):
+        check_panels([many[0]] * 84)
 
 
 def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
@@ -132,8 +134,11 @@ def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
     other = System("b", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 0.5}}, {}, 2)
     lines = numbers(pairs_of([flat, other])[0][2])
     assert lines[lines.index("Spearman") + 1] == "undefined: a side"
-    assert lines[-1] == "given L: unknown"
+    assert lines[-3:] == ["given L", "unknown: problems", "have no plan length"]
     assert "x ahead 50.0 %" in lines
+    for system in (flat, other):
+        system.about.update({key: {"L": 7} for key in system.outcomes})
+    assert numbers(pairs_of([flat, other])[0][2])[-2:] == ["unknown: all plans", "are equally long"]
 
 
 def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
+from kvatlas.findings import Status
 from kvatlas.models import ModelHandle
-from kvatlas.models.tokenizer_check import Status, check_tokenizer, notes_for
+from kvatlas.models.tokenizer_check import check_tokenizer, notes_for
 from tests.r1 import AIME, save_model
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError
+from kvatlas.models import EMBEDDED
 from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
@@ -33,3 +39,16 @@ def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, A
     assert check_complete(found, False) == []
     assert len(pairs_of(found)) == 10
     assert found[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]
+
+
+def test_other_models_are_told_of_the_task_text_and_of_a_context_that_is_too_short(tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(EMBEDDED / "tiny-llama", folder)
+    spec = {"problems": 1, "samples": 1, "sampling": {"max_new_tokens": 20}}
+    for model, told in (("embedded:tiny-llama", False), (f"hf:{folder}", True)):
+        plan = make_plan(parse_spec({**spec, "models": [model], "benchmarks": ["SEQBENCH-5x5"]}))
+        assert any("SEQBENCH-5x5-full says what is to be done" in note for note in plan.notes) == told
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):
+        make_plan(parse_spec({**spec, "models": [f"hf:{folder}"], "benchmarks": ["SEQBENCH-5x5"]}))

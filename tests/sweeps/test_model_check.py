@@ -10,8 +10,8 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
+from kvatlas.findings import Finding, Status
 from kvatlas.models import ModelHandle
-from kvatlas.models.tokenizer_check import Finding, Status
 from kvatlas.sweeps import model_check
 from kvatlas.sweeps.model_check import check_model
 from tests.conftest import WINDOW

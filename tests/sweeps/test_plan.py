@@ -220,7 +220,7 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> Non
 def test_a_plan_notes_a_benchmark_of_which_problems_are_missing(spec_data: Build, r1_folder: str) -> None:
     data = spec_data(models=[r1_folder], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
     assert (
-        "AIME24 has 3 problems with a reference answer here; the published set has 30."
+        "AIME24: 3 problems with a reference answer, where the published set has 30; the file is not the published set."
         in make_plan(parse_spec(data)).notes
     )
 

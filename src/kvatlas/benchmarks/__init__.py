@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, count_note, identity, nth
+from kvatlas.benchmarks.base import Benchmark, Family, identity, nth
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
-_PUBLIC = ("AIME24", "AIME25", "AMC23", "GPQA_D", "MATH500", "GAOKAO2023EN")
+_PUBLIC = (
+    *("AIME24", "AIME25", "AIME26", "AMC23", "HMMT25", "BRUMO25"),
+    *("GPQA_D", "MATH500", "GAOKAO2023EN", "GSM8K", "OLYMPIADBENCH", "MINERVA"),
+)
 
 
 def _fault(_: str, found: object) -> str:
@@ -27,7 +30,9 @@ families: Registry[Family] = Registry(
     "kvatlas.benchmarks",
     {
         "CHAIN": "kvatlas.benchmarks.chain:Chain",
+        "CODE": "kvatlas.benchmarks.code:Code",
         "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
+        "RULER": "kvatlas.benchmarks.ruler:Ruler",
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
     }
     | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
@@ -38,7 +43,8 @@ families: Registry[Family] = Registry(
 def find(name: str, **options: Any) -> Benchmark:
     """The benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
 
-    `options` are those of a spec's entry: file, prompt, columns. KvatlasError names what is there when there is none.
+    `options` are those of a spec's entry: file, prompt, columns, grader. KvatlasError names what is there
+    when there is none.
     """
     name, _, file = name.partition("@")
     kind, _, path = name.partition(":")
@@ -67,4 +73,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "count_note", "families", "find", "identity", "nth"]
+__all__ = ["Benchmark", "Family", "families", "find", "identity", "nth"]

@@ -15,8 +15,7 @@ class Benchmark(Protocol):
     """The contract of every benchmark; a new one is one file that satisfies it.
 
     `version` rises whenever problems, prompts or verdicts change: it is part of the run key. A benchmark whose problems
-    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what; one
-    whose problems may be incomplete has a property `count_note`, a sentence for users or "".
+    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what.
     """
 
     version: ClassVar[int]
@@ -75,8 +74,3 @@ def nth(benchmark: Benchmark, index: int) -> Problem:
 def identity(benchmark: Benchmark) -> list[Any]:
     """All that can change what a benchmark asks and how it judges: part of the run key."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
-
-
-def count_note(benchmark: Benchmark) -> str:
-    """A sentence where a benchmark does not have the number of problems that it should have; "" elsewhere."""
-    return str(getattr(benchmark, "count_note", ""))

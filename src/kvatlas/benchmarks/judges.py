@@ -40,6 +40,13 @@ class Judges(Programs):
         except TimeoutError:
             return Verdict.TIMEOUT
 
+    def read(self, reference: str, text: str) -> Verdict:
+        """Whether math-verify finds the reference in a text, whatever it takes for the text's answer."""
+        try:
+            return Verdict(self.ask([reference, text, "read"]))
+        except TimeoutError:
+            return Verdict.TIMEOUT
+
 
 _judges: Judges | None = None
 _lock = threading.Lock()
@@ -47,8 +54,17 @@ _lock = threading.Lock()
 
 def compare(first: str, second: str) -> Verdict:
     """Whether two expressions are equal, decided in this process's own pool."""
+    return _pool().compare(first, second)
+
+
+def read(reference: str, text: str) -> Verdict:
+    """Whether math-verify finds the reference in a text."""
+    return _pool().read(reference, text)
+
+
+def _pool() -> Judges:
     global _judges
     with _lock:
         if _judges is None or not _judges.owned:
             _judges = Judges()
-    return _judges.compare(first, second)
+    return _judges

@@ -35,6 +35,9 @@ FORMATS = {
         "{question}\n\n{options}\n\n" + _LETTER,
     ),
     "plain": Format(2, "the question alone, with its options", "{question}", "{question}\n\n{options}"),
+    "dynts": Format(
+        1, "the question alone, as the code of DynTS asks (Robin930/DynTS)", "{question}", "{question}\n\n{options}"
+    ),
     "line": Format(
         1,
         'the question, then a request to end with a line "Answer: ..."',
@@ -62,7 +65,7 @@ def message(format_: str, question: str, choices: tuple[str, ...], inside: bool 
 
 def asks_nothing(format_: str) -> bool:
     """Whether a format says nothing about how to end."""
-    return format_ == "plain"
+    return format_ in ("plain", "dynts")
 
 
 def identity(format_: str) -> list[str | int]:

@@ -1,4 +1,4 @@
-"""AIME24, AIME25, AMC23, GPQA_D, MATH500, GAOKAO2023EN, and any problem file of one's own.
+"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (benchmarks/sources.py), and any problem file of one's own.
 
 Problems come from the hub (its cache first) or from a local file in any usual layout. They are never part of this
 package: GPQA's authors ask that it is not published in plain text, and the others have licences of their own.
@@ -14,31 +14,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvatlas.benchmarks import answers, equality, prompts, tables
+from kvatlas.benchmarks import answers, equality, graders, prompts, tables
 from kvatlas.benchmarks.judges import Verdict
-from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
-from kvatlas.hub import Repository, matching
+from kvatlas.benchmarks.sources import SOURCES, file_of
+from kvatlas.core import Grade, KvatlasError, Problem, digest
 
 #: The seed behind the seeds of all permutations of choices: part of the benchmark, so that everybody asks the same.
 CHOICE_SEED = 0
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a benchmark is on the hub: the data set's id, patterns of its files, and how many problems it has."""
-
-    repository: str
-    patterns: tuple[str, ...]
-    size: int
-    output_tokens: int
-    about: str
-
-
-@dataclass(frozen=True)
 class Questions:
     """A set of questions with short answers, or with choices, asked through a named prompt format.
 
-    `file` replaces the hub; `columns` names columns (question, answer, id, options) that have unusual names.
+    `file` replaces the hub; `columns` names columns (question, answer, id, options) that have unusual names; `grader`
+    is one of benchmarks/graders.py.
     """
 
     name: str
@@ -46,10 +36,12 @@ class Questions:
     prompt_format: str = prompts.DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
     output_tokens: int = 8000
+    grader: str = graders.OWN
     version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         prompts.check(self.prompt_format)
+        graders.check(self.grader)
         unknown = [name for name, _ in self.columns if name not in ("question", "answer", "id", "options")]
         if unknown:
             raise KvatlasError(
@@ -62,23 +54,13 @@ class Questions:
 
     @property
     def identity(self) -> list[Any]:
-        """The prompt format and a digest of all problems: the same problems are the same from any file."""
+        """Prompt format, a digest of all problems, another grader: the same problems are the same from any file."""
         content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
-        return [*prompts.identity(self.prompt_format), digest(content)]
+        other = [] if self.grader == graders.OWN else [self.grader, graders.VERSION]
+        return [*prompts.identity(self.prompt_format), digest(content), *other]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self._problems[:limit]
-
-    @property
-    def count_note(self) -> str:
-        """A sentence where the number of problems is not that of the published set, or of one's own file; else ""."""
-        count, rows = len(self._problems), len(self._asked)
-        expected = SOURCES[self.name].size if self.name in SOURCES else 0
-        if expected and count != expected:
-            return f"{self.name} has {count} problems with a reference answer here; the published set has {expected}."
-        if count < rows and not expected:
-            return f"{rows - count} of the {rows} problems of {self.name} have no reference answer and are left out."
-        return ""
 
     def prompt(self, problem: Problem) -> str:
         inside = bool(problem.about.get("choices_in_question"))
@@ -90,6 +72,8 @@ class Questions:
         Where the prompt is the question alone a bare last line is an answer, too.
         """
         choices = tuple(problem.about.get("choices", ()))
+        if self.grader == "dynts" or (self.grader != graders.OWN and not choices):
+            return graders.GRADERS[self.grader](problem.answer, choices, answer)
         by_letter = bool(choices) or _is_letter(problem.answer)
         found = answers.letter(answer, choices) if by_letter else None
         if found is None and not choices:
@@ -99,36 +83,38 @@ class Questions:
             last = answers.bare(answer)
             found = answers.letter(last, choices) if last and by_letter else last
         if found is None:
-            return Grade(False, 0.0, None, Status.NO_ANSWER)
+            return graders.graded(Verdict.UNEQUAL, None)
         if by_letter:
-            correct = found == (_is_letter(problem.answer) or problem.answer)
-            return Grade(correct, float(correct), found, Status.OK)
-        verdict = equality.same(problem.answer, found)
-        status = Status.GRADER_TIMEOUT if verdict is Verdict.TIMEOUT else Status.OK
-        correct = verdict is Verdict.EQUAL
-        return Grade(correct, float(correct), found, status)
+            return graders.graded(Verdict(found == (_is_letter(problem.answer) or problem.answer)), found)
+        return graders.graded(equality.same(problem.answer, found), found)
+
+    @cached_property
+    def path(self) -> Path:
+        """The file of the problems, fetched from the hub where it has to be."""
+        return Path(self.file).expanduser() if self.file else file_of(self.name)
+
+    @cached_property
+    def rows(self) -> Sequence[tables.Row]:
+        """The file as it is, one mapping for each problem, those without a reference answer among them."""
+        return tables.read_rows(self.path)
 
     @property
     def _problems(self) -> tuple[Problem, ...]:
-        # A question without a reference answer could only be counted wrong.
-        return tuple(problem for problem in self._asked if problem.answer)
-
-    @cached_property
-    def _asked(self) -> tuple[Problem, ...]:
-        path = Path(self.file).expanduser() if self.file else _from_hub(self.name)
-        rows = tables.read_rows(path)
-        where = f"The problem file {str(path)!r}"
+        where = f"The problem file {str(self.path)!r}"
         named = dict(self.columns)
         found = []
-        for number, row in enumerate(rows, 1):
-            found.append(_problem(f"{self.name}-{number:03d}", row, named, where))
-        if not any(problem.answer for problem in found):
+        for number, row in enumerate(self.rows, 1):
+            problem = _problem(f"{self.name}-{number:03d}", row, named, where)
+            # A question without a reference answer could only be counted wrong.
+            if problem.answer:
+                found.append(problem)
+        if not found:
             raise KvatlasError(f"{where} holds no problem with an answer.")
         return tuple(found)
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers are given their problems; a thousand others need not travel with them.
-        return {name: value for name, value in vars(self).items() if name != "_asked"}
+        return {name: value for name, value in vars(self).items() if name not in ("_problems", "rows")}
 
 
 def _is_letter(answer: str) -> str:
@@ -151,7 +137,8 @@ def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) ->
     if correct_at and wrong:
         return _permuted(id_, question, str(row[correct_at]).strip(), wrong, about)
     given = row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer")]
-    answer = tables.as_text(given)
+    # GSM8K's references are whole solutions that end so.
+    answer = tables.as_text(given).rpartition("\n#### ")[2].strip()
     options_at = named.get("options") or tables.find(row, tables.OPTIONS)
     options = row.get(options_at) if options_at else [row[at] for at in tables.lettered(row)]
     if options:
@@ -206,68 +193,15 @@ def _options(value: Any, answer: str, where: str, by_index: bool = False) -> tup
         raise KvatlasError(f"{where} has options that are no list.")
     choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
     letter = _is_letter(answer)
-    if not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
+    if letter and ord(letter) - ord("A") >= len(choices):
+        letter = ""
+    elif not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
         letter = chr(ord("A") + int(answer))
     if not letter and answer in choices:
         letter = chr(ord("A") + choices.index(answer))
     if not letter:
         raise KvatlasError(f"{where} has the answer {answer!r}, which is none of its options.")
     return choices, letter
-
-
-SOURCES: dict[str, Source] = {
-    "AIME24": Source(
-        "HuggingFaceH4/aime_2024", ("data/train*.parquet",), 30, 11_000, "American Invitational Mathematics Exam 2024"
-    ),
-    "AIME25": Source(
-        "math-ai/aime25",
-        ("test*.jsonl", "*.parquet", "*.jsonl"),
-        30,
-        12_000,
-        "American Invitational Mathematics Exam 2025",
-    ),
-    "AMC23": Source(
-        "math-ai/amc23",
-        ("data/test*.parquet", "*.parquet", "*.jsonl"),
-        40,
-        6000,
-        "American Mathematics Competitions 2023",
-    ),
-    "GPQA_D": Source(
-        "Idavidrein/gpqa",
-        ("gpqa_diamond.csv",),
-        198,
-        7000,
-        "graduate-level science questions with four choices, the diamond set (gated on the hub)",
-    ),
-    "MATH500": Source(
-        "HuggingFaceH4/MATH-500", ("test.jsonl",), 500, 4000, "500 competition problems with LaTeX answers"
-    ),
-    "GAOKAO2023EN": Source(
-        "MARIO-Math-Reasoning/Gaokao2023-Math-En",
-        ("*.jsonl",),
-        385,
-        4000,
-        "Chinese college entrance and other exams of 2023 in English, LaTeX answers",
-    ),
-}
-
-
-def _from_hub(name: str) -> Path:
-    source = SOURCES.get(name)
-    if source is None:
-        raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
-    repository = Repository(source.repository, "dataset")
-    for folder in (repository.cached, lambda: repository.folder(source.patterns)):
-        where = folder()
-        there = [] if where is None else [str(path.relative_to(where)) for path in where.rglob("*") if path.is_file()]
-        for pattern in source.patterns:
-            if where is not None and (names := matching(there, (pattern,))):
-                return where / names[0]
-    raise KvatlasError(
-        f"The data set {source.repository!r} holds no file {' or '.join(source.patterns)}; name a local file: "
-        f"{name}@FILE."
-    )
 
 
 @dataclass(frozen=True)
@@ -279,15 +213,17 @@ class Named:
     examples: str = field(default="")
 
     def named(self, rest: str, **options: Any) -> Questions:
-        """The benchmark; nothing may follow its name. Options: file, prompt, columns."""
+        """The benchmark; nothing may follow its name. Options: file, prompt, columns, grader."""
         if rest:
             raise KvatlasError(f"Unknown benchmark {self.name + rest!r}; {self.name} stands alone.")
         return questions(self.name, **options)
 
 
-def questions(name: str, *, file: str = "", prompt: str = prompts.DEFAULT, columns: Any = ()) -> Questions:
+def questions(
+    name: str, *, file: str = "", prompt: str = prompts.DEFAULT, columns: Any = (), grader: str = graders.OWN
+) -> Questions:
     """Questions by that name, with options as they stand in a spec."""
-    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())))
+    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())), grader=grader)
 
 
 def _family(name: str) -> Named:
@@ -301,3 +237,9 @@ AMC23 = _family("AMC23")
 GPQA_D = _family("GPQA_D")
 MATH500 = _family("MATH500")
 GAOKAO2023EN = _family("GAOKAO2023EN")
+GSM8K = _family("GSM8K")
+HMMT25 = _family("HMMT25")
+BRUMO25 = _family("BRUMO25")
+AIME26 = _family("AIME26")
+OLYMPIADBENCH = _family("OLYMPIADBENCH")
+MINERVA = _family("MINERVA")

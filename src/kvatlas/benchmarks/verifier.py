@@ -1,4 +1,4 @@
-"""The program behind `judges`: reads pairs of expressions, says whether math-verify finds them equal.
+"""The program behind `judges`: reads pairs of expressions, or one and a text, and has math-verify compare.
 
 Run as `python -m kvatlas.benchmarks.verifier SECONDS BYTES` in a process of its own, because symbolic algebra on what a
 model wrote may take any time and memory.
@@ -21,11 +21,12 @@ def main() -> None:
 
     def parsed(text: str) -> list[object]:
         # The library's own time limits need the main thread's alarm, which is ours.
-        return list(parse(f"${text}$", extraction, parsing_timeout=None))
+        return list(parse(text, extraction, parsing_timeout=None))
 
     def equal(pair: list[str]) -> bool:
         try:
-            one, other = map(parsed, pair)
+            reference, text, *whole = pair
+            one, other = parsed(f"${reference}$"), parsed(text if whole else f"${text}$")
             # Either order: an interval and the inequality that means the same are found equal in one of them only.
             return any(verify(a, b, timeout_seconds=None) for a, b in ((one, other), (other, one)))
         except MemoryError:

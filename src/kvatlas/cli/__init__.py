@@ -24,6 +24,7 @@ def new_app() -> typer.Typer:
         benchmarks,
         calibration,
         compare,
+        grading,
         imports,
         lists,
         lm_eval,
@@ -42,7 +43,10 @@ def new_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    rooms = (sweeps, serve, lm_eval, maps, results, compare, imports, predictor, calibration, benchmarks, lists, models)
+    rooms = (
+        *(sweeps, serve, lm_eval, maps, results, compare, grading),
+        *(imports, predictor, calibration, benchmarks, lists, models),
+    )
     for room in rooms:
         room.add_to(app)
     return app

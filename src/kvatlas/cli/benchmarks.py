@@ -12,7 +12,7 @@ Name = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24,
 
 
 def benchmarks(context: typer.Context, as_json: Json = False) -> None:
-    """List the benchmarks; `show` prints a problem."""
+    """List the benchmarks; `show` prints a problem, `check` looks at a problem file."""
     if context.invoked_subcommand:
         return
     from kvatlas.benchmarks import families
@@ -25,7 +25,9 @@ def show(
     name: Name,
     problem: Annotated[int, typer.Option(min=1, help="Its number, from 1 up.")] = 1,
     model: Annotated[str | None, typer.Option(help="Through this model's chat template.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Another prompt format: r1, plain, line, or a template.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Another prompt format (r1, plain, dynts, line) or template.")
+    ] = None,
     answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
 ) -> None:
     """Print the exact text that is sent for one problem, and nothing else on standard output."""
@@ -43,9 +45,33 @@ def show(
         typer.echo(f"{asked.id}: {asked.answer}", err=True)
 
 
+def check(
+    name: Name,
+    model: Annotated[str | None, typer.Option(help="Lengths of prompts in tokens of this model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of lines.")] = False,
+) -> None:
+    """Look at a problem file before a sweep: columns, count, damage, choices, reference answers, an example.
+
+    Ends with exit code 2 if the file cannot be what it is taken for. A sweep makes the same check.
+    """
+    from kvatlas.benchmarks import find
+    from kvatlas.benchmarks.check import check as check_benchmark
+    from kvatlas.cli.lists import print_findings
+
+    benchmark = find(name)
+    if model is None:
+        print_findings(check_benchmark(benchmark), as_json)
+    else:
+        from kvatlas.models import find as find_model
+
+        chosen = find_model(model)
+        print_findings(check_benchmark(benchmark, lambda text: len(chosen.encode(text)), "tokens"), as_json)
+
+
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
     group = typer.Typer(invoke_without_command=True)
     group.callback()(benchmarks)
     group.command()(show)
+    group.command()(check)
     app.add_typer(group, name="benchmarks", help=benchmarks.__doc__)

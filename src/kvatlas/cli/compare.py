@@ -33,17 +33,21 @@ def compare(
         str, typer.Option(help="progress, pass@1, or any graded metric in [0, 1], such as progress_valid.")
     ] = "progress",
     only: Only = None,
+    benchmark: Annotated[
+        list[str] | None, typer.Option(help="Problems of this benchmark alone. Repeat it; default: all.")
+    ] = None,
     partial: Partial = False,
     as_json: Json = False,
 ) -> None:
     """Draw every two systems against each other, problem by problem, with the line where they are equal."""
     from kvatlas.figures.look import check_figure
-    from kvatlas.figures.pairwise import names_of, pairwise_figure, save_pairwise
+    from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import signed
     from kvatlas.stats.pairs.pairwise import pairs_of
 
     check_figure(out)
-    systems, notes = _systems(runs, metric, only, partial)
+    systems, notes = _systems(runs, metric, only, partial, benchmark)
+    check_panels(systems)
     pairs = pairs_of(systems)
     names = names_of(systems)
     written = save_pairwise(pairwise_figure(systems, pairs, metric, notes), out, systems, metric)
@@ -110,11 +114,13 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}
 
 
-def _systems(runs: list[Path], metric: str, only: list[str] | None, partial: bool) -> tuple[list[System], list[Note]]:
+def _systems(
+    runs: list[Path], metric: str, only: list[str] | None, partial: bool, benchmarks: list[str] | None = None
+) -> tuple[list[System], list[Note]]:
     from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.pairs.systems import check_complete, choose, systems_of
 
-    chosen = choose(systems_of([RunData.open(run) for run in runs], metric), only or [])
+    chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), only or [])
     return chosen, check_complete(chosen, partial)
 
 

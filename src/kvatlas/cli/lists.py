@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from kvatlas.findings import Finding
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")]
 
@@ -112,6 +116,25 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row.values()))
     Console().print(table)
+
+
+def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
+    """Findings, a line for each as they come, or all as JSON; exit code 2 if one of them failed."""
+    from kvatlas.findings import Status
+
+    seen = []
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
+    if as_json:
+        rows = [
+            {"name": each.name, "status": each.status.value, "message": each.message, "advice": each.advice}
+            for each in seen
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+    if any(finding.status is Status.FAILED for finding in seen):
+        raise typer.Exit(2)
 
 
 def _cell(value: Any) -> str:

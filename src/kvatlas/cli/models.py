@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from kvatlas.cli import completing
-from kvatlas.cli.lists import Json, print_rows
+from kvatlas.cli.lists import Json, print_findings, print_rows
 from kvatlas.cli.sweeps import ModelOption, assignments
 
 #: What is asked where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
@@ -62,26 +61,13 @@ def check(
 
     from kvatlas.benchmarks import find as find_benchmark
     from kvatlas.models import embedded, find
-    from kvatlas.models.tokenizer_check import Status
     from kvatlas.sweeps.model_check import check_model
 
     torch.set_num_threads(1)
     chosen = find(model, **assignments("--model-option", model_option))
     asked = [find_benchmark(name) for name in benchmark or ([OWN] if model in embedded() else [])]
     messages = [each.prompt(problem) for each in asked for problem in each.problems(problems)] or [PROBE]
-    findings = []
-    for finding in check_model(chosen, messages, max_new_tokens):
-        findings.append(finding)
-        if not as_json:
-            typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
-    if as_json:
-        rows = [
-            {"name": each.name, "status": each.status.value, "message": each.message, "advice": each.advice}
-            for each in findings
-        ]
-        typer.echo(json.dumps(rows, indent=2))
-    if any(finding.status is Status.FAILED for finding in findings):
-        raise typer.Exit(2)
+    print_findings(check_model(chosen, messages, max_new_tokens), as_json)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -142,10 +142,13 @@ def export(
         bool, typer.Option("--store", help="The run itself, into a new folder: while it is written, or damaged.")
     ] = False,
 ) -> None:
-    """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
-    if store:
-        from kvatlas.results import Store
+    """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run.
 
+    A run that was graded again (`kvatlas grade`) has a column for each grader in its CSV.
+    """
+    from kvatlas.results import Store
+
+    if store:
         with Store.open(run) as found:
             typer.echo(f"{out}: {found.copy(out):,} traces")
         return
@@ -157,8 +160,13 @@ def export(
     from kvatlas.stats.estimates.maps import maps_of_run
     from kvatlas.stats.estimates.run_data import RunData
 
-    maps = maps_of_run(RunData.open(run, metric, partial, fixed(fix))) if format_ == "csv" else None
-    write(run, format_, out, maps=maps)
+    if format_ == "csv":
+        with Store.open(run) as found:
+            metrics = [metric, *(graded for graded in found.gradings() if graded != metric)]
+        first, *also = (maps_of_run(RunData.open(run, each, partial, fixed(fix))) for each in metrics)
+        write(run, format_, out, maps=first, also=also)
+    else:
+        write(run, format_, out)
     typer.echo(out)
 
 

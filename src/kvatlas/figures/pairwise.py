@@ -57,6 +57,23 @@ def names_of(systems: Sequence[System]) -> list[str]:
     return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in systems]
 
 
+def check_panels(systems: Sequence[System]) -> None:
+    """KvatlasError where so many systems make more panels than a figure holds."""
+    panels = math.comb(len(systems), 2)
+    if panels > MOST_PANELS:
+        raise KvatlasError(
+            f"{len(systems)} systems make {panels:,} panels, and a figure holds at most {MOST_PANELS} (8 systems); "
+            "name those to compare with --only, as in --only full --only 'dynts local_window=16 ratio=0.3'."
+        )
+
+
+def _whole_name(name: str, system: System) -> str:
+    """A name with the window and the ratio of its setting, where it does not say them."""
+    values = system.setting.values
+    left = [f"{key}={values[key]}" for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
+    return f"{name} ({', '.join(left)})" if left else name
+
+
 def pairwise_figure(
     systems: Sequence[System], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note] = ()
 ) -> Figure:
@@ -64,11 +81,8 @@ def pairwise_figure(
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
 
-    if len(pairs) > MOST_PANELS:
-        raise KvatlasError(
-            f"{len(systems)} systems make {len(pairs)} panels; at most {MOST_PANELS} (8 systems) can be plotted."
-        )
-    names = names_of(systems)
+    check_panels(systems)
+    names = [_whole_name(name, system) for name, system in zip(names_of(systems), systems, strict=True)]
     titles = [title(f"x: {names[i]} vs y: {names[j]}", _STEP[0] - 0.4) for i, j, _ in pairs]
     over = 0.13 * max(text.count("\n") for text, _ in titles)
     across = _across(len(pairs))
@@ -152,9 +166,17 @@ def numbers(pair: Pair) -> list[str]:
         "Spearman",
         *_correlation(pair.spearman),
         "",
-        "given L" if pair.given_depth else "given L: unknown",
-        *(_correlation(pair.given_depth) if pair.given_depth else []),
+        "given L",
+        *_given_depth(pair),
     ]
+
+
+def _given_depth(pair: Pair) -> list[str]:
+    if pair.depth is None:
+        return ["unknown: problems", "have no plan length"]
+    if np.ptp(pair.depth) == 0:
+        return ["unknown: all plans", "are equally long"]
+    return _correlation(pair.given_depth)
 
 
 def _correlation(estimate: Correlation | None) -> list[str]:

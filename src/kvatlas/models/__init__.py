@@ -12,12 +12,13 @@ from kvatlas.hub import Repository, is_id
 from kvatlas.models.folder import SMALL_FILES, ModelHandle, Shape
 from kvatlas.models.options import Options
 
-_EMBEDDED = Path(str(files("kvatlas.models") / "embedded"))
+#: Where the models of the package are.
+EMBEDDED = Path(str(files("kvatlas.models") / "embedded"))
 
 
 def embedded() -> list[str]:
     """Names of the models that ship with the package, with their prefix."""
-    return [f"embedded:{path.parent.name}" for path in sorted(_EMBEDDED.glob("*/config.json"))]
+    return [f"embedded:{path.parent.name}" for path in sorted(EMBEDDED.glob("*/config.json"))]
 
 
 def find(address: str, name: str = "", **options: Any) -> ModelHandle:
@@ -31,7 +32,7 @@ def find(address: str, name: str = "", **options: Any) -> ModelHandle:
     if kind == "embedded" and address in embedded():
         # Its default is the CPU everywhere: it is small, and its published figures were made there.
         chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
-        return ModelHandle(name or address, _EMBEDDED / rest, chosen)
+        return ModelHandle(name or address, EMBEDDED / rest, chosen)
     if kind == "hf" and rest:
         folder = Path(rest).expanduser()
         if (folder / "config.json").is_file():
@@ -51,4 +52,4 @@ def _on_hub(repository: Repository, name: str, options: Options) -> ModelHandle:
     return ModelHandle(name, folder, options, repository)
 
 
-__all__ = ["ModelHandle", "Options", "Shape", "embedded", "find"]
+__all__ = ["EMBEDDED", "ModelHandle", "Options", "Shape", "embedded", "find"]

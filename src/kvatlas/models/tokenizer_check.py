@@ -5,10 +5,9 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from kvatlas.core import KvatlasError
+from kvatlas.findings import Finding, Status
 from kvatlas.models.folder import ModelHandle
 
 #: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
@@ -17,27 +16,6 @@ UNKNOWN, CHANGED, SPACES, MARKERS = 0.2, 0.05, 0.1, 0.01
 #: What byte-level and SentencePiece vocabularies write for spaces, line breaks and bytes; no decoded text holds it.
 _MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁", "<0x")
 _OTHER = "take the tokenizer that came with the weights, with its own tokenizer_class in tokenizer_config.json"
-
-
-class Status(StrEnum):
-    """What a finding means: nothing to do, to be known, or not to be used."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: what was found, and what to do about it (empty where nothing is to be done)."""
-
-    name: str
-    status: Status
-    message: str
-    advice: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.message}; {self.advice}" if self.advice else self.message
 
 
 def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]:

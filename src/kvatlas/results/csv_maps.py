@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.results.store import GRADED
 
 PUBLISHED = "published:"
 #: Problems of the benchmarks of the field, for maps that do not tell.
@@ -24,6 +25,12 @@ KNOWN_PROBLEMS: Mapping[str, int] = {
     "GPQA_D": 198,
     "MATH500": 500,
     "GAOKAO2023EN": 385,
+    "GSM8K": 1319,
+    "HMMT25": 30,
+    "BRUMO25": 30,
+    "AIME26": 30,
+    "OLYMPIADBENCH": 674,
+    "MINERVA": 272,
 }
 #: The column that holds a metric's values, in percent.
 VALUE_COLUMNS: Mapping[str, str] = {"pass@1": "pass_at_1", "progress": "progress"}
@@ -137,7 +144,7 @@ def _records(name: str, text: str) -> tuple[list[str], list[tuple[int, dict[str,
 def _columns(name: str, header: Sequence[str]) -> tuple[tuple[str, str], str]:
     metric = _metric(header)
     known = {"model", "benchmark", "policy", value_column(metric), *VALUE_COLUMNS.values(), *EXTRAS}
-    others = [column for column in header if column and column not in known]
+    others = [column for column in header if column and column not in known and not column.startswith(GRADED)]
     missing = [column for column in ("model", "benchmark", value_column(metric)) if column not in header]
     given = tuple(axis for axis in AXES if axis in header)
     likeness = 0.66 if given else 0.75

@@ -18,18 +18,20 @@ FORMATS = ("csv", "jsonl", "parquet")
 _BATCH = 2_000
 
 
-def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None) -> int:
+def export(
+    run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None, also: Sequence[Sequence[Map]] = ()
+) -> int:
     """Write a run in one of the `FORMATS` and return the number of rows (of maps: of maps).
 
-    `csv` writes the given `maps` of the run (see `write_maps`); `jsonl` and `parquet` write every trace of the store
-    (see `record`). The file appears whole or not at all. Raises KvatlasError for another format, a folder that holds
-    no run, and a file that cannot be written.
+    `csv` writes the given `maps` of the run (see `csv_text`), and `also` the same ones of other metrics; `jsonl` and
+    `parquet` write every trace of the store (see `record`). The file appears whole or not at all. Raises KvatlasError
+    for another format, a folder that holds no run, and a file that cannot be written.
     """
     check_format(kind)
     if kind == "csv":
         if maps is None:
             raise KvatlasError("The csv export writes maps, and none were given; jsonl and parquet write traces.")
-        write_maps(maps, out)
+        write_maps(maps, out, also)
         return len(maps)
     if isinstance(run, Store):
         return _export_traces(run, kind, out)
@@ -43,18 +45,19 @@ def check_format(kind: str) -> None:
         raise KvatlasError(f"Unknown export format {kind!r}; valid are: {', '.join(FORMATS)}.")
 
 
-def write_maps(maps: Sequence[Map], out: Path) -> None:
+def write_maps(maps: Sequence[Map], out: Path, also: Sequence[Sequence[Map]] = ()) -> None:
     """Write maps as one CSV map with intervals and costs (see `csv_text`), whole or not at all."""
-    text = csv_text(maps)
+    text = csv_text(maps, also)
     with replacing(out) as part:
         part.write_text(text, "utf-8", newline="")
 
 
-def csv_text(maps: Sequence[Map]) -> str:
+def csv_text(maps: Sequence[Map], also: Sequence[Sequence[Map]] = ()) -> str:
     """The maps as a CSV map in percent, largest vertical value first, with every column that `read_maps` knows.
 
-    Baselines are rows without axis values whose policy is their text, once per benchmark. Raises KvatlasError if the
-    maps have unlike axes or metrics, which one table cannot hold.
+    Baselines are rows without axis values whose policy is their text, once per benchmark. The same maps of other
+    metrics (`also`) are a column each, in percent. Raises KvatlasError if the maps have unlike axes or metrics, which
+    one table cannot hold.
     """
     if not maps:
         raise KvatlasError("There is no map to write.")
@@ -64,11 +67,16 @@ def csv_text(maps: Sequence[Map]) -> str:
         if [name for name, _ in one.axes] != axes or one.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
     lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS]]
+    lines[0] += [value_column(others[0].metric) for others in also]
     written = set()
-    for one in maps:
+    for number, one in enumerate(maps):
         rows, columns = one.axes[0][1], one.axes[1][1]
+        same = [others[number] for others in also]
         lines += [
-            [one.model, one.benchmark, one.policy, row, column, *_fields(one.cells[row, column])]
+            [
+                *(one.model, one.benchmark, one.policy, row, column, *_fields(one.cells[row, column])),
+                *(_percent(other.cells[row, column].estimate.value) for other in same),
+            ]
             for row in reversed(rows)
             for column in columns
             if (row, column) in one.cells
@@ -76,14 +84,15 @@ def csv_text(maps: Sequence[Map]) -> str:
         for name, cell in one.baselines.items():
             if (one.model, one.benchmark, name) not in written:
                 written.add((one.model, one.benchmark, name))
-                lines.append([one.model, one.benchmark, name, "", "", *_fields(cell)])
+                values = [_percent(other.baselines[name].estimate.value) for other in same]
+                lines.append([one.model, one.benchmark, name, "", "", *_fields(cell), *values])
     return "".join(",".join(_quoted(value) for value in line) + "\n" for line in lines)
 
 
 def _fields(cell: Cell) -> list[Any]:
     estimate = cell.estimate
     return [
-        *(None if value is None else round(100 * value, 4) for value in (estimate.value, estimate.low, estimate.high)),
+        *map(_percent, (estimate.value, estimate.low, estimate.high)),
         estimate.problems,
         estimate.samples,
         None if cell.mean_kv_tokens is None else round(cell.mean_kv_tokens, 3),
@@ -92,6 +101,10 @@ def _fields(cell: Cell) -> list[Any]:
         cell.truncated,
         None if cell.seconds_mean is None else round(cell.seconds_mean, 4),
     ]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 4)
 
 
 def _quoted(value: Any) -> str:

@@ -24,6 +24,8 @@ READABLE = (3, SCHEMA_VERSION)
 FILE, LOCK = "run.sqlite", "run.lock"
 #: Seconds to wait for another process' transaction, and between two checkpoints.
 BUSY, CHECKPOINT = 60.0, 1.0
+#: Begins the metric of a trace that was graded again; the grader's name follows.
+GRADED = "graded:"
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -159,6 +161,28 @@ class Store:
             )
             if time.monotonic() - self._checked > CHECKPOINT:
                 self._checkpoint()
+
+    def put_grading(
+        self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]
+    ) -> None:
+        """Write the metrics of traces that were graded again, and how, all or nothing."""
+        rows = [(json.dumps(values), *key) for key, values in metrics.items()]
+        changed = ", ".join("?1" if name == "metrics" else name for name in COLUMNS)
+        with _disk_sentences(self.path):
+            self._connection.execute("BEGIN")
+            self._connection.executemany(
+                f"UPDATE traces SET metrics=?1, checksum=checksum({changed})"
+                " WHERE run_key=?2 AND setting=?3 AND benchmark=?4 AND problem=?5 AND sample=?6",
+                rows,
+            )
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (GRADED + name, json.dumps(record)))
+            self._connection.execute("COMMIT")
+
+    def gradings(self) -> dict[str, dict[str, Any]]:
+        """How the traces were graded again, by metric."""
+        with self._damage_sentences():
+            rows = self._connection.execute("SELECT name, value FROM meta WHERE name LIKE ?", (GRADED + "%",))
+            return {name: json.loads(value) for name, value in rows}
 
     def tokens_per_second(self) -> float:
         """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.findings import Finding, Status
 from kvatlas.models import ModelHandle
 from kvatlas.models.thinking import TAGS
-from kvatlas.models.tokenizer_check import Finding, Status, check_tokenizer
+from kvatlas.models.tokenizer_check import check_tokenizer
 from kvatlas.noise import stream_key
 
 if TYPE_CHECKING:

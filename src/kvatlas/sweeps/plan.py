@@ -10,9 +10,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks, policies
-from kvatlas.benchmarks import Benchmark, count_note
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.seqbench import SeqBench
 from kvatlas.core import KvatlasError, Problem, Setting, digest
-from kvatlas.models import ModelHandle
+from kvatlas.models import EMBEDDED, ModelHandle
 from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
@@ -274,13 +276,18 @@ def make_plan(spec: Spec) -> Plan:
     prompts = {}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
-    notes += [note for benchmark in found_benchmarks if (note := count_note(benchmark))]
+    notes += [note for benchmark in found_benchmarks for note in notes_on(benchmark)]
     for model in found_models:
         model.check()
         notes += model.notes
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
+            if isinstance(benchmark, SeqBench) and benchmark.bare and model.folder.parent != EMBEDDED:
+                notes.append(
+                    f"{benchmark.name} gives {model.name} the facts of a maze and no task, which suits models that "
+                    f"were trained on them alone; {benchmark.name}-full says what is to be done."
+                )
             texts = [model.prompt(benchmark.prompt(problem)) for problem in problems[benchmark.name]]
             notes += notes_for(model, texts, benchmark.name)
             lengths = [len(model.tokens(text)) for text in texts]
@@ -301,6 +308,11 @@ def _strict(policy: Policy, spec: Spec) -> Policy:
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
     room = model.positions
     wanted = spec.sampling.max_new_tokens
+    if room is not None and prompt >= room:
+        raise KvatlasError(
+            f"The longest prompt of {benchmark.name} has {prompt:,} tokens, and the model {model.name!r} reads at most "
+            f"{room:,}, its answer included; ask shorter problems (of mazes a smaller grid, or less of L and N)."
+        )
     if room is not None and prompt + wanted > room:
         raise KvatlasError(
             f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "

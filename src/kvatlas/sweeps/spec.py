@@ -64,7 +64,7 @@ class ModelSpec(BaseModel):
 
 
 class BenchmarkSpec(BaseModel):
-    """A benchmark with options: a file of problems, a prompt format, names of columns."""
+    """A benchmark with options: a file of problems, a prompt format, names of columns, another grader."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,10 +72,11 @@ class BenchmarkSpec(BaseModel):
     file: str = ""
     prompt: str = ""
     columns: dict[str, str] = {}
+    grader: str = ""
 
     def find(self) -> Benchmark:
         """The benchmark, its problems not read."""
-        options = {"file": self.file, "prompt": self.prompt, "columns": self.columns}
+        options = {"file": self.file, "prompt": self.prompt, "columns": self.columns, "grader": self.grader}
         return benchmarks.find(self.name, **{name: value for name, value in options.items() if value})
 
 

@@ -1,12 +1,13 @@
 """SEQBENCH-...: the mazes as benchmarks, by names that say their difficulty.
 
-A name is `SEQBENCH-WxH` and then any of `-L<actions>`, `-B<locked doors>`, `-N<noise ratio>`, `-S<shuffle ratio>` and
-a prompt format, `-facts` or `-full`: `SEQBENCH-40x40-L100-B2-N0.5-S1`. What is left out has the grid's default:
+A name is `SEQBENCH-WxH` and then any of `-L<actions>`, `-B<locked doors>`, `-N<noise ratio>`, `-S<shuffle ratio>`,
+where keys lie, `-Konway` or `-Kdetour`, and a prompt format, `-facts` or `-full`: `SEQBENCH-40x40-L100-B2-N0.5-S1`.
+What is left out has the grid's default:
 
-| grid | L | B | N | S | prompt |
-|---|---|---|---|---|---|
-| up to 6x6 | any | 0 | 1 | 1 | `facts/v1`: the facts alone, one a line |
-| larger | any | 0 | 0 | 0 | `seqbench/v1`: task, guidance, three worked examples, facts |
+| grid | L | B | N | S | K | prompt |
+|---|---|---|---|---|---|---|
+| up to 6x6 | any | 0 | 1 | 1 | detour | `facts/v1`: the facts alone, one a line |
+| larger | any | 0 | 0 | 0 | onway, as published | `seqbench/v1`: task, guidance, three worked examples, facts |
 
 `SEQBENCH@FILE` stands for the mazes of a copy of the published data set, asked with `seqbench/v1`.
 
@@ -19,16 +20,17 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.seqbench.grading import grade, prompt
-from kvatlas.benchmarks.seqbench.mazes import SMALL, Shape, draw, facts
+from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Shape, draw, facts
 from kvatlas.benchmarks.seqbench.plans import format_plan
 from kvatlas.core import Grade, KvatlasError, Problem
 
 STANDARD_PROBLEMS = 300
 FORMATS = {"facts": "facts/v1", "full": "seqbench/v1"}
+KEYS = {"onway": ON_WAY, "detour": DETOUR}
 _EXAMPLES = "SEQBENCH-5x5, SEQBENCH-6x6-B1, SEQBENCH-40x40-L100-B2-N0.5-S1"
 
 
@@ -56,7 +58,8 @@ class SeqBench:
             return Published(file)
         match = re.fullmatch(
             r"-(?P<W>\d{1,3})x(?P<H>\d{1,3})"
-            r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)|-(?P<F>facts|full))*",
+            r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)"
+            r"|-K(?P<K>onway|detour)|-(?P<F>facts|full))*",
             rest,
             re.ASCII,
         )
@@ -64,7 +67,8 @@ class SeqBench:
         if match is None or len(parts) != len(set(parts)):
             raise KvatlasError(
                 f"Unknown benchmark 'SEQBENCH{rest}'; valid are names like {_EXAMPLES}: the grid, then, each once, any "
-                "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), and facts or full."
+                "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), Konway or Kdetour "
+                "(where keys lie), and facts or full."
             )
         columns, rows = int(match["W"]), int(match["H"])
         common = _default(columns, rows)
@@ -75,6 +79,7 @@ class SeqBench:
             int(match["B"] or 0),
             float(match["N"]) if match["N"] else common.noise,
             float(match["S"]) if match["S"] else common.shuffle,
+            KEYS[match["K"]] if match["K"] else common.keys,
         )
         return cls(shape, FORMATS[match["F"]] if match["F"] else _default_format(columns, rows))
 
@@ -83,6 +88,16 @@ class SeqBench:
         if self.prompt_format == _default_format(self.shape.columns, self.shape.rows):
             return _shape_name(self.shape)
         return _shape_name(self.shape) + "-" + next(k for k, v in FORMATS.items() if v == self.prompt_format)
+
+    @property
+    def bare(self) -> bool:
+        """Whether prompts are facts alone."""
+        return self.prompt_format == FORMATS["facts"]
+
+    @property
+    def identity(self) -> list[Any]:
+        """Keys on the way: names without a word about keys once stood for detours in all grids."""
+        return [self.shape.keys] if self.shape.doors and self.shape.keys == ON_WAY else []
 
     @property
     def typical_output_tokens(self) -> int:
@@ -117,7 +132,7 @@ class SeqBench:
 
 def _default(columns: int, rows: int) -> Shape:
     small = max(columns, rows) <= SMALL
-    return Shape(columns, rows, noise=float(small), shuffle=float(small))
+    return Shape(columns, rows, noise=float(small), shuffle=float(small), keys=DETOUR if small else ON_WAY)
 
 
 def _default_format(columns: int, rows: int) -> str:
@@ -130,4 +145,6 @@ def _shape_name(shape: Shape) -> str:
     name += f"-L{shape.length}" if shape.length is not None else ""
     name += f"-B{shape.doors}" if shape.doors else ""
     name += f"-N{shape.noise:g}" if shape.noise != common.noise else ""
-    return name + (f"-S{shape.shuffle:g}" if shape.shuffle != common.shuffle else "")
+    name += f"-S{shape.shuffle:g}" if shape.shuffle != common.shuffle else ""
+    other = shape.doors and shape.keys != common.keys
+    return name + (f"-K{next(word for word, keys in KEYS.items() if keys == shape.keys)}" if other else "")

@@ -7,15 +7,17 @@ the plan has L = m + 2 + 3B actions.
 
 Choices where the source is silent:
 
-- A key room is a dead end of the walk: Bob leaves it through the door by which he came, so each locked door forces a
-  detour. With that the optimal plan is the only one of its length, and "equals the reference" means "optimal".
+- With keys of the kind `detour` a key room is a dead end of the walk: Bob leaves it through the door by which he came,
+  so each locked door forces a detour. With `on_way`, as in the published examples, the walk is one path, on which each
+  key lies before its door and behind the door of the key before. With either the optimal plan is the only one of its
+  length, and "equals the reference" means "optimal".
 - Distracting facts are true and grow out of the solution path: a random door from a room already named to a new room,
   again and again. So they are side corridors that look like the path until they end, and a solver must search; facts
   about far-away rooms, which can be left out at a glance, come only when corridors have grown that far.
 - In mazes with locked doors a quarter of the distracting doors are locked, each with its key in a room already named.
   In mazes without (B = 0) and in small grids (up to 6x6) all distracting doors are open.
-- Paths in such trees are seldom longer than five sides of the grid. A longer one without locked doors is laid first: a
-  piece of the closed way around a tree of half the grid's size. Kruskal's algorithm then joins the other rooms to it.
+- Paths in such trees are seldom longer than five sides of the grid. Where the walk is one longer path, it is laid
+  first: a piece of the closed way around a tree of half the grid's size. Kruskal's algorithm then joins the others.
 - Every maze is checked by search before it is handed out: the plan is what the shortest way takes, no other plan is
   as short, and without any one of its keys there is no plan.
 """
@@ -23,7 +25,7 @@ Choices where the source is silent:
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET, Maze, key_in, locked_door, open_door, person_in
@@ -37,6 +39,8 @@ _GOALS_PER_TREE = 8
 _DECOY_LOCKED = 0.25
 #: Grids of up to so many rows and columns are small: they have simpler defaults and no locked distracting doors.
 SMALL = 6
+#: Where keys lie.
+ON_WAY, DETOUR = "on_way", "detour"
 #: Moves over (columns + rows) from which on a path without locked doors is laid before the tree.
 _LAID = 2.5
 
@@ -45,10 +49,10 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """What to draw: grid, logical depth L (`length`, None for any), locked doors B, noise N, shuffle ratio S.
+    """What to draw: grid, logical depth L (`length`, None for any), locked doors B, noise N, shuffle ratio S, `keys`.
 
-    `noise` is distracting facts over supporting facts; `shuffle` the share of the facts' places that is permuted.
-    Raises KvatlasError for what no maze can be.
+    `noise` is distracting facts over supporting facts; `shuffle` the share of the facts' places that is permuted;
+    `keys` lie on the way (`on_way`) or in dead ends (`detour`). Raises KvatlasError for what no maze can be.
     """
 
     columns: int
@@ -57,6 +61,7 @@ class Shape:
     doors: int = 0
     noise: float = 0.0
     shuffle: float = 0.0
+    keys: str = DETOUR
 
     def __post_init__(self) -> None:
         grid, rooms = f"{self.columns}x{self.rows}", self.columns * self.rows
@@ -74,7 +79,7 @@ class Shape:
             return
         # A door needs a leg of two moves to its key and back past it, and the last leg is at least one move.
         shortest = 3 * self.doors + 2 + (2 * self.doors + 1)
-        longest = 3 * self.doors + 2 + (self.doors + 1) * (rooms - 1)
+        longest = 3 * self.doors + 2 + (1 if self.keys == ON_WAY else self.doors + 1) * (rooms - 1)
         if self.length < shortest:
             raise KvatlasError(
                 f"L = {self.length} actions are too few for B = {self.doors} locked doors; "
@@ -126,14 +131,19 @@ def draw(shape: Shape, rng: random.Random) -> Instance:
     Without a length, goal and start are uniform over the rooms that are at least two moves apart.
     """
     longest = 0
-    moves = (shape.length or 0) - 2
-    laid = not shape.doors and moves > _LAID * (shape.columns + shape.rows)
+    one_path = shape.keys == ON_WAY or not shape.doors
+    added = 3 * shape.doors if one_path else 0
+    walked = replace(shape, doors=0, length=shape.length and shape.length - added) if one_path else shape
+    moves = (walked.length or 0) - 2
+    laid = one_path and moves > _LAID * (shape.columns + shape.rows)
     for _ in range(_DRAWS):
         path = long_path(shape.columns, shape.rows, moves, rng) if laid else []
         tree = spanning_tree(shape.columns, shape.rows, rng, path)
         for _ in range(1 if path or shape.length is None else _GOALS_PER_TREE):
-            route, reached = ([_Leg(path, None)], len(path) + 1) if path else _rewind(tree, shape, rng)
-            longest = max(longest, reached)
+            route, reached = ([_Leg(path, None)], len(path) + 1) if path else _rewind(tree, walked, rng)
+            longest = max(longest, reached + added)
+            if route and added:
+                route = _with_keys(route[0].rooms, shape.doors, rng)
             instance = _furnish(tree, route, shape, rng) if route else None
             if instance is not None:
                 check(instance.maze, instance.plan)
@@ -154,6 +164,17 @@ class _Leg:
 
     rooms: list[int]
     door: int | None
+
+
+def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | None:
+    """A path cut at the rooms of keys, with a locked door on each leg but the first; None if it is too short."""
+    spare = len(path) - 1 - (2 * doors + 1)
+    if spare < 0:
+        return None
+    # The first leg has a move, each other two, and the moves to spare fall to them in any way.
+    cuts = [place + number + 1 for number, place in enumerate(sorted(rng.sample(range(spare + doors), doors)))]
+    legs = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
+    return [_Leg(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
 
 
 def _rewind(tree: Tree, shape: Shape, rng: random.Random) -> tuple[list[_Leg] | None, int]:

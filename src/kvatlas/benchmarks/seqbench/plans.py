@@ -47,21 +47,30 @@ def format_plan(plan: Sequence[Action]) -> str:
 def parse_plan(text: str) -> Plan | None:
     """The last well-formed list in the text whose items are tuples that begin with a word; None if there is none.
 
-    Numbers count as words (`('use_key', 12)`), inner lists as tuples. An item that is no pair gets the argument "",
-    which no action accepts. Nothing is evaluated but literals, and no more than `LONGEST_LIST` characters at once.
+    Numbers count as words (`('use_key', 12)`), inner lists as tuples, and so do texts that begin with an action
+    (`'use_key 12'`). The last bracket of a list that ends the text may be missing. An item that is no pair gets the
+    argument "", which no action accepts. Nothing is evaluated but literals, and no more than `LONGEST_LIST` characters
+    at once.
     """
     for candidate in _last_lists(text):
         try:
             items = ast.literal_eval(candidate)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
+        if isinstance(items, list) and items and all(isinstance(item, str) for item in items):
+            items = [tuple(re.findall(r"\w+", item)) for item in items]
+            if not all(len(item) == 2 and item[0] in ACTIONS for item in items):
+                continue
         if isinstance(items, list) and all(_is_action(item) for item in items):
             return tuple((item[0], str(item[1]) if len(item) == 2 else "") for item in items)
     return None
 
 
 def _last_lists(text: str) -> Iterator[str]:
-    """Balanced [...] stretches, the one that ends last first; at most two brackets deep, so that parsing is cheap."""
+    """Balanced [...] stretches, the one that ends last first; at most two brackets deep, so that parsing is cheap.
+
+    Before them the stretch from the last bracket that is not closed to the end, closed.
+    """
     opened: list[int] = []
     found: list[tuple[int, int]] = []
     offset = max(0, len(text) - 2 * LONGEST_LIST)
@@ -70,6 +79,10 @@ def _last_lists(text: str) -> Iterator[str]:
             opened.append(bracket.start())
         elif opened:
             found.append((opened.pop(), bracket.end()))
+    if opened:
+        candidate = text[offset + opened[-1] :].rstrip(" \t\r\n`.,") + "]"
+        if len(candidate) <= LONGEST_LIST and _FLAT.fullmatch(candidate):
+            yield candidate
     for begin, end in found[: -_LAST_LISTS - 1 : -1]:
         candidate = text[offset + begin : offset + end]
         if len(candidate) <= LONGEST_LIST and _FLAT.fullmatch(candidate):

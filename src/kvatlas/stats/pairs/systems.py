@@ -56,18 +56,26 @@ class System:
         return {place: math.fsum(samples.values()) / len(samples) for place, samples in self.outcomes.items()}
 
 
-def systems_of(runs: Sequence[RunData], metric: str = "progress") -> list[System]:
-    """All systems of some runs, in the order of their manifests.
+def systems_of(
+    runs: Sequence[RunData], metric: str = "progress", benchmarks: Sequence[str] | None = None
+) -> list[System]:
+    """All systems of some runs, in the order of their manifests, on these benchmarks or on all.
 
     `metric` is any that the runs have (`stats.estimates.metrics`). Raises KvatlasError for one that they do not have,
-    and where two runs hold the same trace.
+    for a benchmark that no run has, and where two runs hold the same trace.
     """
+    there = list(dict.fromkeys(cell.benchmark for run in runs for cell in run.manifest.expected))
+    for asked in benchmarks or ():
+        if asked not in there:
+            raise KvatlasError(f"No run has the benchmark {asked!r}; there are: {', '.join(there)}.")
     by_name: dict[tuple[str, Setting], System] = {}
     for run in runs:
         manifest = run.manifest
         measure = Measure(manifest, metric)
         promised: dict[tuple[str, str, str], tuple[System, frozenset[str], int]] = {}
         for cell in manifest.expected:
+            if benchmarks and cell.benchmark not in benchmarks:
+                continue
             name = cell.model, cell.setting
             system = by_name.setdefault(name, System(*name, rule=measure.rule))
             system.promised += len(cell.problems) * cell.samples

@@ -1,0 +1,82 @@
+"""The command `grade`: a run's stored traces graded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvatlas.cli.lists import print_rows
+from kvatlas.cli.results import Run
+
+if TYPE_CHECKING:
+    from kvatlas.sweeps.regrade import Disagreement
+
+
+def grade(
+    run: Run,
+    grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
+    overrule: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A person's verdicts: CSV of benchmark, problem, answer, correct, reason."),
+    ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="List the answers that math-verify judges otherwise; also in RUN/audit.csv.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")] = False,
+) -> None:
+    """Grade stored traces again, by another grader or by this version: a metric graded:NAME beside pass@1.
+
+    What was graded when the traces were decoded stays. What is overruled is recorded in the run.
+    """
+    from kvatlas.sweeps.regrade import read_overruled, regrade
+
+    cells, disagreements = regrade(run, grader, read_overruled(overrule) if overrule else (), audit)
+    rows = [
+        {
+            "model": cell.model,
+            "benchmark": cell.benchmark,
+            "setting": str(cell.setting),
+            "traces": cell.traces,
+            "pass@1": round(100 * cell.before / cell.traces, 1),
+            f"graded:{grader}": round(100 * cell.after / cell.traces, 1),
+            "to_right": cell.to_right,
+            "to_wrong": cell.to_wrong,
+        }
+        for cell in cells
+    ]
+    print_rows(rows, as_json)
+    if audit:
+        _write(disagreements, run / "audit.csv")
+    if as_json:
+        return
+    for each in disagreements:
+        verdict, other = ("right", "wrong") if each.correct else ("wrong", "right")
+        typer.echo(
+            f"\n{each.problem}: reference {each.reference}, answer {each.answer} in {each.traces} traces, "
+            f"graded {verdict}; math-verify says {other}.\n    ..." + each.text.replace("\n", "\n    ")
+        )
+    if audit:
+        typer.echo(
+            f"\nmath-verify judges {len(disagreements)} answers otherwise: {run / 'audit.csv'}. Correct its column "
+            "`correct` where a verdict is wrong, and grade again with --overrule."
+        )
+    typer.echo(f"Draw it with kvatlas map {run} --metric graded:{grader}; kvatlas export writes both columns.")
+
+
+def _write(disagreements: list[Disagreement], path: Path) -> None:
+    import csv
+
+    from kvatlas.results.export import replacing
+
+    names = ["benchmark", "problem", "answer", "correct", "reason", "reference", "traces", "text"]
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows({"reason": "", **vars(each)} for each in disagreements)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command."""
+    app.command()(grade)

@@ -1,0 +1,216 @@
+"""Grading the stored traces of a run again: by another grader or version, with verdicts that a person overruled.
+
+What a trace was graded when it was decoded stays; the new verdict is a metric beside it, `graded:NAME`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvatlas import __version__, benchmarks
+from kvatlas.benchmarks import Benchmark, graders, judges, tables
+from kvatlas.benchmarks.public import Questions
+from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
+from kvatlas.models import ModelHandle
+from kvatlas.results import Key, Manifest, Store
+from kvatlas.results.store import GRADED
+from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
+
+_YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
+_CLOSE, _OPEN = "</think>", "<think>"
+#: Of an answer's text what a person is shown, in characters.
+SHOWN = 400
+
+
+@dataclass(frozen=True)
+class Overruled:
+    """What a person says of an answer to a problem, wherever it was given; of a text without one it is the end."""
+
+    benchmark: str
+    problem: str
+    answer: str
+    correct: bool
+    reason: str = ""
+
+
+@dataclass
+class Regraded:
+    """One cell: how many traces were right when they were decoded, are now, and changed to right and to wrong."""
+
+    model: str
+    benchmark: str
+    setting: Setting
+    traces: int = 0
+    before: int = 0
+    after: int = 0
+    to_right: int = 0
+    to_wrong: int = 0
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """An answer, given by so many traces, that math-verify judges otherwise; `text` is the end of one of them."""
+
+    benchmark: str
+    problem: str
+    reference: str
+    answer: str
+    correct: bool
+    traces: int
+    text: str
+
+
+@dataclass
+class _Answers:
+    """The answers to one problem: what was graded, by text, and how many traces gave it."""
+
+    problem: Problem
+    grades: dict[str, Grade] = field(default_factory=dict)
+    traces: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def regrade(
+    folder: Path, grader: str = graders.OWN, overruled: Sequence[Overruled] = (), audit: bool = False
+) -> tuple[list[Regraded], list[Disagreement]]:
+    """Grade every trace of a run again and store the verdicts as the metric `graded:NAME`.
+
+    With `audit` the answers that math-verify judges otherwise are returned, too. KvatlasError for a run whose problems
+    are not there any more, or whose benchmarks have one grader only.
+    """
+    graders.check(grader)
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+        if manifest.screened:
+            raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
+        models, asked = _models(manifest), _benchmarks(manifest, grader)
+        limit = manifest.spec.get("problems")
+        problems = {name: {problem.id: problem for problem in each.problems(limit)} for name, each in asked.items()}
+        _check_overruled(overruled, problems)
+        said = {(each.benchmark, each.problem, each.answer): each.correct for each in overruled}
+        cells: dict[tuple[str, str, str], Regraded] = {}
+        answers: dict[tuple[str, str], _Answers] = {}
+        metrics: dict[Key, dict[str, Any]] = {}
+        for run_key, trace in store.traces():
+            problem = problems.get(trace.benchmark, {}).get(trace.problem)
+            if problem is None:
+                raise KvatlasError(
+                    f"The problem {trace.problem!r} is not in {trace.benchmark} any more; put back the file that the "
+                    "run was made with."
+                )
+            text = _answer(models.get(trace.model), trace)
+            right = False
+            if text is not None:
+                given = answers.setdefault((trace.benchmark, trace.problem), _Answers(problem))
+                if text not in given.grades:
+                    given.grades[text] = asked[trace.benchmark].grade(problem, text)
+                given.traces[text] += 1
+                grade = given.grades[text]
+                usual = grade.correct and grade.status is Status.OK
+                right = said.get((trace.benchmark, trace.problem, _named(grade, text)), usual)
+            key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
+            metrics[key] = {**trace.grade.metrics, GRADED + grader: float(right)}
+            place = trace.model, trace.benchmark, trace.setting.id
+            cell = cells.setdefault(place, Regraded(trace.model, trace.benchmark, trace.setting))
+            before = trace.grade.correct and trace.grade.status is Status.OK
+            cell.traces += 1
+            cell.before += before
+            cell.after += right
+            cell.to_right += right and not before
+            cell.to_wrong += before and not right
+    if not metrics:
+        raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
+    record = {"kvatlas": __version__, "grader": grader, "overruled": [vars(each) for each in overruled]}
+    with Store.create(folder) as store:
+        store.put_grading(grader, record, metrics)
+    return list(cells.values()), _disagreements(asked, answers) if audit else []
+
+
+def read_overruled(path: Path) -> list[Overruled]:
+    """What a file (CSV, JSON or JSON lines) overrules: columns benchmark, problem, answer, correct, reason."""
+    found = []
+    for number, row in enumerate(tables.read_rows(path), 1):
+        missing = [name for name in ("benchmark", "problem", "answer", "correct") if row.get(name) is None]
+        if missing:
+            raise KvatlasError(f"Row {number} of {str(path)!r} has no {missing[0]!r}.")
+        correct = str(row["correct"]).strip().casefold()
+        if correct not in _YES + _NO:
+            raise KvatlasError(f"Row {number} of {str(path)!r} says correct {correct!r}; valid are true and false.")
+        name, problem, answer = (str(row[name]) for name in ("benchmark", "problem", "answer"))
+        found.append(Overruled(name, problem, answer, correct in _YES, str(row.get("reason") or "")))
+    return found
+
+
+def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
+    """The models that are still there: their tokenizers say where thinking ends."""
+    found = {}
+    for entry in manifest.spec.get("models", ()):
+        try:
+            model = ModelSpec(**entry).find()
+        except KvatlasError:
+            continue
+        found[model.name] = model
+    return found
+
+
+def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
+    """The benchmarks of the run, under the grader."""
+    entries = manifest.spec.get("benchmarks")
+    names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
+    found = [BenchmarkSpec(**each).find() for each in entries] if entries else [benchmarks.find(name) for name in names]
+    recorded = {each[0]: each for each in manifest.provenance.get("benchmarks", ())}
+    graded: dict[str, Benchmark] = {}
+    for benchmark in found:
+        if not isinstance(benchmark, Questions):
+            if grader != graders.OWN:
+                raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
+            graded[benchmark.name] = benchmark
+            continue
+        before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
+        # Name, version, prompt format, its version, digest of the problems.
+        if len(before) > 4 and before[4] != now[4]:
+            raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
+        graded[benchmark.name] = replace(benchmark, grader=grader)
+    return graded
+
+
+def _check_overruled(overruled: Sequence[Overruled], problems: Mapping[str, Mapping[str, Problem]]) -> None:
+    for each in overruled:
+        if each.problem not in problems.get(each.benchmark, {}):
+            raise KvatlasError(f"What is overruled, {each.problem!r} of {each.benchmark!r}, is no problem of this run.")
+
+
+def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
+    """The text after the end of thinking; None where there is none."""
+    if trace.grade.status is Status.TRUNCATED:
+        return None
+    if model is not None and trace.tokens:
+        return model.answer(trace.tokens)
+    _, closed, answer = trace.text.rpartition(_CLOSE)
+    return answer if closed or _OPEN not in trace.text else None
+
+
+def _named(grade: Grade, text: str) -> str:
+    """What a person knows an answer by: what was found, else the end of its text."""
+    return grade.answer or text.strip()[-SHOWN:]
+
+
+def _disagreements(asked: Mapping[str, Benchmark], answers: Mapping[tuple[str, str], _Answers]) -> list[Disagreement]:
+    """Answers that math-verify judges otherwise; letters and what is no short answer are not its business."""
+    looked = [
+        (name, given.problem, text, grade, given.traces[text])
+        for (name, _), given in answers.items()
+        for text, grade in given.grades.items()
+        if isinstance(asked[name], Questions) and not given.problem.about.get("choices")
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        verdicts = list(pool.map(lambda each: judges.read(each[1].answer, each[2]), looked))
+    return [
+        Disagreement(name, problem.id, problem.answer, _named(grade, text), grade.correct, traces, text[-SHOWN:])
+        for (name, problem, text, grade, traces), verdict in zip(looked, verdicts, strict=True)
+        if verdict.value is not None and verdict.value != grade.correct
+    ]

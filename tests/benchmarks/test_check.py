@@ -1,0 +1,196 @@
+"""Every damaged copy of two small problem sets is told in a sentence, and sets that are right pass in silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvatlas.benchmarks import families, find
+from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.sources import SOURCES
+from kvatlas.cli import new_app
+from kvatlas.core import KvatlasError
+from kvatlas.sweeps import make_plan, parse_spec
+from tests.benchmarks.test_public import AIME, SHARED
+
+Row = dict[str, Any]
+
+SUMS: list[Row] = [
+    {"question": f"Let $x = \\frac{{{i}}}{{7}}$ and $y \\times 7 = {i * i}$. What is $x + y$?", "answer": answer}
+    for i, answer in enumerate(f"\\frac{{{i + i * i}}}{{7}}" for i in range(40))
+]
+CHOICES: list[Row] = [
+    {
+        "question": f"Which of these numbers is {i} more than {i * i}?",
+        "options": [str(i * i + i + j - i % 4) for j in range(4)],
+        "answer": "ABCD"[i % 4],
+    }
+    for i in range(40)
+]
+
+
+def each(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
+    return [{**row, **{name: change(row) for name, change in changes.items()}} for row in rows]
+
+
+def first(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
+    return [*each(rows[:1], **changes), *rows[1:]]
+
+
+DAMAGED: dict[str, tuple[list[Row], str]] = {
+    "decoded wrongly": (
+        first(SUMS, question=lambda r: (r["question"] + " It’s easy.").encode().decode("cp1252")),
+        "1 of 40 problems hold characters that were decoded wrongly",
+    ),
+    "backslashes eaten": (
+        each(SUMS, question=lambda r: r["question"].replace("\\frac", "\frac").replace("\\times", "\times")),
+        "control characters where LaTeX commands begin",
+    ),
+    "backslashes doubled": (
+        each(SUMS, question=lambda r: r["question"].replace("\\", "\\\\")),
+        "LaTeX commands with two backslashes",
+    ),
+    "HTML": (first(SUMS, question=lambda r: r["question"] + " Say if $x &lt; y$."), "hold HTML entities"),
+    "chat template": (
+        each(SUMS, question=lambda r: f"<|im_start|>user\n{r['question']}<|im_end|>"),
+        "hold a chat template",
+    ),
+    "messages": (each(SUMS, question=lambda r: str([{"role": "user", "content": r["question"]}])), "list of messages"),
+    "told how to answer": (
+        each(SUMS, question=lambda r: r["question"] + " Put your final answer within \\boxed{}."),
+        "40 of 40 problems say how to answer",
+    ),
+    "answer in the question": (
+        each(SUMS, question=lambda r: f"{r['question']}\nAnswer: {r['answer']}"),
+        "40 of 40 problems end with their answer",
+    ),
+    "numbers for questions": (
+        [{"question": str(i), "answer": row["answer"]} for i, row in enumerate(SUMS)],
+        "are a number and no question",
+    ),
+    "questions cut": (each(SUMS, question=lambda r: r["question"][:56]), "exactly 56 characters long"),
+    "a question twice": ([*SUMS, SUMS[3]], "1 of 41 problems are there before"),
+    "a question twice with two answers": (
+        [*SUMS, {**SUMS[3], "answer": "5"}],
+        "1 of them with different reference answers",
+    ),
+    "references that are solutions": (
+        each(SUMS, answer=lambda r: f"We add them. Then we get $\\boxed{{{r['answer']}}}$."),
+        "40 of 40 problems have a whole solution for a reference answer",
+    ),
+    "a reference cut": (first(SUMS, answer=lambda r: r["answer"][:-1]), "whose braces or $ do not close"),
+    "a placeholder": (first(SUMS, answer=lambda _: "N/A"), "have a placeholder for a reference answer"),
+    "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out"),
+    "rounding": (first(SUMS, answer=lambda _: 0.1 + 0.2), "have the rounding error of a float"),
+    "two columns of answers": (each(SUMS, target=lambda r: r["answer"] + "1"), "'target' could be the answer, too"),
+    "letters without choices": (
+        [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],
+        "have a letter for a reference answer and no choices",
+    ),
+    "an option twice": (first(CHOICES, options=lambda r: r["options"][:3] + r["options"][:1]), "have an option twice"),
+    "an empty option": (first(CHOICES, options=lambda r: [*r["options"][:3], ""]), "have an empty option"),
+    "an option missing": (first(CHOICES, options=lambda r: r["options"][:3]), "do not have 4 options as the others do"),
+    "always the same letter": (
+        each(CHOICES, answer=lambda _: "A"),
+        "A is the answer of 40 of 40 problems, where chance gives 10",
+    ),
+    "a letter beyond the options": (first(CHOICES, answer=lambda _: "E"), "'E', which is none of its options"),
+    "an index from 1": (each(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1), "is none of its options"),
+    "no answer that counts": (each(SUMS, answer=lambda r: r["answer"] + "x" * 1000), "graded wrong themselves"),
+}
+
+
+def said(name: str) -> list[str]:
+    """What is said of a benchmark, refusals among it."""
+    try:
+        return notes_on(find(name))
+    except KvatlasError as error:
+        return [str(error)]
+
+
+@pytest.mark.parametrize("rows", [SUMS, CHOICES])
+def test_a_set_that_is_right_passes_in_silence(tmp_path: Path, rows: list[Row]) -> None:
+    (tmp_path / "right.json").write_text(json.dumps(rows))
+    assert said(f"file:{tmp_path / 'right.json'}") == []
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_set_is_told_in_a_sentence(tmp_path: Path, damage: str) -> None:
+    rows, sentence = DAMAGED[damage]
+    (tmp_path / "damaged.json").write_text(json.dumps(rows))
+    (told,) = said(f"file:{tmp_path / 'damaged.json'}")
+    assert sentence in told
+    assert told.endswith(".")
+
+
+def test_a_set_under_the_name_of_another_is_told(tmp_path: Path) -> None:
+    assert said(f"MATH500@{AIME}") == [
+        "MATH500: 3 problems with a reference answer, where the published set has 500; the file is not the published "
+        "set."
+    ]
+    (tmp_path / "sums.json").write_text(json.dumps(SUMS[:30]))
+    assert said(f"AIME24@{tmp_path / 'sums.json'}") == [
+        "AIME24: the reference answers are not all those of the published set."
+    ]
+
+
+def test_the_end_of_a_gsm8k_solution_is_its_reference(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text(
+        json.dumps({"question": "Tim has 3 apples and eats 1. How many?", "answer": "3-1=<<3-1=2>>2\n#### 2"})
+    )
+    (problem,) = find(f"file:{path}").problems()
+    assert problem.answer == "2"
+    assert said(f"file:{path}") == []
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_public_benchmark_is_found_and_reads_a_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"question": "One and two?", "final_answer": ["$3$"]}]))
+    (problem,) = find(f"{name}@{path}").problems()
+    assert (problem.id, problem.answer) == (f"{name}-001", "$3$")
+    assert families.get(name).about.endswith(f"hub: {SOURCES[name].repository})")
+
+
+def test_a_sweep_refuses_what_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "solutions.json"
+    path.write_text(json.dumps(DAMAGED["references that are solutions"][0]))
+    spec = parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": [f"file:{path}"]})
+    with pytest.raises(KvatlasError, match="40 of 40 problems have a whole solution for a reference answer"):
+        make_plan(spec)
+
+
+def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path) -> None:
+    (tmp_path / "sums.json").write_text(json.dumps([*SUMS, SUMS[0]]))
+    result = CliRunner().invoke(new_app(), ["benchmarks", "check", f"file:{tmp_path / 'sums.json'}"])
+    assert result.exit_code == 0
+    assert "ok       columns         question in 'question', answer in 'answer'" in result.stdout
+    assert "warning  duplicates      1 of 41 problems are there before, first sums-001 again" in result.stdout
+    assert "Please reason step by step" in result.stdout
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps(SUMS[:1]))
+    arguments = ["benchmarks", "check", f"file:{one}", "--model", "embedded:tiny-llama", "--json"]
+    findings = {each["name"]: each["message"] for each in json.loads(CliRunner().invoke(new_app(), arguments).stdout)}
+    assert "tokens in the median" in findings["prompts"]
+    solutions = tmp_path / "solutions.json"
+    solutions.write_text(json.dumps(DAMAGED["references that are solutions"][0]))
+    assert CliRunner().invoke(new_app(), ["benchmarks", "check", f"file:{solutions}"]).exit_code == 2
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
+def test_the_public_files_pass_and_are_told_apart() -> None:
+    files = {"AIME24": "aime24", "AIME25": "aime25", "AMC23": "amc23", "MATH500": "math500"}
+    for name, file in files.items():
+        assert said(f"{name}@{SHARED / file}.jsonl") == []
+    assert said(f"GAOKAO2023EN@{SHARED / 'gaokao2023en.jsonl'}") == [
+        "GAOKAO2023EN: 383 problems with a reference answer, where the published set has 385; 2 without one are left "
+        "out."
+    ]
+    (told,) = said(f"MATH500@{SHARED / 'aime24.jsonl'}")
+    assert "the reference answers are those of AIME24; name it AIME24" in told

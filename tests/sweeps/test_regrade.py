@@ -1,0 +1,120 @@
+"""Stored traces graded again: both columns in the map, disagreements listed, verdicts overruled and recorded."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvatlas import benchmarks
+from kvatlas.benchmarks import find
+from kvatlas.cli import new_app
+from kvatlas.core import KvatlasError, Setting, Trace, Usage
+from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.sweeps.regrade import Overruled, regrade
+
+ROWS = [{"question": "One and two?", "answer": "3"}, {"question": "A half?", "answer": "0.5"}]
+#: By local window: the first cell boxes, the second only ends with its number, which the code of DynTS counts.
+TEXTS = {
+    10: ("<think>so</think>\\boxed{3}", "<think>so</think>\\boxed{0.5}"),
+    20: ("<think>so</think>One and two make 3 here", "<think>so</think>It is \\boxed{50\\%}"),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of two windows and two ratios on two problems, as a sweep leaves it."""
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(ROWS))
+    benchmark = find(f"file:{file}")
+    problems = benchmark.problems()
+    spec = {"benchmarks": [{"name": "mine", "file": str(file)}], "problems": None}
+    settings = [Setting.of("window", kv_budget=50, local_window=w, ratio=r) for w in TEXTS for r in (0.1, 0.2)]
+    expected = tuple(Expected("m", "mine", s, "key", tuple(p.id for p in problems), 1, False) for s in settings)
+    axes = (("local_window", (10, 20)), ("ratio", (0.1, 0.2)))
+    with Store.create(tmp_path / "run") as store:
+        asked = {"benchmarks": [benchmarks.identity(benchmark)]}
+        store.put_manifest(Manifest(axes, expected, spec, json.loads(json.dumps(asked))))
+        for setting in settings:
+            for problem, text in zip(problems, TEXTS[setting.values["local_window"]], strict=True):
+                grade = benchmark.grade(problem, text.partition("</think>")[2])
+                usage = Usage(10, 20, 5, 30, 20.0, 1, 0.1)
+                store.add("key", Trace("m", "mine", problem.id, 0, setting, (), text, grade, usage))
+    return tmp_path / "run"
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(new_app(), [str(word) for word in words])
+
+
+def test_both_columns_are_in_the_map(run: Path, tmp_path: Path) -> None:
+    cells, _ = regrade(run, "dynts")
+    assert [(cell.before, cell.after, cell.to_right, cell.to_wrong) for cell in cells] == [(2, 2, 0, 0)] * 2 + [
+        (1, 2, 1, 0)
+    ] * 2
+    (own,), (other,) = (maps_of_run(RunData.open(run, metric)) for metric in ("pass@1", "graded:dynts"))
+    assert {place: cell.estimate.value for place, cell in own.cells.items()} == {
+        (10, 0.1): 1.0,
+        (10, 0.2): 1.0,
+        (20, 0.1): 0.5,
+        (20, 0.2): 0.5,
+    }
+    assert {cell.estimate.value for cell in other.cells.values()} == {1.0}
+    out = tmp_path / "map.csv"
+    assert command("export", run, "--out", out).exit_code == 0
+    rows = list(csv.DictReader(out.open()))
+    assert [(row["local_window"], row["pass_at_1"], row["graded:dynts"]) for row in rows] == [
+        ("20", "50.0", "100.0"),
+        ("20", "50.0", "100.0"),
+        ("10", "100.0", "100.0"),
+        ("10", "100.0", "100.0"),
+    ]
+    assert read_maps(out)[0].cells[20, 0.1].estimate.value == 0.5
+    figure = tmp_path / "map.svg"
+    assert command("map", run, "--metric", "graded:dynts", "--out", figure).exit_code == 0
+    assert figure.is_file()
+
+
+def test_an_audit_lists_what_math_verify_judges_otherwise_and_a_person_overrules_it(run: Path) -> None:
+    result = command("grade", run, "--audit")
+    assert result.exit_code == 0, result.output
+    # math-verify reads the 3 of the last sentence, and takes 50 % for 0.5, as ours does.
+    (row,) = csv.DictReader((run / "audit.csv").open())
+    assert (row["problem"], row["reference"], row["correct"], row["traces"]) == ("mine-001", "3", "False", "2")
+    assert "One and two make 3 here" in result.stdout
+    row |= {"correct": "yes", "reason": "it says 3"}
+    with (run / "audit.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    assert command("grade", run, "--overrule", run / "audit.csv").exit_code == 0
+    with Store.open(run) as store:
+        (record,) = store.gradings().values()
+        assert record["overruled"] == [
+            {
+                "benchmark": "mine",
+                "problem": "mine-001",
+                "answer": "One and two make 3 here",
+                "correct": True,
+                "reason": "it says 3",
+            }
+        ]
+        graded = {trace.grade.metrics["graded:kvatlas"] for _, trace in store.traces()}
+        assert graded == {1.0}
+        assert sum(trace.grade.correct for _, trace in store.traces()) == 6
+
+
+def test_what_cannot_be_graded_again_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match="Unknown grader 'mine'"):
+        regrade(run, "mine")
+    with pytest.raises(KvatlasError, match="'other-001' of 'mine', is no problem of this run"):
+        regrade(run, overruled=[Overruled("mine", "other-001", "3", True)])
+    (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
+    with pytest.raises(KvatlasError, match="The problems of mine are not those that the run was made with"):
+        regrade(run)
