@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,12 @@ def typed(_: argparse.Namespace, __: Path) -> dict[str, Any]:
 
 
 def clients(options: argparse.Namespace, _: Path) -> dict[str, Any]:
-    def measure(source: Path | None) -> dict[str, Any]:
-        return server.clients(source, options.clients, options.seconds, tuple(options.idle))
-
-    found = {"now": measure(None), **({"before": measure(options.before)} if options.before else {})}
+    """Both trees side by side, so that a machine that is busy slows both."""
+    trees = {"now": None, **({"before": options.before} if options.before else {})}
+    with ProcessPoolExecutor(len(trees)) as pool:
+        rest = options.clients, options.seconds, tuple(options.idle)
+        asked = {name: pool.submit(server.clients, source, *rest) for name, source in trees.items()}
+        found = {name: each.result() for name, each in asked.items()}
     now = found["now"]
     held = not (now["left_behind"] or now["tracebacks"] or now["chaos"]["errors"])
     return {"tried": 1, "held": int(held), "clients": options.clients, "seconds": options.seconds, **found}

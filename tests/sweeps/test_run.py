@@ -207,7 +207,9 @@ def test_replay_is_refused_and_older_stores_are_read(spec_data: Build, finished:
     with Store.create(finished.parent / "older") as store:
         store.add(key, trace)
     with contextlib.closing(sqlite3.connect(finished.parent / "older" / "run.sqlite")) as connection:
-        connection.execute("UPDATE traces SET usage = json_set(usage, '$.replayed_tokens', 3, '$.near_ties', 0)")
+        connection.execute(
+            "UPDATE traces SET usage = json_set(usage, '$.replayed_tokens', 3, '$.near_ties', 0), checksum = NULL"
+        )
         connection.commit()
     with Store.open(finished.parent / "older") as store:
         assert [found for _, found in store.traces()] == [trace]

@@ -119,6 +119,8 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
     except SystemExit as error:
         raise KvatlasError(f"The address {host}:{port} cannot be had; name another with --host and --port.") from error
     service.start()
+    # Who reads the line below may connect at once.
+    sockets[0].listen(config.backlog)
     number = sockets[0].getsockname()[1]
     print(f"Serving on http://{f'[{host}]' if ':' in host else host}:{number}/v1 (Ctrl-C stops)", flush=True)
     try:
