@@ -196,7 +196,7 @@ def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, content: str | Non
 
 def test_wrong_options_are_told_in_one_sentence() -> None:
     for options, sentence in [
-        ({"prompt": "r2"}, "Unknown prompt format 'r2'; valid are r1, plain, line"),
+        ({"prompt": "r2"}, "Unknown prompt format 'r2'; valid are r1, plain, dynts, line"),
         ({"columns": {"solution": "x"}}, "Unknown column 'solution' of AIME24"),
         ({"columns": {"answer": "x"}}, "has no column 'x' for the answer; there are: id, problem"),
     ]:
