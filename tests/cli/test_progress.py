@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -73,11 +74,11 @@ def test_the_map_so_far_has_intervals_and_dashes(plan: Manifest, tmp_path: Path)
 
 
 def test_what_earlier_sessions_finished_counts(plan: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with Store.create(tmp_path) as store:
         for key, trace, _ in list(told(plan))[:40]:
             store.add(key, trace)
-    clock = iter([100.0, 110.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     watch = progress.Watch(plan, tmp_path)
     assert watch.before == 40
     assert watch.groups()[0][1:] == (40, 76, 10, 19)
