@@ -15,7 +15,7 @@ import pytest
         ("reasoning_gym", ["plan", "SPEC"], "Benchmarks RG-... need the extra: pip install 'kvatlas[reasoning-gym]'."),
         (
             "inspect_ai",
-            ["import", "LOG", "run"],
+            ["import", "LOG.json", "run"],
             "Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.",
         ),
         ("fastapi", ["serve", "embedded:tiny-llama"], "Serving needs the extra: pip install 'kvatlas[serve]'."),
@@ -26,7 +26,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, hidden: str, words: list[str],
     (tmp_path / "SPEC").write_text(
         "models: [embedded:tiny-llama]\nbenchmarks: [RG-chain_sum]\nsamples: 1\nbaseline: {policy: full}\n"
     )
-    (tmp_path / "LOG").write_text("")
+    (tmp_path / "LOG.json").write_text("{}")
     code = f"import sys; sys.modules[{hidden!r}] = None; sys.argv[1:] = {words!r}; from kvatlas.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
