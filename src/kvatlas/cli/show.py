@@ -67,6 +67,8 @@ def finish_demo(folder: Path) -> None:
         print_map(one, console)
     for choice in analysis.choices:
         console.print(Text(recommendation(choice)))
-    console.print(f"figures  {', '.join(path.name for path in written if path.suffix == '.png')} (and svg, pdf)")
-    console.print(f"data     {folder / 'maps.csv'}")
-    console.print(f"report   {folder / 'report.html'}")
+    pictures = ", ".join(path.name for path in written if path.suffix == ".png")
+    places = {"figures": f"{pictures} (and svg, pdf)", "data": folder / "maps.csv", "report": folder / "report.html"}
+    for name, place in places.items():
+        # Not wrapped: paths are copied.
+        console.print(Text(f"{name:<9}{place}"), soft_wrap=True)
