@@ -36,7 +36,7 @@ StrictBudget = Annotated[
     typer.Option("--strict-budget", help="Drop what does not fit of a prompt into the ratio, as the published rule."),
 ]
 #: Problems of each benchmark that the demo draws its first maps from.
-_FIRST_LOOK = 6
+_FIRST_LOOK = 4
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
