@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks import commands, files, inputs, memory, server
+from keeping import keep
 
 HERE = Path(__file__).parent
 
@@ -67,12 +68,14 @@ def typed(_: argparse.Namespace, __: Path) -> dict[str, Any]:
 
 
 def clients(options: argparse.Namespace, _: Path) -> dict[str, Any]:
-    """Both trees side by side, so that a machine that is busy slows both."""
+    """Idle one tree after the other, crowded side by side, so that a machine that is busy slows both."""
     trees = {"now": None, **({"before": options.before} if options.before else {})}
+    found = {name: {"idle": server.idle(source, tuple(options.idle))} for name, source in trees.items()}
     with ProcessPoolExecutor(len(trees)) as pool:
-        rest = options.clients, options.seconds, tuple(options.idle)
-        asked = {name: pool.submit(server.clients, source, *rest) for name, source in trees.items()}
-        found = {name: each.result() for name, each in asked.items()}
+        rest = options.clients, options.seconds
+        asked = {name: pool.submit(server.crowded, source, *rest) for name, source in trees.items()}
+        for name, each in asked.items():
+            found[name] |= each.result()
     now = found["now"]
     held = not (now["left_behind"] or now["tracebacks"] or now["chaos"]["errors"])
     return {"tried": 1, "held": int(held), "clients": options.clients, "seconds": options.seconds, **found}
@@ -113,11 +116,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             found[kind] = KINDS[kind](options, Path(scratch))
         found[kind]["wall_seconds"] = round(time.perf_counter() - began, 1)
-        document = json.dumps({"bench": "attack", "held": whole(found), "kinds": found})
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(document + "\n")
-    print(document)
+        keep({"bench": "attack", "held": whole(found), "kinds": found}, options.out)
     sys.exit(not whole(found))
 
 

@@ -23,7 +23,11 @@ import yaml
 
 from kvatlas.engine import Engine, Request
 from kvatlas.noise import stream_key
-from kvatlas.sweeps import make_plan, parse_spec
+
+try:
+    from kvatlas import sweeps
+except ImportError:  # its name in older trees
+    from kvatlas import sweep as sweeps
 
 MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
 
@@ -31,8 +35,9 @@ MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
 def main() -> None:
     problems, shares = int(sys.argv[1]), sys.argv[2:] == ["--shares"]
     torch.set_num_threads(1)
-    data = yaml.safe_load((files("kvatlas.sweeps") / "demo.yaml").read_text())
-    plan = make_plan(parse_spec({**data, "models": [MODEL], "benchmarks": [BENCHMARK], "problems": problems + 1}))
+    data = yaml.safe_load((files(sweeps) / "demo.yaml").read_text())
+    data |= {"models": [MODEL], "benchmarks": [BENCHMARK], "problems": problems + 1}
+    plan = sweeps.make_plan(sweeps.parse_spec(data))
     (model,), (benchmark,) = plan.models, plan.benchmarks
     settings = tuple(policy for policy, _ in plan.policies if policy.budget is not None)
     work = []

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from keeping import keep
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Trace
@@ -310,11 +311,7 @@ def main() -> None:
             ledger = Ledger(plan, wanted, options.moments)
             KINDS[kind](ledger, rng, folders, typical)
             found[kind] = {"seed": options.seed, **ledger.to_json()}
-            document = json.dumps({"bench": "faults", "traces": plan.traces, "whole": whole(found), "kinds": found})
-            if options.out:
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                options.out.write_text(document + "\n")
-    print(document)
+            keep({"bench": "faults", "traces": plan.traces, "whole": whole(found), "kinds": found}, options.out)
     sys.exit(not whole(found))
 
 
