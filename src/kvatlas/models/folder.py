@@ -340,6 +340,10 @@ class ModelHandle:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return tuple(int(i) for i in ids)
 
+    def reads(self, text: str) -> bool:
+        """Whether the tokenizer has tokens for all of a text."""
+        return self.tokenizer.unk_token_id not in self.tokens(text)
+
     def text(self, tokens: Sequence[int]) -> str:
         """The text of new tokens without the end token."""
         visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
