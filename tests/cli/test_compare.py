@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.core import Setting
+from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.results import Expected, Manifest, Store
 from tests.command_line import Call
 from tests.wanderers import maze_run
 
@@ -39,6 +40,38 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert (code, err) == (2, "kvatlas: No run has the benchmark 'AIME24'; there are: SEQBENCH-6x6-B1.\n")
     code, said, _ = kvatlas("compare", run, "--out", out, "--metric", "recall", "--json")
     assert json.loads(said)["metric"] == "recall"
+
+
+def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    chains = Manifest((), (Expected("A", "CHAIN4", FULL, "key A", ("c",), 1, True),), {}, {})
+    with Store.create(tmp_path / "chains") as store:
+        store.put_manifest(chains)
+        store.add(
+            "key A",
+            Trace("A", "CHAIN4", "c", 0, FULL, (), "", Grade(True, 1.0, "x", Status.OK), Usage(1, 1, 0, 2, 1, 0, 0)),
+        )
+    words = ("compare", run, tmp_path / "chains", "--out", tmp_path / "a.png")
+    # The chains are not graded by what mazes are, and have one sample.
+    for metric in ("recall", "beauty"):
+        code, _, err = kvatlas(*words, "--metric", metric)
+        assert code == 2
+        assert f"Unknown metric '{metric}'; valid are: pass@1, progress, bayes, and for maps" in err
+    listed = [
+        "pass@1",
+        "progress",
+        "bayes",
+        "pass@2",
+        "avg@2",
+        "maj@2",
+        "precision",
+        "progress_valid",
+        "recall",
+        "valid",
+    ]
+    _, _, err = kvatlas("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
+    assert f"valid are: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), bayes, {', '.join(listed[6:])}, and" in err
+    for metric in listed:
+        assert kvatlas("compare", run, "--out", tmp_path / "a.png", "--metric", metric)[0] == 0
 
 
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
