@@ -12,7 +12,7 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
-from kvatlas.models import EMBEDDED
+from kvatlas.models import EMBEDDED, embedded
 from kvatlas.report.sources import Sources
 from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
@@ -48,13 +48,14 @@ def test_models_that_can_read_the_task_are_told_it(tmp_path: Path) -> None:
     config = tmp_path / "r1" / "config.json"
     config.write_text(config.read_text().replace('"max_position_embeddings": 2048', '"max_position_embeddings": 8192'))
     (maze,) = find("SEQBENCH-4x4").problems(1)
-    spec = {"problems": 1, "samples": 1, "sampling": {"max_new_tokens": 3}, "models": [r1.name, "embedded:tiny-llama"]}
+    spec = {"problems": 1, "samples": 1, "sampling": {"max_new_tokens": 3}, "models": [r1.name, *embedded()]}
     plan = make_plan(parse_spec({**spec, "benchmarks": ["SEQBENCH-4x4", "SEQBENCH-4x4-facts"]}))
     sweep(plan, tmp_path / "run", workers=1)
     told, facts, *tiny = (plan.prompts[key] for key in plan.prompts)
     assert told == [len(r1.encode(find("SEQBENCH-4x4-full").prompt(maze)))]
     assert facts == [len(r1.encode(maze.question))]
-    assert tiny[0] == tiny[1]
+    # The embedded models have no tokens for the task, whatever their tokenizers make of such characters.
+    assert (tiny[0], tiny[2]) == (tiny[1], tiny[3])
     run = RunData.open(tmp_path / "run")
     sources = Sources.of(run.manifest)
     for _, trace in run.traces:
