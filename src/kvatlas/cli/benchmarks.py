@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from kvatlas.cli.lists import Json, print_rows
+from kvatlas.visible import unfiltered, visible
 
 Name = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
 
@@ -36,14 +38,15 @@ def show(
     benchmark = find(name, **({"prompt": prompt} if prompt else {}))
     asked = nth(benchmark, problem - 1)
     if model is None:
-        typer.echo(benchmark.prompt(asked))
+        typer.echo(benchmark.prompt(asked), file=unfiltered(sys.stdout))
     else:
         from kvatlas.models import find as find_model
 
         chosen = find_model(model)
-        typer.echo(chosen.prompt(asked_of(benchmark, chosen.reads).prompt(asked)))
+        text = chosen.prompt(asked_of(benchmark, chosen.reads).prompt(asked))
+        typer.echo(text, file=unfiltered(sys.stdout))
     if answer:
-        typer.echo(f"{asked.id}: {asked.answer}", err=True)
+        typer.echo(visible(f"{asked.id}: {asked.answer}"), err=True)
 
 
 def check(
