@@ -252,15 +252,14 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
 
 def _bar(figure: Figure, mesh: QuadMesh, panels: Sequence[Axes], panel: Panel, layout: _Layout) -> None:
     """A colour bar right of the panels, as high as all of them together."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     wide, high = layout.inner
     bar = figure.colorbar(
         mesh, ax=panels, fraction=0.09 / wide / len(panels), pad=0.07 / wide / len(panels), aspect=None,
-        ticks=MaxNLocator(5, steps=[1, 2, 5, 10]),
+        # Ticks as they are: an offset over the bar is read by nobody and takes the panel's room.
+        ticks=MaxNLocator(5, steps=[1, 2, 5, 10]), format=ScalarFormatter(useOffset=False),
     )  # fmt: skip
-    # Ticks as they are: "0.5, 1e-6+1e-1 above" tells nobody anything, and takes the room of the panel.
-    bar.formatter.set_useOffset(False)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
     bar.set_label("\n".join(textwrap.wrap(panel.measure.label, int(high * 72 / 4.1))), fontsize=7.5, labelpad=3)
