@@ -150,7 +150,7 @@ def test_figures_and_tables_of_hostile_names_can_be_opened(kvatlas: Call, run: P
 
 
 @pytest.mark.parametrize(
-    "text", ["=1+1", "+cmd|' /C calc'!A0", "-x+1", "@SUM(A1)", "'quoted", "-2", "+3.5e4", "plain", ""]
+    "text", ["=1+1", "+cmd|' /C calc'!A0", "-x+1", "@SUM(A1)", "'quoted", "'=1", "''=1", "-2", "+3.5e4", "plain", ""]
 )
 def test_formulas_are_guarded_and_come_back(text: str) -> None:
     assert unguarded(guarded(text)) == text

@@ -70,6 +70,7 @@ def unguarded(text: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
+    text = text.lstrip("'")
     if not text or text[0] not in "=+-@\t\r":
         return False
     try:

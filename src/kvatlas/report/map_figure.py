@@ -46,7 +46,7 @@ def plot_sources(
 ) -> list[Path]:
     """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
 
-    `metric` may be a cost; without one it is what the runs usually show, and of runs that were graded again by other
+    `metric` may be a cost; without one it is pass@1, and of runs that were graded again by other
     graders the verdicts of these beside it, on one scale. `mean` draws means over benchmarks, side by side on one
     colour scale; `shared` one scale for all panels; `against` differences to that baseline; `frame` says which cells
     are framed. KvatlasError for what cannot be drawn.
@@ -55,7 +55,7 @@ def plot_sources(
     if lose_at_most is not None:
         margin_of({"lose_at_most": lose_at_most})
     cost = metric if metric in COSTS else None
-    graded = None if cost else metric
+    graded = None if cost else metric or "pass@1"
     opened = {
         source: RunData.open(source, graded, partial, fix, lose_at_most) for source in sources if Path(source).is_dir()
     }
