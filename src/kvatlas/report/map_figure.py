@@ -113,10 +113,13 @@ def _graded(
 ) -> Iterator[list[Map]]:
     """The same maps by each further grader of the runs; none where a metric was asked for, or maps have no traces."""
     runs = [source for source in given if isinstance(source, RunData)]
-    if metric is None and len(runs) == len(given):
-        for grader in runs[0].gradings:
-            if all(grader in run.gradings for run in runs):
-                yield _framed([replace(run, metric=grader) for run in runs], policy, mean, frame)
+    if metric is not None or len(runs) < len(given):
+        return
+    # What an adaptive sweep decided rests on the verdicts that it saw.
+    framed = Frame.NONE if any(run.manifest.allocation for run in runs) else frame
+    for grader in runs[0].gradings:
+        if grader != runs[0].metric and all(grader in run.gradings for run in runs):
+            yield _framed([replace(run, metric=grader) for run in runs], policy, mean, framed)
 
 
 def maps_of_source(source: str | Path | RunData, partial: bool = False) -> list[Map]:
