@@ -62,9 +62,9 @@ def write_report(
 
 def check_page(out: Path) -> None:
     """Raise KvatlasError for a name that no page has and a path that cannot be written to."""
+    check_target(out)
     if out.suffix.lower() not in (".html", ".htm"):
         raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
-    check_target(out)
 
 
 def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:
