@@ -23,7 +23,8 @@ def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
     """A recipe with a small model, three real problems, one sample, budget and windows divided by SCALE."""
     spec: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     spec["models"][0] |= {"model": save_model(kind, folder).name, "dtype": "float32"}
-    spec["benchmarks"] = [f"AIME24@{AIME}", {"name": "AIME25", "file": str(AIME), "prompt": "line"}]
+    published, *_ = spec["benchmarks"]
+    spec["benchmarks"] = [published | {"file": str(AIME)}, {"name": "AIME25", "file": str(AIME), "prompt": "line"}]
     spec["samples"] = 1
     spec["sampling"]["max_new_tokens"] = 600
     spec["settings"][0] |= {"kv_budget": 5000 // SCALE, "predictor": ""}
@@ -73,3 +74,10 @@ def test_recipes_are_the_published_grid(name: str) -> None:
     assert spec.sampling.sampling() == Sampling(0.6, 20, 0.95, 16_384)
     assert spec.samples == 5
     assert [entry.name for entry in spec.benchmarks] == ["AIME24", "AIME25", "AMC23", "GPQA_D"]
+    assert {(entry.prompt, entry.grader) for entry in spec.benchmarks} == {("dynts", "dynts")}
+
+
+def test_the_budget_audit_says_which_prompt_it_is_of() -> None:
+    from kvatlas.sweeps import read_spec
+
+    assert {entry.prompt for entry in read_spec(RECIPES / "budget_audit.yaml").benchmarks} == {"r1"}

@@ -7,7 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = {page for entry in nav for value in entry.values() for page in _pages(value)}
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def _pages(value: str | list[dict[str, str]]) -> list[str]:
+    return [value] if isinstance(value, str) else [page for entry in value for page in entry.values()]
 
 
 def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:

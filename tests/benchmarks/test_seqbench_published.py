@@ -58,6 +58,14 @@ def test_the_published_layout_is_read(tmp_path: Path, name: str) -> None:
     assert find(bench.name) == bench
 
 
+def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
+    row = rows(1)[0]
+    row["context"] = row["context"].replace("Here are", "Here\u2028\x85are")
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
+    assert find(f"SEQBENCH@{path}").problems() == find(f"SEQBENCH@{write(tmp_path / 'n.jsonl', rows(1))}").problems()
+
+
 def test_completions_may_be_lists(tmp_path: Path) -> None:
     content = rows()
     content[0]["completion"] = [list(action) for action in parse_plan(content[0]["completion"])]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,34 @@ def test_map_describe_report_and_export(kvatlas: Call, run: Path, tmp_path: Path
     assert (tmp_path / "out.jsonl").read_text().count("\n") == 108
     # What was exported as a map reads back as one.
     assert kvatlas("map", tmp_path / "out.csv", "--policy", "window", "--out", tmp_path / "d.png")[0] == 0
+
+
+def test_an_export_goes_to_standard_output_and_a_report_is_a_page(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    for format_ in ("csv", "jsonl"):
+        file = tmp_path / format_
+        assert kvatlas("export", run, "--format", format_, "--out", file)[0] == 0
+        assert kvatlas("export", run, "--format", format_) == (0, file.read_text(), "")
+    code, _, err = kvatlas("export", run, "--format", "parquet")
+    assert (code, err) == (2, "kvatlas: parquet cannot go to standard output; name it with --out.\n")
+    code, _, err = kvatlas("report", run, "--out", tmp_path / "a.pdf")
+    assert code == 2
+    assert "A report is a page and cannot be written as 'a.pdf'; the name must end in .html" in err
+
+
+def test_the_version_is_printed(kvatlas: Call) -> None:
+    assert kvatlas("--version") == (0, f"kvatlas {version('kvatlas')}\n", "")
+
+
+def test_the_shell_completes_metrics_and_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvatlas.cli import completing
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert completing.metrics("p") == ["pass@1", "progress", "pass@2"]
+    assert "seconds" in completing.metrics_and_costs("")
+    assert completing.maps("ru") == ["runs/"]
+    assert completing.maps("runs/") == ["runs/demo/"]
+    assert "published:dynts_r1_llama" in completing.maps("publ")
 
 
 def test_a_run_with_holes_is_refused_unless_asked_for(

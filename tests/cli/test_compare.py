@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.core import Setting
+from kvatlas.benchmarks import find
+from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.results import Expected, Manifest, Store
 from tests.command_line import Call
 from tests.wanderers import maze_run
 
@@ -41,6 +43,38 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert json.loads(said)["metric"] == "recall"
 
 
+def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    chains = Manifest((), (Expected("A", "CHAIN4", FULL, "key A", ("c",), 1, True),), {}, {})
+    with Store.create(tmp_path / "chains") as store:
+        store.put_manifest(chains)
+        store.add(
+            "key A",
+            Trace("A", "CHAIN4", "c", 0, FULL, (), "", Grade(True, 1.0, "x", Status.OK), Usage(1, 1, 0, 2, 1, 0, 0)),
+        )
+    words = ("compare", run, tmp_path / "chains", "--out", tmp_path / "a.png")
+    # The chains are not graded by what mazes are, and have one sample.
+    for metric in ("recall", "beauty"):
+        code, _, err = kvatlas(*words, "--metric", metric)
+        assert code == 2
+        assert f"Unknown metric '{metric}'; valid are: pass@1, progress, bayes, and for maps" in err
+    listed = [
+        "pass@1",
+        "progress",
+        "bayes",
+        "pass@2",
+        "avg@2",
+        "maj@2",
+        "precision",
+        "progress_valid",
+        "recall",
+        "valid",
+    ]
+    _, _, err = kvatlas("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
+    assert f"valid are: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), bayes, {', '.join(listed[6:])}, and" in err
+    for metric in listed:
+        assert kvatlas("compare", run, "--out", tmp_path / "a.png", "--metric", metric)[0] == 0
+
+
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
     code, said, _ = kvatlas("curves", run, "--out", out)
@@ -54,6 +88,27 @@ def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, 
     assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
     code, said, _ = kvatlas("curves", run, "--out", out, "--by", "B")
     assert said.splitlines() == [str(out)]
+
+
+def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    problems = find("CHAIN4-8").problems(6)
+    about = {"CHAIN4-8": {problem.id: dict(problem.about) for problem in problems}}
+    chains = Manifest(
+        (), (Expected("A", "CHAIN4-8", FULL, "chains", tuple(about["CHAIN4-8"]), 1, True),), {}, {}, about
+    )
+    with Store.create(tmp_path / "chains") as store:
+        store.put_manifest(chains)
+        for problem in problems:
+            grade, usage = Grade(True, 1.0, "x", Status.OK), Usage(1, 1, 0, 2, 1, 0, 0)
+            store.add("chains", Trace("A", "CHAIN4-8", problem.id, 0, FULL, (), "", grade, usage))
+    words = ("curves", run, tmp_path / "chains", "--only", "A full", "--json", "--out", tmp_path / "a.svg")
+    code, said, err = kvatlas(*words)
+    assert (code, err) == (0, "")
+    assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
+    assert "CHAIN4-8 left out: no L of its problems is known" in (tmp_path / "a.svg").read_text()
+    assert kvatlas(*words, "--by", "n")[0] == 0
+    code, _, err = kvatlas("curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
+    assert (code, err) == (2, "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n")
 
 
 def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: Path) -> None:
@@ -71,7 +126,7 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
         (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 systems"),
         (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; valid are: pass@1, progress, pass@K"),
         (("compare", "nowhere"), "is no run"),
-        (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S"),
+        (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S, n"),
         (("maze", "CHAIN4"), "'CHAIN4' has no mazes"),
         (("maze", "SEQBENCH-5x5", "--problem", "x"), "has no maze 'x'; its first is SEQBENCH-5x5-0000"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),

@@ -54,6 +54,26 @@ def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: li
     assert out.with_suffix(".data.csv").read_text().startswith("model,benchmark,policy,")
 
 
+@pytest.mark.parametrize("option", [["--mean"], ["--against", "full"]])
+def test_a_line_chart_refuses_what_only_maps_have(kvatlas: Call, run: Path, tmp_path: Path, option: list[str]) -> None:
+    words = ("map", run, "--fix", "local_window=8", "--out", tmp_path / "a.svg")
+    code, _, err = kvatlas(*words, *option)
+    assert code == 2
+    assert f"{' '.join(option)} draws maps, and a run with fewer than two axes is a line chart" in err
+
+
+def test_a_map_without_a_metric_is_not_drawn_as_if_it_had_it(kvatlas: Call, tmp_path: Path) -> None:
+    code, _, err = kvatlas("map", "published:dynts_r1_llama", "--metric", "passs", "--out", tmp_path / "a.svg")
+    assert (code, err.endswith("shows pass@1 and no 'passs'.\n")) == (2, True)
+
+
+def test_no_line_is_one_sentence(kvatlas: Call, tmp_path: Path) -> None:
+    plan = manifest([], axes=(("ratio", (0.1, 0.3)),), problems=2)
+    code, _, err = kvatlas("map", store(tmp_path / "run", plan), "--out", tmp_path / "a.svg")
+    assert (code, "None" in err) == (2, False)
+    assert "No setting of this run has a value on the axis that is left" in err
+
+
 def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) -> None:
     plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window")], axes=(), problems=3)
     folder = store(tmp_path / "run", plan)

@@ -51,6 +51,13 @@ def texts(figure, folder):
     return ["".join(one.itertext()).strip() for one in root.iter(f"{SVG}text")]
 
 
+def test_ticks_of_equal_costs_are_the_costs(run, tmp_path):
+    found = texts(plot(cost_panels(run[2], "seconds")), tmp_path)
+    # All took 0.1 s; nothing stands over the bar that would have to be added to its ticks.
+    assert not [text for text in found if "e" in text and text[0].isdecimal()]
+    assert "0.1000" in found
+
+
 def test_a_plateau_is_framed_and_said(llama, tmp_path):
     one = llama[0]
     plateau = {(2000, 0.3), (1000, 0.2), (2000, 0.2)}

@@ -324,6 +324,52 @@ def test_two_settings_side_by_side_and_what_the_departing_step_missed(
     assert page.locator("#trace select >> nth=1").locator("option").count() == 1 + 4
 
 
+def test_measured_attention_stands_beside_a_trace_without(opened: Callable[..., Any], measured: Path) -> None:
+    page = opened(measured)
+    page.evaluate("openTrace(data.traces.find((trace) => trace.measured && data.cells[trace.cell].short !== 'full'))")
+    page.select_option("#trace select >> nth=1", "full")
+    page.evaluate(
+        "delete sameSample(traceView.trace).find((trace) => data.cells[trace.cell].short === 'full').measured"
+    )
+    page.select_option("#trace select >> nth=0", "attention")
+    assert page.locator(".pair section >> nth=0").locator(".token.h6, .token.h5, .token.h4").count() > 0
+    assert page.locator(".pair .token.kept, .pair .token.in").count() == 0
+
+
+def test_a_cell_of_a_mean_opens_a_trace_of_its_own_model(opened: Callable[..., Any], tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), models=("m1", "m2"), benchmarks=("b1", "b2"), problems=2, samples=1)
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan):
+            store.add(key, one)
+    write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html", measure=0)
+    page = opened(tmp_path / "report.html")
+    for model in ("m2", "m1"):
+        page.select_option("#maps-controls select >> nth=0", model)
+        page.click("#maps-panels td[data-cell] >> nth=0")
+        assert page.evaluate("data.cells[traceView.trace.cell].model") == model
+    assert page.locator("#trace[aria-live]").count() == 0
+    assert page.locator("table.list").count() == page.locator("table.list > caption").count() == 2
+    # The comparisons fit the page, their p-values too.
+    assert (
+        page.evaluate(
+            "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
+            "(document.querySelector('#comparisons .scroll'))"
+        )
+        == 0
+    )
+    assert page.evaluate("[fixed(-0.04), signed(-0.04), signed(0.04), signed(-0.05), signed(3), fixed(51.25)]") == [
+        "0.0", "0.0", "0.0", "−0.1", "+3.0", "51.3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_of_problems_can_be_read(opened: Callable[..., Any], real: Path, scheme: str) -> None:
+    page = opened(real, scheme=scheme)
+    page.evaluate("for (const one of document.querySelectorAll('.outcomes td button')) one.className = 'r'")
+    assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
+
+
 def attention_of_the_newest(trace: Trace, new: int) -> Any:
     """What the newest of so many tokens attends to, by transformers' own eager attention: mean of layers and heads."""
     import torch

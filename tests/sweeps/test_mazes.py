@@ -12,12 +12,14 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
-from kvatlas.models import EMBEDDED
+from kvatlas.models import EMBEDDED, embedded
+from kvatlas.report.sources import Sources
 from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import check_complete, systems_of
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from tests.r1 import save_model
 
 
 def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
@@ -41,13 +43,30 @@ def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, A
     assert found[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]
 
 
-def test_other_models_are_told_of_the_task_text_and_of_a_context_that_is_too_short(tmp_path: Path) -> None:
+def test_models_that_can_read_the_task_are_told_it(tmp_path: Path) -> None:
+    r1 = save_model("qwen2", tmp_path / "r1")
+    config = tmp_path / "r1" / "config.json"
+    config.write_text(config.read_text().replace('"max_position_embeddings": 2048', '"max_position_embeddings": 8192'))
+    (maze,) = find("SEQBENCH-4x4").problems(1)
+    spec = {"problems": 1, "samples": 1, "sampling": {"max_new_tokens": 3}, "models": [r1.name, *embedded()]}
+    plan = make_plan(parse_spec({**spec, "benchmarks": ["SEQBENCH-4x4", "SEQBENCH-4x4-facts"]}))
+    sweep(plan, tmp_path / "run", workers=1)
+    told, facts, *tiny = (plan.prompts[key] for key in plan.prompts)
+    assert told == [len(r1.encode(find("SEQBENCH-4x4-full").prompt(maze)))]
+    assert facts == [len(r1.encode(maze.question))]
+    # The embedded models have no tokens for the task, whatever their tokenizers make of such characters.
+    assert (tiny[0], tiny[2]) == (tiny[1], tiny[3])
+    run = RunData.open(tmp_path / "run")
+    sources = Sources.of(run.manifest)
+    for _, trace in run.traces:
+        asked = plan.prompts[trace.model, trace.benchmark]
+        assert [trace.usage.prompt_tokens] == [len(sources.prompt(trace) or ())] == asked
+
+
+def test_a_context_that_is_too_short_is_told_in_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(EMBEDDED / "tiny-llama", folder)
     spec = {"problems": 1, "samples": 1, "sampling": {"max_new_tokens": 20}}
-    for model, told in (("embedded:tiny-llama", False), (f"hf:{folder}", True)):
-        plan = make_plan(parse_spec({**spec, "models": [model], "benchmarks": ["SEQBENCH-5x5"]}))
-        assert any("SEQBENCH-5x5-full says what is to be done" in note for note in plan.notes) == told
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
     with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):

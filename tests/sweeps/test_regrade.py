@@ -77,8 +77,28 @@ def test_both_columns_are_in_the_map(run: Path, tmp_path: Path) -> None:
     ]
     assert read_maps(out)[0].cells[20, 0.1].estimate.value == 0.5
     figure = tmp_path / "map.svg"
+    assert command("map", run, "--out", figure).exit_code == 0
+    drawn = figure.read_text()
+    assert ("m | mine | Pass@1<" in drawn, "m | mine | Pass@1 by dynts<" in drawn) == (True, True)
+    numbers = [(row["pass_at_1"], row["graded:dynts"]) for row in csv.DictReader((tmp_path / "map.data.csv").open())]
+    assert numbers == [("50.0", "100.0")] * 2 + [("100.0", "100.0")] * 2
     assert command("map", run, "--metric", "graded:dynts", "--out", figure).exit_code == 0
-    assert figure.is_file()
+    assert "| Pass@1" not in figure.read_text()
+    said = (
+        "by graded:dynts the cells of m on mine window have 100.0 % on average, by pass@1 75.0 %; single cells differ "
+    )
+    assert f"{said}by +0.0 to +50.0 points" in " ".join(command("describe", run).stdout.split())
+    assert said in json.loads(command("describe", run, "--json").stdout)["notes"][0]
+
+
+def test_a_report_of_a_regraded_run_draws_both(run: Path, tmp_path: Path) -> None:
+    regrade(run, "dynts")
+    page = tmp_path / "page.html"
+    result = command("report", run, "--out", page, "--attention", 0)
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert "By grader." in text
+    assert "by graded:dynts the cells of m on mine" in text
 
 
 def test_an_audit_lists_what_math_verify_judges_otherwise_and_a_person_overrules_it(run: Path) -> None:

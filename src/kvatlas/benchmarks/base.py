@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from kvatlas.core import Grade, KvatlasError, Problem
@@ -15,7 +15,8 @@ class Benchmark(Protocol):
     """The contract of every benchmark; a new one is one file that satisfies it.
 
     `version` rises whenever problems, prompts or verdicts change: it is part of the run key. A benchmark whose problems
-    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what.
+    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what. One
+    that asks models in different ways has a method `asked_of` (see below).
     """
 
     version: ClassVar[int]
@@ -69,6 +70,12 @@ def nth(benchmark: Benchmark, index: int) -> Problem:
     if index >= len(problems):
         raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; valid are 1 to {len(problems):,}.")
     return problems[index]
+
+
+def asked_of(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
+    """The benchmark as it asks one model, which `reads` a text or has no tokens for it."""
+    chosen: Callable[[Callable[[str], bool]], Benchmark] | None = getattr(benchmark, "asked_of", None)
+    return benchmark if chosen is None else chosen(reads)
 
 
 def identity(benchmark: Benchmark) -> list[Any]:

@@ -125,4 +125,4 @@ def _test(test: Any) -> tuple[str, str]:
 
 def _lines(text: str) -> list[str]:
     """What is compared: white space at the ends of lines and of the text makes no difference."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in text.rstrip().split("\n")]

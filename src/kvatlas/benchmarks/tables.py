@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 #: Usual names of columns, the likeliest first; letter case and underscores make no difference.
 QUESTION = ("problem", "question", "prompt", "input", "query", "instruction")
 ANSWER = ("answer", "final answer", "expected answer", "target", "gold", "label", "correct answer", "solution answer")
-IDENTITY = ("id", "unique id", "problem id", "question id", "record id", "uuid", "idx")
+IDENTITY = ("id", "unique id", "problem id", "problem idx", "question id", "record id", "uuid", "idx")
 OPTIONS = ("options", "choices")
 CORRECT, INCORRECT = "correct answer", tuple(f"incorrect answer {i}" for i in range(1, 10))
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")

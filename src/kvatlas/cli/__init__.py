@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 import sys
 import warnings
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.registry import PluginWarning
+from kvatlas.visible import VisibleStream, visible
 
 #: Characters of a sentence, which may name what was given.
 _LONGEST = 2000
@@ -49,7 +50,24 @@ def new_app() -> typer.Typer:
     )
     for room in rooms:
         room.add_to(app)
+    app.callback()(_common)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from kvatlas import __version__
+
+        typer.echo(f"kvatlas {__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
@@ -57,9 +75,15 @@ def main() -> None:
     usual = warnings.formatwarning
 
     def as_sentence(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-        return f"kvatlas: {message}\n" if category is PluginWarning else usual(message, category, *place, **line)
+        return (
+            f"kvatlas: {visible(str(message))}\n"
+            if category is PluginWarning
+            else usual(message, category, *place, **line)
+        )
 
     warnings.formatwarning = as_sentence
+    usual_output = sys.stdout
+    sys.stdout = VisibleStream(usual_output)
     try:
         new_app()()
     except KvatlasError as error:
@@ -68,11 +92,12 @@ def main() -> None:
         _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
     finally:
         warnings.formatwarning = usual
+        sys.stdout = usual_output
 
 
 def _end(sentence: str) -> NoReturn:
     if len(sentence) > _LONGEST:
         sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
     # Names that are no UTF-8 come as lone surrogates, which some terminals cannot be told.
-    print(f"kvatlas: {sentence}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    print(f"kvatlas: {visible(sentence)}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     sys.exit(2)

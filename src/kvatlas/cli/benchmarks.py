@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from kvatlas.cli.lists import Json, print_rows
+from kvatlas.visible import unfiltered, visible
 
 Name = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
 
@@ -31,18 +33,20 @@ def show(
     answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
 ) -> None:
     """Print the exact text that is sent for one problem, and nothing else on standard output."""
-    from kvatlas.benchmarks import find, nth
+    from kvatlas.benchmarks import asked_of, find, nth
 
     benchmark = find(name, **({"prompt": prompt} if prompt else {}))
     asked = nth(benchmark, problem - 1)
-    text = benchmark.prompt(asked)
-    if model is not None:
+    if model is None:
+        typer.echo(benchmark.prompt(asked), file=unfiltered(sys.stdout))
+    else:
         from kvatlas.models import find as find_model
 
-        text = find_model(model).prompt(text)
-    typer.echo(text)
+        chosen = find_model(model)
+        text = chosen.prompt(asked_of(benchmark, chosen.reads).prompt(asked))
+        typer.echo(text, file=unfiltered(sys.stdout))
     if answer:
-        typer.echo(f"{asked.id}: {asked.answer}", err=True)
+        typer.echo(visible(f"{asked.id}: {asked.answer}"), err=True)
 
 
 def check(
@@ -54,7 +58,7 @@ def check(
 
     Ends with exit code 2 if the file cannot be what it is taken for. A sweep makes the same check.
     """
-    from kvatlas.benchmarks import find
+    from kvatlas.benchmarks import asked_of, find
     from kvatlas.benchmarks.check import check as check_benchmark
     from kvatlas.cli.lists import print_findings
 
@@ -65,7 +69,8 @@ def check(
         from kvatlas.models import find as find_model
 
         chosen = find_model(model)
-        print_findings(check_benchmark(benchmark, lambda text: len(chosen.encode(text)), "tokens"), as_json)
+        asked = asked_of(benchmark, chosen.reads)
+        print_findings(check_benchmark(asked, lambda text: len(chosen.encode(text)), "tokens"), as_json)
 
 
 def add_to(app: typer.Typer) -> None:

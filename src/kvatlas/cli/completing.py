@@ -1,6 +1,8 @@
-"""What the shell completes besides commands and options: names of policies, models and benchmarks."""
+"""What the shell completes besides commands and options: names of policies, models, benchmarks, metrics and maps."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 def policies(incomplete: str) -> list[str]:
@@ -23,3 +25,30 @@ def benchmarks(incomplete: str) -> list[str]:
     from kvatlas.benchmarks import families
 
     return [name for name in families.names() if name.startswith(incomplete)]
+
+
+def metrics(incomplete: str) -> list[str]:
+    """Metrics that every run has, `pass@2` for those of several samples."""
+    from kvatlas.stats.estimates.metrics import METRICS, RULES
+
+    names = [*METRICS, *(name.replace("K", "2") for name in RULES), "bayes"]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def metrics_and_costs(incomplete: str) -> list[str]:
+    """The same, and what settings cost."""
+    from kvatlas.stats.estimates.metrics import COSTS
+
+    return [*metrics(incomplete), *(name for name in COSTS if name.startswith(incomplete))]
+
+
+def maps(incomplete: str) -> list[str]:
+    """Published maps, and files and folders."""
+    from kvatlas.results.csv_maps import PUBLISHED, published_names
+
+    folder, _, begun = incomplete.rpartition("/")
+    near = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
+    paths = [
+        f"{path}/" if path.is_dir() else str(path) for path in sorted(near.glob("*")) if path.name.startswith(begun)
+    ]
+    return [*paths, *(name for one in published_names() if (name := PUBLISHED + one).startswith(incomplete))]

@@ -62,19 +62,24 @@ def grade(
             f"\nmath-verify judges {len(disagreements)} answers otherwise: {run / 'audit.csv'}. Correct its column "
             "`correct` where a verdict is wrong, and grade again with --overrule."
         )
-    typer.echo(f"Draw it with kvatlas map {run} --metric graded:{grader}; kvatlas export writes both columns.")
+    typer.echo(
+        f"kvatlas map {run} draws both, kvatlas export writes both columns; --metric graded:{grader} takes it alone."
+    )
 
 
 def _write(disagreements: list[Disagreement], path: Path) -> None:
     import csv
 
     from kvatlas.results.export import replacing
+    from kvatlas.visible import guarded
 
     names = ["benchmark", "problem", "answer", "correct", "reason", "reference", "traces", "text"]
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
-        writer.writerows({"reason": "", **vars(each)} for each in disagreements)
+        writer.writerows(
+            {name: guarded(value) for name, value in {"reason": "", **vars(each)}.items()} for each in disagreements
+        )
 
 
 def add_to(app: typer.Typer) -> None:

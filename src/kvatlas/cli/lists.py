@@ -110,11 +110,13 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from kvatlas.visible import visible
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0] if rows else []:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row.values()))
+        table.add_row(*(escape(visible(_cell(value))) for value in row.values()))
     Console().print(table)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvatlas.cli import completing
 from kvatlas.cli.results import Fix, Inputs, LoseAtMost, Partial, PolicyOption, fixed
 from kvatlas.core import KvatlasError
 
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
     from kvatlas.figures.panels import Frame
 
 MapMetric = Annotated[
-    str, typer.Option(help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ...")
+    str | None,
+    typer.Option(
+        help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ... Default: pass@1, "
+        "and beside it the verdicts of other graders.",
+        autocompletion=completing.metrics_and_costs,
+    ),
 ]
 
 
@@ -26,7 +32,7 @@ def map_(
         bool, typer.Option("--shared/--own", help="One colour scale for all panels, or each its own.")
     ] = False,
     policy: PolicyOption = None,
-    metric: MapMetric = "pass@1",
+    metric: MapMetric = None,
     against: Annotated[
         str | None, typer.Option(metavar="BASELINE", help="Differences to a baseline, such as full, in pairs.")
     ] = None,

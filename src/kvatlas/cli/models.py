@@ -59,13 +59,16 @@ def check(
     """
     import torch
 
+    from kvatlas.benchmarks import asked_of
     from kvatlas.benchmarks import find as find_benchmark
     from kvatlas.models import embedded, find
     from kvatlas.sweeps.model_check import check_model
 
     torch.set_num_threads(1)
     chosen = find(model, **assignments("--model-option", model_option))
-    asked = [find_benchmark(name) for name in benchmark or ([OWN] if model in embedded() else [])]
+    asked = [
+        asked_of(find_benchmark(name), chosen.reads) for name in benchmark or ([OWN] if model in embedded() else [])
+    ]
     messages = [each.prompt(problem) for each in asked for problem in each.problems(problems)] or [PROBE]
     print_findings(check_model(chosen, messages, max_new_tokens), as_json)
 

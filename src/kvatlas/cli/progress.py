@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
+from kvatlas.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -155,7 +156,7 @@ def picture(watch: Watch, console: Console) -> RenderableType:
     tall = max((len(one.axes[0][1]) * 2 + _AROUND_MAP for one in maps), default=0)
     groups = watch.groups()
     rows = max(1, min(len(groups), console.height - _AROUND_TABLE - tall))
-    parts: list[RenderableType] = [Text(watch.text(), style="bold"), _table(groups, rows)]
+    parts: list[RenderableType] = [Text(visible(watch.text()), style="bold"), _table(groups, rows)]
     room = console.height - _AROUND_TABLE - rows
     for one in maps:
         table = map_table(one, console.width)
@@ -180,7 +181,7 @@ def _table(groups: list[tuple[str, int, int, int, int]], rows: int) -> Renderabl
     )
     for name, done, promised, settings, of in shown[:rows]:
         bar = ProgressBar(total=max(promised, 1), completed=done, width=_BAR)
-        table.add_row(Text(name), bar, f"{done}/{promised}", f"{settings}/{of}")
+        table.add_row(Text(visible(name)), bar, f"{done}/{promised}", f"{settings}/{of}")
     if rows < len(groups):
         table.caption = f"and {len(groups) - rows} more benchmarks"
     return table
@@ -196,6 +197,6 @@ def _lines() -> Callable[[Progress], None]:
         before = progress.done - 1 if before is None else before
         if now - last >= INTERVAL or progress.done == progress.total:
             last = now
-            print(_text(progress, now - began, before), file=sys.stderr, flush=True)
+            print(visible(_text(progress, now - began, before)), file=sys.stderr, flush=True)
 
     return on_trace

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvatlas.cli import completing
 from kvatlas.cli.quantities import finite
+from kvatlas.visible import unfiltered, visible
 
 if TYPE_CHECKING:
     from kvatlas.core import Map
 
 Inputs = Annotated[
-    list[str], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.")
+    list[str],
+    typer.Argument(
+        metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.", autocompletion=completing.maps
+    ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Metric = Annotated[
     str,
     typer.Option(
-        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes, or what the benchmark measures itself."
+        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes, or what the benchmark measures itself.",
+        autocompletion=completing.metrics,
     ),
 ]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
@@ -67,7 +74,19 @@ def describe(
     if as_json:
         typer.echo(json.dumps(to_json(description), indent=2, allow_nan=False))
     else:
-        typer.echo(as_text(description) if long else one_page(description))
+        _print_markdown(as_text(description) if long else one_page(description))
+
+
+def _print_markdown(text: str) -> None:
+    """As it is, and laid out for a person where a terminal shows it."""
+    if not sys.stdout.isatty():
+        typer.echo(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    # No name in it is HTML, which Rich would leave out.
+    Console().print(Markdown(visible(text).replace("<", r"\<")))
 
 
 def check(
@@ -114,10 +133,9 @@ def report(
     lose_at_most: LoseAtMost = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
-    from kvatlas.results.export import check_target
+    from kvatlas.report.page import check_page, write_report
 
-    check_target(out)
-    from kvatlas.report.page import write_report
+    check_page(out)
     from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.run_analysis import RunAnalysis
 
@@ -133,7 +151,10 @@ def report(
 
 def export(
     run: Run,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write; a folder with --store.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The file to write, a folder with --store; default: standard output."),
+    ] = None,
     format_: Annotated[str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces).")] = "csv",
     metric: Metric = "pass@1",
     partial: Partial = False,
@@ -146,17 +167,21 @@ def export(
 
     A run that was graded again (`kvatlas grade`) has a column for each grader in its CSV.
     """
+    from kvatlas.core import KvatlasError
     from kvatlas.results import Store
 
-    if store:
+    if out is None and (store or format_ == "parquet"):
+        raise KvatlasError(f"{'--store' if store else 'parquet'} cannot go to standard output; name it with --out.")
+    if store and out is not None:
         with Store.open(run) as found:
             typer.echo(f"{out}: {found.copy(out):,} traces")
         return
-    from kvatlas.results.export import check_format, check_target
+    from kvatlas.results.export import check_format, check_target, csv_text, json_lines
     from kvatlas.results.export import export as write
 
     check_format(format_)
-    check_target(out)
+    if out is not None:
+        check_target(out)
     from kvatlas.stats.estimates.maps import maps_of_run
     from kvatlas.stats.estimates.run_data import RunData
 
@@ -164,10 +189,18 @@ def export(
         with Store.open(run) as found:
             metrics = [metric, *(graded for graded in found.gradings() if graded != metric)]
         first, *also = (maps_of_run(RunData.open(run, each, partial, fixed(fix))) for each in metrics)
-        write(run, format_, out, maps=first, also=also)
+        if out is None:
+            typer.echo(csv_text(first, also), nl=False, file=unfiltered(sys.stdout))
+        else:
+            write(run, format_, out, maps=first, also=also)
+    elif out is None:
+        with Store.open(run) as found:
+            for line in json_lines(found):
+                typer.echo(line)
     else:
         write(run, format_, out)
-    typer.echo(out)
+    if out is not None:
+        typer.echo(out)
 
 
 def fixed(fix: list[str] | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ import typer
 from kvatlas.cli import completing
 from kvatlas.cli.quantities import finite
 from kvatlas.cli.sweeps import ModelOption, assignments
+from kvatlas.visible import visible
 
 
 def serve(
@@ -54,7 +55,7 @@ def serve(
     values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     loaded.check()
     for sentence in loaded.notes:
-        typer.echo(sentence, err=True)
+        typer.echo(visible(sentence), err=True)
     setting = chosen(loaded, policy, values | assignments("--set", set_))
     sampling = drawing(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
     if host not in LOOPBACK and not api_key:

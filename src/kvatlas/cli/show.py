@@ -20,6 +20,7 @@ def print_run(folder: Path, show: int) -> None:
 
     from kvatlas.api import open_run
     from kvatlas.figures.style import percent
+    from kvatlas.visible import visible
 
     console = Console()
     run = open_run(folder)
@@ -31,7 +32,7 @@ def print_run(folder: Path, show: int) -> None:
         estimate = cell.estimate
         known = estimate.low is not None and estimate.high is not None
         table.add_row(
-            traces.expected.benchmark,
+            Text(visible(traces.expected.benchmark)),
             percent(estimate.value),
             f"{percent(estimate.low or 0)} to {percent(estimate.high or 0)}" if known else "unknown",
             str(estimate.problems),
@@ -43,13 +44,13 @@ def print_run(folder: Path, show: int) -> None:
     for traces in run.data.cells:
         verdicts = dict.fromkeys([*VERDICTS, *traces.verdicts])
         counted = ", ".join(f"{traces.verdicts[verdict]} {verdict}" for verdict in verdicts)
-        console.print(Text(f"{traces.expected.benchmark}: {counted}"), soft_wrap=True)
+        console.print(Text(visible(f"{traces.expected.benchmark}: {counted}")), soft_wrap=True)
     for trace in islice(run.traces(), show):
         answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
         # Model output is data: printed as text, never as markup.
         about = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
-        console.print(Text(about, style="bold"))
-        console.print(Text(textwrap.shorten(trace.text, 800, placeholder=" ...")))
+        console.print(Text(visible(about), style="bold"))
+        console.print(Text(visible(textwrap.shorten(trace.text, 800, placeholder=" ..."))))
 
 
 def finish_demo(folder: Path) -> None:
@@ -60,15 +61,16 @@ def finish_demo(folder: Path) -> None:
     from kvatlas.report.demo import write_demo
     from kvatlas.report.summary import recommendation
     from kvatlas.report.terminal import print_map
+    from kvatlas.visible import visible
 
     analysis, written = write_demo(folder)
     console = Console()
     for one in analysis.means:
         print_map(one, console)
     for choice in analysis.choices:
-        console.print(Text(recommendation(choice)))
+        console.print(Text(visible(recommendation(choice))))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
     places = {"figures": f"{pictures} (and svg, pdf)", "data": folder / "maps.csv", "report": folder / "report.html"}
     for name, place in places.items():
         # Not wrapped: paths are copied.
-        console.print(Text(f"{name:<9}{place}"), soft_wrap=True)
+        console.print(Text(visible(f"{name:<9}{place}")), soft_wrap=True)

@@ -12,6 +12,7 @@ import typer
 
 from kvatlas.cli import completing
 from kvatlas.cli.quantities import positive
+from kvatlas.visible import visible
 
 if TYPE_CHECKING:
     from kvatlas.sweeps.plan import Plan
@@ -286,6 +287,8 @@ def demo(
         drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
         if problems < data["problems"] and not quiet:
             _note(f"First look, {problems} of {data['problems']} problems: {first_look(folder)}")
+    if not quiet:
+        _note("Drawing the figures and the report, which takes about a minute.")
     finish_demo(folder)
 
 
@@ -327,7 +330,7 @@ def _findings(folder: Path) -> list[Any]:
 
 
 def _note(sentence: str) -> None:
-    typer.echo(sentence, err=True)
+    typer.echo(visible(sentence), err=True)
 
 
 def _silent(_: str) -> None:

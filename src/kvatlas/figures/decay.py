@@ -1,4 +1,4 @@
-"""Depth curves: success and progress against L, B, N or S, on a linear and a logarithmic axis, with fitted decays."""
+"""Depth curves: success and progress against L, B, N, S or n, on linear and logarithmic axes, with fitted decays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import Estimate, KvatlasError, Note
+from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, canvas, settle
 from kvatlas.stats.estimates.decay import PUBLISHED_L0, Decay, fit
@@ -25,6 +25,7 @@ DIFFICULTIES: Mapping[str, str] = {
     "B": "Locked doors B",
     "N": "Noise ratio N",
     "S": "Shuffle ratio S",
+    "n": "Definitions n of the chain",
 }
 _BINS = 8
 _GREY = "#c4c4c4"
@@ -47,18 +48,30 @@ class Curve:
 
 
 def curve(system: System, by: str, *, decay: bool = False) -> Curve:
-    """Estimates in up to 8 bins of equally many problems (for L), or at each value; KvatlasError if it is unknown."""
-    levels: dict[ProblemKey, float] = {}
-    for key in system.outcomes:
-        if (level := system.about.get(key, {}).get(by)) is None:
-            raise KvatlasError(f"The benchmark {key[0]} does not say the {by} of its problems ({key[1]}).")
-        levels[key] = float(level)
-    outcomes = {key: list(samples.values()) for key, samples in system.outcomes.items()}
+    """Estimates in up to 8 bins of equally many problems (for L), or at each value, of the problems that say theirs.
+
+    Raises KvatlasError where none does.
+    """
+    levels = {key: float(system.about[key][by]) for key in system.outcomes if _says(system, key, by)}
+    if not levels:
+        names = ", ".join(dict.fromkeys(benchmark for benchmark, _ in system.outcomes))
+        raise KvatlasError(f"No benchmark of {system.model} says the {by} of its problems; there are: {names}.")
+    outcomes = {key: list(system.outcomes[key].values()) for key in levels}
     points = [
         (math.fsum(levels[key] for key in keys) / len(keys), pass_at_1({str(key): outcomes[key] for key in keys}))
         for keys in _bins(levels)
     ]
     return Curve(tuple(points), tuple(fit(outcomes, levels, free=free) for free in (False, True)) if decay else ())
+
+
+def _says(system: System, key: ProblemKey, by: str) -> bool:
+    return system.about.get(key, {}).get(by) is not None
+
+
+def _left_out(systems: Sequence[System], by: str) -> list[Note]:
+    """A note on benchmarks that do not say how hard their problems are."""
+    names = dict.fromkeys(key[0] for one in systems for key in one.outcomes if not _says(one, key, by))
+    return [Note(NoteKind.LEFT_OUT, f"{', '.join(names)} left out: no {by} of its problems is known")] if names else []
 
 
 def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
@@ -96,7 +109,7 @@ def curves_figure(
     rows = {"Pass@1": curves, "Progress ratio": [curve(system, by) for system in progress]}
     size = (10.1 if by == "L" else 9.3, 5.3)
     with look.applied():
-        figure, panels = canvas(size, 4, 2, look.foot(notes, _about(by), size[0]))
+        figure, panels = canvas(size, 4, 2, look.foot([*notes, *_left_out(success, by)], _about(by), size[0]))
         for number, panel in enumerate(panels):
             label, scale = list(rows)[number // 2], ("linear", "log")[number % 2]
             _panel(panel, rows[label], scale, grey=published and number < 2 and by == "L")

@@ -26,6 +26,7 @@ from kvatlas.figures.look import (
 )
 from kvatlas.figures.panels import SMALL, Panel, metric_panels
 from kvatlas.figures.plateau import frame
+from kvatlas.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,8 +109,10 @@ def _check(panels: Sequence[Panel], one_bar: bool) -> None:
 
 
 def _name(panel: Panel, panels: Sequence[Panel]) -> str:
-    several = len({other.policy for other in panels}) > 1
-    return f"{style.model(panel.model)} | {panel.benchmark}" + (f" | {panel.policy}" if several else "")
+    kinds = [(each.policy, each.measure.label) for each in panels]
+    several = [len(set(values)) > 1 for values in zip(*kinds, strict=True)]
+    told = [word for word, needed in zip((panel.policy, panel.measure.label), several, strict=True) if needed]
+    return " | ".join((style.model(panel.model), panel.benchmark, *told))
 
 
 @dataclass(frozen=True)
@@ -148,14 +151,14 @@ def _layout(panels: Sequence[Panel], one_bar: bool, look: Look) -> _Layout:
 
 
 def _across(panels: Sequence[Panel], narrowest: float, one_bar: bool, look: Look) -> int:
-    """Panels in a row: one for each policy, if there are several; else two, which fill the width of a page."""
-    policies = len({panel.policy for panel in panels})
+    """Panels in a row: one for each policy and metric, if there are several; else two, which fill a page's width."""
+    kinds = len({(panel.policy, panel.measure.label) for panel in panels})
     if look.columns == 1:
         return 1
     if one_bar:
         wanted = min(len(panels), 4)
-    elif 1 < policies <= 4 and len(panels) % policies == 0:
-        wanted = policies
+    elif 1 < kinds <= 4 and len(panels) % kinds == 0:
+        wanted = kinds
     else:
         wanted = min(len(panels), 2) if len(panels) <= 8 else math.ceil(math.sqrt(len(panels)))
     # No cell narrower than its number.
@@ -203,8 +206,8 @@ def _mesh(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout,
 
 def _labels(axes: Axes, panel: Panel, name: str, layout: _Layout, look: Look) -> None:
     (vertical, rows), (horizontal, columns) = panel.axes
-    axes.set_xticks([x + 0.5 for x in range(len(columns))], [str(value) for value in columns])
-    axes.set_yticks([y + 0.5 for y in range(len(rows))], [str(value) for value in rows])
+    axes.set_xticks([x + 0.5 for x in range(len(columns))], [visible(str(value)) for value in columns])
+    axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
     axes.tick_params(length=0, pad=3, labelsize=7)
     longest = max(len(str(value)) for value in columns)
     axes.tick_params(axis="x", labelsize=max(4.0, fitting(layout.inner[0] / len(columns), longest, 7.0)))
@@ -249,12 +252,13 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
 
 def _bar(figure: Figure, mesh: QuadMesh, panels: Sequence[Axes], panel: Panel, layout: _Layout) -> None:
     """A colour bar right of the panels, as high as all of them together."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     wide, high = layout.inner
     bar = figure.colorbar(
         mesh, ax=panels, fraction=0.09 / wide / len(panels), pad=0.07 / wide / len(panels), aspect=None,
-        ticks=MaxNLocator(5, steps=[1, 2, 5, 10]),
+        # Ticks as they are: an offset over the bar is read by nobody and takes the panel's room.
+        ticks=MaxNLocator(5, steps=[1, 2, 5, 10]), format=ScalarFormatter(useOffset=False),
     )  # fmt: skip
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.results.csv_maps import VALUE_COLUMNS
 from kvatlas.results.export import check_target, csv_text, replacing
+from kvatlas.visible import guarded, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,10 +164,19 @@ def canvas(
 
 def settle(figure: Figure) -> None:
     """Lay the panels out now and for good: every format shows the same, and positions can be read."""
+    _make_visible(figure)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
     figure.set_layout_engine("none")
+
+
+def _make_visible(figure: Figure) -> None:
+    """No text of a figure steers what shows it; an SVG with control characters could not even be opened."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(visible(text.get_text()))
 
 
 def _installed() -> list[str]:
@@ -206,13 +216,14 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
 def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
     """Rows, the header first, as the text of a CSV file."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    csv.writer(file, lineterminator="\n").writerows([map(guarded, row) for row in rows])
     return file.getvalue()
 
 
 def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
     """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`, fonts embedded."""
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
+    _make_visible(figure)
     inches = figure.get_figwidth() * figure.get_figheight()
     file = io.BytesIO()
     with Look().applied():

@@ -11,6 +11,7 @@ from kvatlas.core import Cell, CellCoord, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.stats.inference.resampling import Contrast
 from kvatlas.stats.pairs.differences import Differences
+from kvatlas.visible import guarded
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
             for text, cell in one.baselines.items()
             if (value := cost.value(cell)) is not None
         )
-        measure = Measure(cost.label, (cost.about,), style.COSTS, least=1e-6)
+        measure = Measure(cost.label, (cost.about,), style.COSTS, least=0.02 * max(known.values()) or 1.0)
         return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks)
     base = cost.value(_baseline(one, against))
     if not base:
@@ -252,6 +253,6 @@ def data_csv(panels: Sequence[Panel]) -> str:
     for one in panels:
         for (row, column), shown in one.cells.items():
             outlined = int((row, column) in one.outlined)
-            known = [one.model, one.benchmark, one.policy, row, column, one.measure.label]
+            known = [*map(guarded, (one.model, one.benchmark, one.policy, row, column)), one.measure.label]
             writer.writerow([*known, round(shown.value, 4), shown.text, shown.small, outlined])
     return file.getvalue()

@@ -27,7 +27,13 @@ LABELS: Mapping[str, str] = {
 
 
 def label(name: str) -> str:
-    """A parameter or metric as it stands on an axis: `local_window` is `Local Window Size`."""
+    """A parameter or metric as it stands on an axis: `local_window` is `Local Window Size`.
+
+    What was graded again by a grader is `Pass@1 by GRADER`.
+    """
+    graded, _, grader = name.partition(":")
+    if grader and graded == "graded":
+        return f"Pass@1 by {grader}"
     return LABELS.get(name, name.replace("_", " ").title())
 
 

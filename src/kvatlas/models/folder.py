@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from kvatlas.hub import Repository, matching
 from kvatlas.models.options import Options
 from kvatlas.models.templates import TemplateRefusedError, render
 from kvatlas.models.thinking import Thinking, thinking
-from kvatlas.models.weights import combined, load_weights, sha256
+from kvatlas.models.weights import combined, is_known, load_weights, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -167,7 +166,7 @@ class ModelHandle:
         """Raise KvatlasError for model types and layers that the engine cannot decode."""
         config = self.config
         kind = str(config.get("model_type"))
-        if not (_may_be_known(kind) and _is_known(kind)):
+        if not is_known(kind):
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; valid are causal language models of the "
                 "installed transformers (code that comes with a model is never run)."
@@ -340,6 +339,13 @@ class ModelHandle:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return tuple(int(i) for i in ids)
 
+    def reads(self, text: str) -> bool:
+        """Whether the tokenizer has tokens for all of a text: encoded and decoded it is the same but for its spaces."""
+        # Not `tokens`: a text that is longer than the context is no reason to warn, nobody is asked it.
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        back = str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        return "".join(back.casefold().split()) == "".join(text.casefold().split())
+
     def text(self, tokens: Sequence[int]) -> str:
         """The text of new tokens without the end token."""
         visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
@@ -381,18 +387,3 @@ class ModelHandle:
         network = load_weights(self.name, folder, self.dtype, self.device)
         pack(network)
         return network
-
-
-def _may_be_known(kind: str) -> bool:
-    """Whether transformers has code for something so called: its folders tell in no time, its import takes seconds."""
-    package = find_spec("transformers")
-    assert package is not None
-    assert package.origin is not None
-    there = (Path(package.origin).parent / "models").iterdir()
-    return any(kind.replace("-", "_").startswith(folder.name) for folder in there)
-
-
-def _is_known(kind: str) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,22 @@ from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def is_known(kind: str) -> bool:
+    """Whether transformers has code for causal language models of that `model_type`.
+
+    Its folders tell of most that it has not in no time; the import that tells the rest takes seconds.
+    """
+    package = find_spec("transformers")
+    assert package is not None
+    assert package.origin is not None
+    there = (Path(package.origin).parent / "models").iterdir()
+    if not any(kind.replace("-", "_").startswith(folder.name) for folder in there):
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrainedModel:

@@ -1,25 +1,13 @@
-"""Model output is hostile text: what a page may hold of it, and how data stands in a page."""
+"""Hostile text in a page: how data stands in it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import unicodedata
 from typing import Any
 
-
-def visible(value: Any) -> Any:
-    """Text with control, format (right-to-left marks too), private and unpaired characters written as `⟨U+202E⟩`."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    if value.isascii() and value.isprintable():
-        return value
-    return "".join(f"⟨U+{ord(mark):04X}⟩" if _hidden(mark) else mark for mark in value)
-
-
-def _hidden(mark: str) -> bool:
-    return mark not in "\n\t" and unicodedata.category(mark) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+from kvatlas.visible import visible
 
 
 def embedded(value: Any) -> str:

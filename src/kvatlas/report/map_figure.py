@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.look import Look, check_figure, save
-from kvatlas.figures.panels import Frame, Panel, cost_panels, data_csv, difference_panels, metric_panels
+from kvatlas.figures.panels import Frame, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.report.describe import of_policy
 from kvatlas.results.csv_maps import read_maps
+from kvatlas.results.export import csv_text
 from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.metrics import COSTS
@@ -23,12 +25,15 @@ from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.differences import differences_of_run
 from kvatlas.stats.run_analysis import RunAnalysis, with_regions
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def plot_sources(
     sources: Sequence[str | Path],
     out: Path,
     *,
-    metric: str = "pass@1",
+    metric: str | None = None,
     mean: bool = False,
     shared: bool = False,
     policy: str | None = None,
@@ -41,15 +46,16 @@ def plot_sources(
 ) -> list[Path]:
     """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
 
-    `metric` may be a cost. `mean` draws means over benchmarks, side by side on one colour scale; `shared` one scale for
-    all panels; `against` differences to that baseline; `frame` says which cells are framed. KvatlasError for what
-    cannot be drawn.
+    `metric` may be a cost; without one it is pass@1, and of runs that were graded again by other
+    graders the verdicts of these beside it, on one scale. `mean` draws means over benchmarks, side by side on one
+    colour scale; `shared` one scale for all panels; `against` differences to that baseline; `frame` says which cells
+    are framed. KvatlasError for what cannot be drawn.
     """
     check_figure(out)
     if lose_at_most is not None:
         margin_of({"lose_at_most": lose_at_most})
     cost = metric if metric in COSTS else None
-    graded = None if cost else metric
+    graded = None if cost else metric or "pass@1"
     opened = {
         source: RunData.open(source, graded, partial, fix, lose_at_most) for source in sources if Path(source).is_dir()
     }
@@ -57,23 +63,63 @@ def plot_sources(
     if any(run.is_line for run in runs):
         if len(sources) > 1:
             raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
+        for option in ("--mean" if mean else "", f"--against {against}" if against else ""):
+            if option:
+                raise KvatlasError(
+                    f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out."
+                )
         return _line_chart(runs[0], out, cost, policy, look)
-    maps = [one for source in sources for one in maps_of_source(opened.get(source, source), partial)]
-    single = of_policy(maps, policy)
+    given = [opened.get(source, source) for source in sources]
+    if cost or against:
+        single = of_policy([one for source in given for one in maps_of_source(source, partial)], policy)
+        shown = mean_maps(single) if mean else single
+        if cost:
+            panels = cost_panels(shown, cost, against)
+        elif against:
+            pairs = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
+            panels = difference_panels(shown, pairs, against)
+        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
+    first, *also = [_framed(given, policy, mean, frame, partial), *_graded(given, metric, policy, mean, frame)]
+    other = next((one for one in first if metric and one.metric != metric), None)
+    if other is not None:
+        raise KvatlasError(f"The map of {other.model} on {other.benchmark} shows {other.metric} and no {metric!r}.")
+    panels = [panel for maps in zip(first, *also, strict=True) for panel in metric_panels(maps, frame)]
+    figure = plot(panels, shared=shared or bool(also), one_bar=mean and not also, look=look)
+    return save(figure, out, first, data=csv_text(first, also) if also else None)
+
+
+def graders_figure(run: RunData) -> Figure:
+    """The maps of a run that was graded again, each beside what the other graders say, on one scale."""
+    columns = [maps_of_run(run), *_graded([run], None, None, False, Frame.NONE)]
+    panels = [panel for maps in zip(*columns, strict=True) for panel in metric_panels(maps, Frame.NONE)]
+    return plot(panels, shared=True)
+
+
+def _framed(
+    given: Sequence[str | Path | RunData], policy: str | None, mean: bool, frame: Frame, partial: bool = False
+) -> list[Map]:
+    """The maps to draw, with the regions that are framed."""
+    single = of_policy([one for source in given for one in maps_of_source(source, partial)], policy)
     shown = mean_maps(single) if mean else single
-    panels: list[Panel]
-    if cost:
-        panels, shown = cost_panels(shown, cost, against), []
-    elif against:
-        pairs = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
-        panels, shown = difference_panels(shown, pairs, against), []
-    else:
-        if frame is not Frame.NONE:
-            margin = runs[0].margin if runs else LOSE_AT_MOST / 100
-            shown = with_regions(shown, _verdicts(runs, single, len(sources)), margin)
-        panels = metric_panels(shown, frame)
-    figure = plot(panels, shared=shared, one_bar=mean, look=look)
-    return save(figure, out, shown, data=None if shown else data_csv(panels))
+    if frame is Frame.NONE:
+        return shown
+    runs = [source for source in given if isinstance(source, RunData)]
+    margin = runs[0].margin if runs else LOSE_AT_MOST / 100
+    return with_regions(shown, _verdicts(runs, single, len(given)), margin)
+
+
+def _graded(
+    given: Sequence[str | Path | RunData], metric: str | None, policy: str | None, mean: bool, frame: Frame
+) -> Iterator[list[Map]]:
+    """The same maps by each further grader of the runs; none where a metric was asked for, or maps have no traces."""
+    runs = [source for source in given if isinstance(source, RunData)]
+    if metric is not None or len(runs) < len(given):
+        return
+    # What an adaptive sweep decided rests on the verdicts that it saw.
+    framed = Frame.NONE if any(run.manifest.allocation for run in runs) else frame
+    for grader in runs[0].gradings:
+        if grader != runs[0].metric and all(grader in run.gradings for run in runs):
+            yield _framed([replace(run, metric=grader) for run in runs], policy, mean, framed)
 
 
 def maps_of_source(source: str | Path | RunData, partial: bool = False) -> list[Map]:
@@ -93,6 +139,8 @@ def _verdicts(runs: Sequence[RunData], maps: Sequence[Map], sources: int) -> dic
 
 def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, look: Look | None) -> list[Path]:
     curves = curves_of_run(run)
+    if not curves:
+        raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
     chosen = [one for one in curves if policy in (None, one.policy)]
     if not chosen:
         there = ", ".join(dict.fromkeys(one.policy for one in curves))

@@ -8,16 +8,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Map, NoteKind
+from kvatlas.core import KvatlasError, Map, NoteKind
 from kvatlas.figures import style
 from kvatlas.report.description import p_text
-from kvatlas.report.escaping import embedded, policy_hash, visible
+from kvatlas.report.escaping import embedded, policy_hash
 from kvatlas.report.pictures import Picture
 from kvatlas.report.report_data import ReportData, report_data
 from kvatlas.report.traces import LETTERS
 from kvatlas.results.export import check_target, replacing
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.visible import visible
 
 #: Bytes of traces that stand in the page itself.
 TRACES_LIMIT = 4_000_000
@@ -39,9 +40,9 @@ def write_report(
     All traces stand in the page if they fit into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell
     do and, with `trace_pages`, all are in a folder NAME.traces, a page for each cell. `measure` traces get their
     predicted importance and the answer's attention (0: none). `figures` are shown besides the run's own pictures.
-    Raises KvatlasError as `maps_of_run` does, and for a file that cannot be written.
+    Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
     """
-    check_target(out)
+    check_page(out)
     report = report_data(analysis, per_cell, measure, TRACES_LIMIT if limit is None else limit)
     pages = {}
     if trace_pages and not report.complete:
@@ -57,6 +58,13 @@ def write_report(
             part.write_text(_shard(report, cell, data, out.name), "utf-8", newline="")
         written.append(out.parent / path)
     return written
+
+
+def check_page(out: Path) -> None:
+    """Raise KvatlasError for a name that no page has and a path that cannot be written to."""
+    check_target(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
 
 
 def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:

@@ -34,6 +34,7 @@ class Cells:
         if key not in self.numbers:
             self.numbers[key] = len(self.documents)
             document = _cell(cell, difference)
+            document["model"] = one.model
             document["short"] = self.short.get(cell.setting.id, document["name"])
             self.documents.append(document)
         return self.numbers[key]

@@ -20,6 +20,7 @@ from kvatlas.results.store import Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
 from kvatlas.stats.estimates.grid import short_names
+from kvatlas.stats.estimates.maps import graded_notes
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import Finding
 from kvatlas.stats.pairs.comparisons import Comparison
@@ -124,7 +125,7 @@ def _summary(analysis: RunAnalysis) -> Summary:
     description = describe(
         analysis.maps,
         analysis.comparisons,
-        notes=analysis.notes,
+        notes=[*analysis.notes, *graded_notes(analysis.run)],
         verdicts=analysis.verdicts,
         choices=analysis.choices,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, asked_of
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results.manifest import Manifest
@@ -56,7 +56,7 @@ class Sources:
         if model is None or problem is None:
             return None
         try:
-            ids = model.encode(self.benchmarks[trace.benchmark].prompt(problem))
+            ids = model.encode(asked_of(self.benchmarks[trace.benchmark], model.reads).prompt(problem))
         except KvatlasError:
             return None
         return ids if len(ids) == trace.usage.prompt_tokens else None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Map
 from kvatlas.figures import style
+from kvatlas.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,9 +26,9 @@ def print_map(one: Map, console: Console) -> None:
 
     console.print(map_table(one, console.width))
     for text in style.baseline_texts(one.baselines):
-        console.print(Text(f"  baseline: {text}"), soft_wrap=True)
+        console.print(Text(visible(f"  baseline: {text}")), soft_wrap=True)
     for note in one.remarks:
-        console.print(Text(f"  {note}", style="bold red" if note.is_warning else ""), soft_wrap=True)
+        console.print(Text(visible(f"  {note}"), style="bold red" if note.is_warning else ""), soft_wrap=True)
 
 
 def map_table(one: Map, width: int) -> Table:
@@ -43,7 +44,7 @@ def map_table(one: Map, width: int) -> Table:
     title = " | ".join(part for part in (style.model(one.model), one.benchmark, one.policy) if part)
     metric = style.label(one.metric)
     table = Table(
-        title=Text(f"{title}: {metric} in percent{' with its 95 % interval' if intervals else ''}"),
+        title=Text(visible(f"{title}: {metric} in percent{' with its 95 % interval' if intervals else ''}")),
         caption=Text(f"{style.label(horizontal)} →"),
         box=box.SIMPLE_HEAD,
         padding=(0, 0),
@@ -51,9 +52,9 @@ def map_table(one: Map, width: int) -> Table:
     )
     table.add_column(Text(f"{style.label(vertical)} ↑ "), justify="right", no_wrap=True)
     for column in columns:
-        table.add_column(Text(str(column)), justify="center", no_wrap=True)
+        table.add_column(Text(visible(str(column))), justify="center", no_wrap=True)
     for row in reversed(rows):
-        table.add_row(Text(f"{row} "), *(_cell(one, row, column, low, high, intervals) for column in columns))
+        table.add_row(Text(visible(f"{row} ")), *(_cell(one, row, column, low, high, intervals) for column in columns))
     return table
 
 

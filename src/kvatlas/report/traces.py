@@ -124,7 +124,7 @@ def coded_fate(fate: Fate, prompt: int, shown: int, window: int | None) -> dict[
 
 def _lengths(pieces: Sequence[str]) -> str | list[int]:
     # The page counts UTF-16 units, as scripts do, in text whose hidden characters were made visible.
-    from kvatlas.report.escaping import visible
+    from kvatlas.visible import visible
 
     return _coded([len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces])
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.results.store import GRADED
+from kvatlas.visible import unguarded
 
 PUBLISHED = "published:"
 #: Problems of the benchmarks of the field, for maps that do not tell.
@@ -170,7 +171,7 @@ def _row(
     column: str,
     silent: Mapping[str, Any],
 ) -> _Row:
-    field = {key: (value or "").strip() for key, value in record.items() if isinstance(key, str)}
+    field = {key: unguarded((value or "").strip()) for key, value in record.items() if isinstance(key, str)}
     if None in record:
         raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
     model, benchmark = field["model"], field["benchmark"]

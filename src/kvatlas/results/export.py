@@ -13,6 +13,7 @@ from uuid import uuid4
 from kvatlas.core import Cell, KvatlasError, Map, Trace, reason
 from kvatlas.results.csv_maps import EXTRAS, value_column
 from kvatlas.results.store import Store
+from kvatlas.visible import guarded
 
 FORMATS = ("csv", "jsonl", "parquet")
 _BATCH = 2_000
@@ -108,7 +109,7 @@ def _percent(value: float | None) -> float | None:
 
 
 def _quoted(value: Any) -> str:
-    text = "" if value is None else str(value)
+    text = "" if value is None else str(guarded(value))
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 
@@ -156,11 +157,17 @@ def _export_traces(store: Store, kind: str, out: Path) -> int:
         return _write_jsonl(store, part) if kind == "jsonl" else _write_parquet(store, part)
 
 
+def json_lines(store: Store) -> Iterator[str]:
+    """Every trace of a store as one line of JSON, in ASCII."""
+    for run_key, trace in store.traces():
+        yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
+
+
 def _write_jsonl(store: Store, part: Path) -> int:
     count = 0
     with part.open("w", encoding="utf-8", newline="\n") as file:
-        for run_key, trace in store.traces():
-            file.write(json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False) + "\n")
+        for line in json_lines(store):
+            file.write(line + "\n")
             count += 1
     return count
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import policies
+from kvatlas.benchmarks import asked_of
 from kvatlas.benchmarks import find as find_benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import find
@@ -37,7 +38,7 @@ def calibrate(
         raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in a folder that is there.")
     chosen = find(model, **model_options)
     prompts = [
-        chosen.encode(benchmark.prompt(problem))
+        chosen.encode(asked_of(benchmark, chosen.reads).prompt(problem))
         for benchmark in map(find_benchmark, benchmarks)
         for problem in benchmark.problems(problems)
     ]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
-from kvatlas.benchmarks.seqbench import SeqBench
 from kvatlas.core import KvatlasError, Problem, Setting, digest
-from kvatlas.models import EMBEDDED, ModelHandle
+from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
@@ -76,7 +75,8 @@ class Plan:
 
     def _key(self, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
         # One rendered prompt stands for all: a key must not change with the number of problems.
-        prompt = model.encode(benchmark.prompt(self.problems[benchmark.name][0]))
+        asked = benchmarks.asked_of(benchmark, model.reads)
+        prompt = model.encode(asked.prompt(self.problems[benchmark.name][0]))
         key = run_key(self.spec, model, benchmark, policy, prompt)
         return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
 
@@ -283,12 +283,8 @@ def make_plan(spec: Spec) -> Plan:
         for policy, _ in cells:
             policy.check(model)
         for benchmark in found_benchmarks:
-            if isinstance(benchmark, SeqBench) and benchmark.bare and model.folder.parent != EMBEDDED:
-                notes.append(
-                    f"{benchmark.name} gives {model.name} the facts of a maze and no task, which suits models that "
-                    f"were trained on them alone; {benchmark.name}-full says what is to be done."
-                )
-            texts = [model.prompt(benchmark.prompt(problem)) for problem in problems[benchmark.name]]
+            asked = benchmarks.asked_of(benchmark, model.reads)
+            texts = [model.prompt(asked.prompt(problem)) for problem in problems[benchmark.name]]
             notes += notes_for(model, texts, benchmark.name)
             lengths = [len(model.tokens(text)) for text in texts]
             prompts[model.name, benchmark.name] = lengths

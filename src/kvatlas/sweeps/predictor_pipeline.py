@@ -190,7 +190,7 @@ def _traces(
     from kvatlas.predictor import left_out
 
     asked = {b.name: {p.id: p for p in plan.problems[b.name]} for b in plan.benchmarks}
-    found = {b.name: b for b in plan.benchmarks}
+    found = {b.name: benchmarks.asked_of(b, model.reads) for b in plan.benchmarks}
     keys = set(plan.keys.values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():

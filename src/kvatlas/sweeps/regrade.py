@@ -20,6 +20,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.results.store import GRADED
 from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
+from kvatlas.visible import unguarded
 
 _YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
 _CLOSE, _OPEN = "</think>", "<think>"
@@ -140,7 +141,7 @@ def read_overruled(path: Path) -> list[Overruled]:
         correct = str(row["correct"]).strip().casefold()
         if correct not in _YES + _NO:
             raise KvatlasError(f"Row {number} of {str(path)!r} says correct {correct!r}; valid are true and false.")
-        name, problem, answer = (str(row[name]) for name in ("benchmark", "problem", "answer"))
+        name, problem, answer = (unguarded(str(row[name])) for name in ("benchmark", "problem", "answer"))
         found.append(Overruled(name, problem, answer, correct in _YES, str(row.get("reason") or "")))
     return found
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvatlas import policies
+from kvatlas.benchmarks import asked_of
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
@@ -105,7 +106,7 @@ class _Decode:
             job = Job(
                 model=model,
                 weights=model.weights_digest,
-                benchmarks=self.plan.benchmarks,
+                benchmarks=tuple(asked_of(benchmark, model.reads) for benchmark in self.plan.benchmarks),
                 units=tuple(self._scripted(model, unit) if self.plan.screened else unit for unit in units),
                 sampling=self.plan.spec.sampling.sampling(),
                 seed=self.plan.spec.seed,

@@ -6,11 +6,12 @@ What is left out has the grid's default:
 
 | grid | L | B | N | S | K | prompt |
 |---|---|---|---|---|---|---|
-| up to 6x6 | any | 0 | 1 | 1 | detour | `facts/v1`: the facts alone, one a line |
+| up to 6x6 | any | 0 | 1 | 1 | detour | `facts/v1`, the facts alone, one a line, for models without tokens for more |
 | larger | any | 0 | 0 | 0 | onway, as published | `seqbench/v1`: task, guidance, three worked examples, facts |
 
 `SEQBENCH@FILE` stands for the mazes of a copy of the published data set, asked with `seqbench/v1`.
 
+All other models are asked small mazes with `seqbench/v1`, too, unless the name says `-facts`.
 Names that mean the same problems and prompt are one benchmark under its shortest name.
 """
 
@@ -18,12 +19,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.seqbench.grading import grade, prompt
+from kvatlas.benchmarks.seqbench.grading import grade, prompt, template
 from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Shape, draw, facts
 from kvatlas.benchmarks.seqbench.plans import format_plan
 from kvatlas.core import Grade, KvatlasError, Problem
@@ -36,10 +37,14 @@ _EXAMPLES = "SEQBENCH-5x5, SEQBENCH-6x6-B1, SEQBENCH-40x40-L100-B2-N0.5-S1"
 
 @dataclass(frozen=True)
 class SeqBench:
-    """The benchmark of one shape of maze, asked in one prompt format (`facts/v1` or `seqbench/v1`)."""
+    """The benchmark of one shape of maze, asked in one prompt format: `facts/v1`, `seqbench/v1`, or "" for the default.
+
+    `told`: a model that can read the task is told it, in small mazes, too.
+    """
 
     shape: Shape
-    prompt_format: str
+    prompt_format: str = ""
+    told: bool = False
     version: ClassVar[int] = 1
     about: ClassVar[str] = "mazes with locked doors, to be solved by a plan of chosen depth (generated)"
     examples: ClassVar[str] = _EXAMPLES
@@ -81,18 +86,16 @@ class SeqBench:
             float(match["S"]) if match["S"] else common.shuffle,
             KEYS[match["K"]] if match["K"] else common.keys,
         )
-        return cls(shape, FORMATS[match["F"]] if match["F"] else _default_format(columns, rows))
+        named = FORMATS[match["F"]] if match["F"] else ""
+        return cls(shape, "" if named == FORMATS["full"] and not _is_small(columns, rows) else named)
 
     @property
     def name(self) -> str:
-        if self.prompt_format == _default_format(self.shape.columns, self.shape.rows):
-            return _shape_name(self.shape)
-        return _shape_name(self.shape) + "-" + next(k for k, v in FORMATS.items() if v == self.prompt_format)
+        return _shape_name(self.shape) + next((f"-{k}" for k, v in FORMATS.items() if v == self.prompt_format), "")
 
-    @property
-    def bare(self) -> bool:
-        """Whether prompts are facts alone."""
-        return self.prompt_format == FORMATS["facts"]
+    def asked_of(self, reads: Callable[[str], bool]) -> Benchmark:
+        """The same for a model: one that `reads` the task is told it, unless the name says how to ask."""
+        return replace(self, told=reads(template()))
 
     @property
     def identity(self) -> list[Any]:
@@ -123,7 +126,8 @@ class SeqBench:
         return Problem(f"{self.name}-{index:04d}", facts(instance), format_plan(instance.plan), about)
 
     def prompt(self, problem: Problem) -> str:
-        return prompt(self.prompt_format, problem)
+        common = FORMATS["full" if self.told or not _is_small(self.shape.columns, self.shape.rows) else "facts"]
+        return prompt(self.prompt_format or common, problem)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """The last plan in the answer against the reference and against the maze."""
@@ -131,12 +135,12 @@ class SeqBench:
 
 
 def _default(columns: int, rows: int) -> Shape:
-    small = max(columns, rows) <= SMALL
+    small = _is_small(columns, rows)
     return Shape(columns, rows, noise=float(small), shuffle=float(small), keys=DETOUR if small else ON_WAY)
 
 
-def _default_format(columns: int, rows: int) -> str:
-    return "facts/v1" if max(columns, rows) <= SMALL else "seqbench/v1"
+def _is_small(columns: int, rows: int) -> bool:
+    return max(columns, rows) <= SMALL
 
 
 def _shape_name(shape: Shape) -> str:

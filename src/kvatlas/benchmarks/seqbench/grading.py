@@ -13,11 +13,12 @@ from kvatlas.core import Grade, Problem, Status
 
 def prompt(prompt_format: str, problem: Problem) -> str:
     """The user message in a named format."""
-    return problem.question if prompt_format == "facts/v1" else f"{_template()}{problem.question}\n\nPlan:"
+    return problem.question if prompt_format == "facts/v1" else f"{template()}{problem.question}\n\nPlan:"
 
 
 @cache
-def _template() -> str:
+def template() -> str:
+    """What comes before the facts in `seqbench/v1`: task, guidance and worked examples."""
     return (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
 
 

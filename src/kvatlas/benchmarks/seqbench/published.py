@@ -82,7 +82,7 @@ def _rows(path: Path) -> list[Any]:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        return [json.loads(line) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+        return [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise KvatlasError(
             f"The seqBench file {str(path)!r} cannot be read ({error}); valid is JSON lines, also compressed with gzip."

@@ -23,10 +23,10 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-const fixed = (value, digits = 1) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const fixed = (value, digits = 1) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]*$)/, ""));
 const whole = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
 const brief = (value) => (value >= 100 ? whole(value) : Number(value.toPrecision(3)).toString());
-const signed = (value, digits = 1) => (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits);
+const signed = (value, digits = 1) => fixed(value, digits).replace(/^-/, "−").replace(/^(?=.*[1-9])(?!−)/, "+");
 const between = (low, high) => (low === null || low === undefined ? "" : `${fixed(low)}–${fixed(high)}`);
 const known = (value) => value !== null && value !== undefined;
 const unique = (values) => [...new Set(values)];

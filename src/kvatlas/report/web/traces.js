@@ -11,7 +11,8 @@ function home(number) {
 /* The traces of a cell; of a mean over benchmarks those of the same setting on each of them. */
 function tracesOf(number) {
   const own = data.traces.filter((trace) => trace.cell === number);
-  return own.length ? own : data.traces.filter((trace) => data.cells[trace.cell].name === data.cells[number].name);
+  const same = (one, other) => one.name === other.name && one.model === other.model;
+  return own.length ? own : data.traces.filter((trace) => same(data.cells[trace.cell], data.cells[number]));
 }
 
 function openCell(number) {
@@ -122,7 +123,7 @@ function bin(value) {
 }
 
 function tokenClass(trace, left, held, index) {
-  if (traceView.mode !== "fate") return index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
+  if (traceView.mode !== "fate") return trace.measured && index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
   if (!left) return "";
   const number = left[index];
   if (number === undefined) return "in";

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from kvatlas.core import KvatlasError, Status, Trace
 from kvatlas.results.manifest import Manifest
@@ -14,8 +14,8 @@ METRICS: Mapping[str, Callable[[Trace], float]] = {
     "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
     "progress": lambda trace: trace.grade.progress,
 }
-#: Made of several samples' pass@1 (`stats.at_k`).
-RULES = ("pass@K", "avg@K", "maj@K", "bayes")
+#: Made of the pass@1 of K samples (`stats.at_k`), besides `bayes`, which takes all of them.
+RULES = ("pass@K", "avg@K", "maj@K")
 #: What maps of a screen show of each setting and trace (sweep/screen.py says how it is measured).
 SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 #: What settings cost, which `map` draws (figures/panels.py says how).
@@ -42,6 +42,9 @@ class Measure:
         self._common = METRICS["pass@1"] if self.rule is not None else METRICS.get(metric)
         self._shares: set[str] = set()
         self._others: set[str] = set()
+        #: What every answered trace has: only that can be mapped.
+        self._everywhere: set[str] | None = None
+        self._samples = min((cell.samples for cell in manifest.expected), default=1)
         self._lacked = False
         if manifest.screened and metric in COSTS:
             raise self._cost()
@@ -59,16 +62,23 @@ class Measure:
             return None if value is None else float(value)
         for name, each in trace.grade.metrics.items():
             (self._others if isinstance(each, str) or not 0 <= each <= 1 else self._shares).add(name)
-        self._lacked |= value is None and trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER)
+        if trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER):
+            here = trace.grade.metrics.keys()
+            self._everywhere = set(here) if self._everywhere is None else self._everywhere & here
+            self._lacked |= value is None
         return 0.0 if value is None or isinstance(value, str) else float(value)
 
-    def check(self) -> None:
-        """Raise KvatlasError if the traces were not all graded by this metric with a share."""
+    def check(self, among: Sequence[Measure] = ()) -> None:
+        """Raise KvatlasError if the traces were not all graded by this metric with a share.
+
+        What it names as valid is so for the runs of the measures `among` which it is, too.
+        """
         if self.metric in COSTS:
             raise self._cost()
+        among = among or [self]
         if self.screened or self._common is not None:
             return
-        valid = f"valid are: {', '.join(self._valid())}{_AND_COSTS}"
+        valid = f"valid are: {', '.join(self._valid(among))}{_AND_COSTS}"
         if self.metric not in self._shares | self._others:
             raise KvatlasError(f"Unknown metric {self.metric!r}; {valid}")
         if self._lacked or self.metric in self._others:
@@ -77,10 +87,18 @@ class Measure:
     def _cost(self) -> KvatlasError:
         return KvatlasError(
             f"{self.metric!r} is a cost and no grade: `kvatlas map --metric {self.metric}` draws it; valid here are: "
-            f"{', '.join(self._valid())}."
+            f"{', '.join(self._valid([self]))}."
         )
 
-    def _valid(self) -> list[str]:
+    def _valid(self, among: Sequence[Measure]) -> list[str]:
         if self.screened:
             return list(SCREENED)
-        return [*METRICS, *RULES, *sorted(self._shares - self._others - {self.metric})]
+        samples = min(each._samples for each in among)
+        rules = f"{', '.join(RULES)} (K up to {samples})"
+        own = set.intersection(*(each._own for each in among)) - {self.metric}
+        return [*METRICS, *([rules] if samples > 1 else []), "bayes", *sorted(own)]
+
+    @property
+    def _own(self) -> set[str]:
+        """What the benchmarks of all traces measure themselves, with a share."""
+        return (self._shares & (self._everywhere or set())) - self._others

@@ -69,9 +69,9 @@ def systems_of(
         if asked not in there:
             raise KvatlasError(f"No run has the benchmark {asked!r}; there are: {', '.join(there)}.")
     by_name: dict[tuple[str, Setting], System] = {}
-    for run in runs:
+    measures = [Measure(run.manifest, metric) for run in runs]
+    for run, measure in zip(runs, measures, strict=True):
         manifest = run.manifest
-        measure = Measure(manifest, metric)
         promised: dict[tuple[str, str, str], tuple[System, frozenset[str], int]] = {}
         for cell in manifest.expected:
             if benchmarks and cell.benchmark not in benchmarks:
@@ -103,7 +103,8 @@ def systems_of(
                 vote = RIGHT if value else trace.grade.answer
                 system.votes.setdefault(place, {})[trace.sample] = vote
             seen.add(key)
-        measure.check()
+    for measure in measures:
+        measure.check(measures)
     return [system for system in by_name.values() if system.outcomes]
 
 

@@ -1,0 +1,164 @@
+"""Hostile text, in names and in what models wrote, on its way to a terminal, a figure, a table and a log."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvatlas import cli
+from kvatlas.cli.show import print_run
+from kvatlas.core import Grade, Status
+from kvatlas.results import Store
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.visible import guarded, unguarded, visible
+from tests.command_line import Call
+from tests.stats.synthetic import grid, manifest, traces
+
+#: A colour, a title, the clipboard, a cleared screen, markup of Rich, and writing turned round.
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b[2J[/nope][link=http://x]here[/link]\u202e\x9b31m"
+#: What of it must not come out: the introducers of its commands. (Rich's own colours begin with ESC [ and a digit.)
+STEERING = ("\x1b[31m", "\x1b]", "\x07", "\x1b[2J", "\u202e", "\x9b")
+NAME = f"=1+1{HOSTILE}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = manifest(grid("dynts"), models=(NAME,), benchmarks=(NAME,), problems=2, samples=1)
+    folder = tmp_path_factory.mktemp("hostile") / "run"
+    with Store.create(folder) as store:
+        store.put_manifest(plan)
+        for key, one in traces(plan):
+            grade = Grade(one.grade.correct, 1.0, HOSTILE, Status.OK)
+            store.add(key, replace(one, text=HOSTILE, grade=grade))
+    return folder
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], None]], str]]:
+    """Calls something whose standard output and error are a real terminal: what the terminal was sent."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    sent: list[bytes] = []
+
+    def collect() -> None:
+        try:
+            while data := os.read(ours, 65536):
+                sent.append(data)
+        except OSError:
+            pass
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+
+    def call(action: Callable[[], None]) -> str:
+        with open(theirs, "w", encoding="utf-8", closefd=False) as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            monkeypatch.setattr(sys, "stderr", stream)
+            assert stream.isatty()
+            action()
+        os.close(theirs)
+        reader.join(5)
+        return b"".join(sent).decode()
+
+    yield call
+    os.close(ours)
+
+
+def command(*words: object) -> Callable[[], None]:
+    def action() -> None:
+        sys.argv = ["kvatlas", *map(str, words)]
+        with pytest.raises(SystemExit):
+            cli.main()
+
+    return action
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("describe", "RUN"),
+        ("describe", "RUN", "--long"),
+        (
+            "compare",
+            "RUN",
+            "--metric",
+            "pass@1",
+            "--only",
+            "ratio=0.1 local_window=10",
+            "--only",
+            "full",
+            "--out",
+            "OUT",
+        ),
+        ("map", "RUN", "--metric", HOSTILE, "--out", "OUT"),
+        ("describe", f"nowhere{HOSTILE}"),
+        ("benchmarks", "show", "file:FILE", "--answer"),
+        ("benchmarks", "check", "file:FILE"),
+        ("plan", "SPEC"),
+    ],
+    ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else None,
+)
+def test_no_command_sends_hostile_text_to_a_terminal(
+    terminal: Callable[..., str], run: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    file, spec = tmp_path / "mine.json", tmp_path / "spec.yaml"
+    file.write_text(
+        f'[{{"question": "{HOSTILE}?", "answer": "7{HOSTILE}"}}]'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007")
+    )
+    spec.write_text(
+        f'models: ["hf:{HOSTILE}"]\nbenchmarks: [CHAIN4]\n'.replace("\x1b", "\\e")
+        .replace("\x07", "\\a")
+        .replace("\x9b", "\\x9b")
+    )
+    names = {"RUN": run, "OUT": tmp_path / "a.svg", "file:FILE": f"file:{file}", "SPEC": spec}
+    said = terminal(command(*(names.get(word, word) for word in words)))
+    assert "⟨U+001B⟩" in said or r"\x1b" in said
+    assert not [mark for mark in STEERING if mark in said]
+    assert "Traceback" not in said
+
+
+def test_a_finished_run_is_printed_whatever_its_names(terminal: Callable[..., str], run: Path) -> None:
+    said = terminal(lambda: print_run(run, 2))
+    assert "[/nope]" in said
+    assert not [mark for mark in STEERING if mark in said]
+
+
+def test_what_goes_to_a_file_or_a_program_is_exact(kvatlas: Call, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('[{"question": "Which \\u202e mark?", "answer": "7"}]')
+    assert kvatlas("benchmarks", "show", f"file:{file}", "--prompt", "plain")[1] == "Which \u202e mark?\n"
+
+
+def test_figures_and_tables_of_hostile_names_can_be_opened(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "a.svg"
+    assert kvatlas("map", run, "--out", figure)[0] == 0
+    root = ElementTree.parse(figure).getroot()
+    texts = "".join("".join(one.itertext()) for one in root.iter("{http://www.w3.org/2000/svg}text"))
+    assert "⟨U+001B⟩" in texts
+    table = tmp_path / "a.data.csv"
+    assert table.read_text().splitlines()[1].lstrip('"').startswith("'=1+1")
+    assert {(one.model, one.benchmark) for one in read_maps(table)} == {(NAME, NAME)}
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd|' /C calc'!A0", "-x+1", "@SUM(A1)", "'quoted", "'=1", "''=1", "-2", "+3.5e4", "plain", ""]
+)
+def test_formulas_are_guarded_and_come_back(text: str) -> None:
+    assert unguarded(guarded(text)) == text
+    assert not guarded(text).startswith(("=", "@"))
+    assert guarded(-2) == -2
+
+
+def test_letters_of_all_scripts_stay() -> None:
+    text = "naïve 中文 العربية ≤ ∀x 🙂\n\tend"
+    assert visible(text) == text
+    assert visible("a\u200bb\ufeff\r") == "a⟨U+200B⟩b⟨U+FEFF⟩⟨U+000D⟩"
