@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tarfile
@@ -44,6 +45,17 @@ def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
     assert not [name for name in sdist if name.startswith("src/kvatlas/native/lib/")]
 
 
+def test_an_index_page_has_no_link_that_leads_nowhere(built: dict[str, Path]) -> None:
+    wheel = zipfile.ZipFile(built["whl"])
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    about, _, page = wheel.read(name).decode().partition("\n\n")
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(targets) > 15
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert any(re.search(r"/raw/v[\d.]+/docs/images/.*png$", target) for target in targets)
+    assert "Project-URL: Repository, https://" in about
+
+
 def test_a_package_is_built_without_kernels_where_they_do_not_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +75,17 @@ def test_the_demo_runs_from_the_wheel(installed: Environment, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "demo-quick" / "run.sqlite").is_file()
     assert list((tmp_path / "runs" / "demo-quick").rglob("*.html"))
+
+
+def test_the_first_commands_need_no_checkout(installed: Environment, tmp_path: Path) -> None:
+    for words in (
+        ["recipes", "demo", "--out", "demo.yaml"],
+        ["plan", "demo.yaml", "--tokens-per-second", "10000"],
+    ):
+        done = installed.run(tmp_path, "-m", "kvatlas", *words)
+        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    again = installed.run(tmp_path, "-m", "kvatlas", "recipes", "demo", "--out", "demo.yaml")
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
 
 
 def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:
