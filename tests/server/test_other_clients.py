@@ -1,0 +1,75 @@
+"""Clients that people use besides OpenAI's own, each with structured output; those that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.r1 import FIRST_TEMPLATE, save_model
+from tests.server.test_features import Verdict, served
+
+ASKED = "Is it so?"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model = save_model("llama", tmp_path_factory.mktemp("plain") / "m", template=FIRST_TEMPLATE, tags=())
+    with served(model) as address:
+        yield address
+
+
+def test_langchain(url: str) -> None:
+    langchain_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    chat = langchain_openai.ChatOpenAI(base_url=url, api_key="none", model="tiny", seed=3, max_tokens=400)
+    assert isinstance(chat.with_structured_output(Verdict, method="json_schema").invoke(ASKED), Verdict)
+    assert chat.with_structured_output(Verdict.model_json_schema(), method="json_schema").invoke(ASKED)["kind"]
+    assert "".join(piece.content for piece in chat.stream(ASKED)) == chat.invoke(ASKED).content
+    newer = langchain_openai.ChatOpenAI(base_url=url, api_key="none", model="tiny", use_responses_api=True)
+    assert newer.invoke(ASKED, max_tokens=4).text
+
+
+def test_instructor(url: str) -> None:
+    instructor = pytest.importorskip("instructor", reason="instructor is not installed")
+    import openai
+
+    client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="none"), mode=instructor.Mode.JSON_SCHEMA)
+    asked: Any = [{"role": "user", "content": ASKED}]
+    found = client.chat.completions.create(
+        model="tiny", messages=asked, response_model=Verdict, max_tokens=400, max_retries=0, seed=3
+    )
+    assert isinstance(found, Verdict)
+
+
+def test_litellm(url: str) -> None:
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    common = {"model": "openai/tiny", "api_base": url, "api_key": "none", "seed": 3, "max_tokens": 400}
+    found = litellm.completion(messages=[{"role": "user", "content": ASKED}], response_format=Verdict, **common)
+    assert Verdict.model_validate_json(found.choices[0].message.content)
+    pieces = litellm.completion(messages=[{"role": "user", "content": ASKED}], stream=True, **common)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = pytest.importorskip("llm", reason="llm is not installed")
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: tiny\n  model_name: tiny\n  api_base: {url}\n  supports_schema: true\n"
+    )
+    model = llm.get_model("tiny")
+    found = model.prompt(ASKED, key="none", schema=Verdict, stream=False, seed=3, max_tokens=400).text()
+    assert Verdict.model_validate_json(found)
+    assert model.prompt(ASKED, key="none", stream=True, max_tokens=8).text()
+
+
+def test_pydantic_ai(url: str) -> None:
+    pydantic_ai = pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=url, api_key="none"))
+    agent = pydantic_ai.Agent(model, output_type=pydantic_ai.NativeOutput(Verdict), retries=0)
+    found = agent.run_sync(ASKED, model_settings={"seed": 3, "max_tokens": 400})
+    assert isinstance(found.output, Verdict)
