@@ -234,7 +234,7 @@ MAP = "model,benchmark,local_window,ratio,pass_at_1\n" + "".join(
         (MAP.replace("M,AIME24,1000,0.2,43\n", ""), "lacks 1 of 4 cells (local_window 1000, ratio 0.2)"),
         (MAP.replace("1000,0.2", "1000,0.1"), "comes twice"),
         (MAP.replace(",43", ",430"), "it must be a percentage from 0 to 100"),
-        (MAP.replace(",4", ",0.4"), "give percent, not fractions"),
+        (MAP.replace("local_window", "lokal_windo"), "Did you mean lokal_windo for local_window?"),
         (MAP + "M,AMC23,500,0.1,4\nM,AMC23,1000,0.1,5\n", "have unequal axes"),
         (MAP.replace(",43", ",nan"), "it must be a number"),
         (MAP.replace(",43", ",inf"), "it must be a number"),

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from kvatlas.api import open_run
 from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.results import Store
+from kvatlas.stats.estimates.validity import validity
 from tests.command_line import Call
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
@@ -162,6 +164,10 @@ def test_sample_files_of_lm_eval(tmp_path: Path, succeed: Callable[..., str], kv
         "hf:Qwen/Qwen3-8B",
         Setting.of("window", kv_budget=5000, local_window=1000, ratio=0.3),
     )
+    # Nobody knows whether anything was compressed, so nothing is said of it.
+    known = validity(open_run(tmp_path / "own").data.cells)
+    assert known is not None
+    assert (known.traces, known.bounded, known.vacuous) == (2, 0, None)
     assert "exact_match,loose'; valid are: exact_match,strict, exact" in kvatlas(
         "import", path, run, "--scorer", "exact_match,loose"
     )[2]  # fmt: skip

@@ -35,7 +35,7 @@ def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
     wheel = set(zipfile.ZipFile(built["whl"]).namelist())
     models = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/kvatlas/models/embedded").rglob("*.*")}
     assert {name for name in models if "__pycache__" not in name} <= wheel
-    assert {"kvatlas/py.typed", "kvatlas/sweeps/demo.yaml"} <= wheel
+    assert {"kvatlas/py.typed", "kvatlas/sweeps/demo.yaml", "kvatlas/sweeps/dynts_r1_llama.yaml"} <= wheel
     assert {f"kvatlas/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
     assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
     with tarfile.open(built["gz"]) as archive:

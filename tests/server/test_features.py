@@ -183,6 +183,8 @@ def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
     assert client.responses.create(**{**wanted, "input": items}, max_output_tokens=2).output
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not"):
         client.responses.create(previous_response_id="resp_1", **wanted)
+    with pytest.raises(openai.BadRequestError, match="n is not supported"):
+        client.responses.create(**{**wanted, "extra_body": {"n": 2}})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from tests.r1 import FIRST_TEMPLATE, save_model
 from tests.server.test_features import Verdict, served
+from tests.server.test_tools import TEMPLATE
 
 ASKED = "Is it so?"
 
@@ -17,6 +18,14 @@ ASKED = "Is it so?"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = save_model("llama", tmp_path_factory.mktemp("plain") / "m", template=FIRST_TEMPLATE, tags=())
+    with served(model) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with a chat template that knows tools."""
+    model = save_model("llama", tmp_path_factory.mktemp("tools") / "m", template=TEMPLATE, tags=())
     with served(model) as address:
         yield address
 
@@ -31,16 +40,17 @@ def test_langchain(url: str) -> None:
     assert newer.invoke(ASKED, max_tokens=4).text
 
 
-def test_instructor(url: str) -> None:
+def test_instructor(url: str, tooled: str) -> None:
     instructor = pytest.importorskip("instructor", reason="instructor is not installed")
     import openai
 
-    client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="none"), mode=instructor.Mode.JSON_SCHEMA)
     asked: Any = [{"role": "user", "content": ASKED}]
-    found = client.chat.completions.create(
-        model="tiny", messages=asked, response_model=Verdict, max_tokens=400, max_retries=0, seed=3
-    )
-    assert isinstance(found, Verdict)
+    for address, mode in ((url, instructor.Mode.JSON_SCHEMA), (tooled, instructor.Mode.TOOLS)):
+        client = instructor.from_openai(openai.OpenAI(base_url=address, api_key="none"), mode=mode)
+        found = client.chat.completions.create(
+            model="tiny", messages=asked, response_model=Verdict, max_tokens=400, max_retries=0, seed=3
+        )
+        assert isinstance(found, Verdict)
 
 
 def test_litellm(url: str) -> None:
@@ -64,12 +74,14 @@ def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.prompt(ASKED, key="none", stream=True, max_tokens=8).text()
 
 
-def test_pydantic_ai(url: str) -> None:
+def test_pydantic_ai(url: str, tooled: str) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=url, api_key="none"))
-    agent = pydantic_ai.Agent(model, output_type=pydantic_ai.NativeOutput(Verdict), retries=0)
-    found = agent.run_sync(ASKED, model_settings={"seed": 3, "max_tokens": 400})
-    assert isinstance(found.output, Verdict)
+    # By response_format, and as the call of a tool.
+    for address, output in ((url, pydantic_ai.NativeOutput(Verdict)), (tooled, Verdict)):
+        model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=address, api_key="none"))
+        agent = pydantic_ai.Agent(model, output_type=output, retries=0)
+        found = agent.run_sync(ASKED, model_settings={"seed": 3, "max_tokens": 400})
+        assert isinstance(found.output, Verdict)

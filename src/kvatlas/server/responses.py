@@ -63,8 +63,8 @@ class Reasoning(BaseModel):
 class ResponsesRequest(Generating):
     """POST /v1/responses."""
 
-    #: What the other endpoints have and this one has not.
     silent: ClassVar[tuple[str, ...]] = (*Generating.silent, "include", "stream_options", "max_tool_calls")
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {**Generating.neutral, "n": (1,)}
 
     input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None

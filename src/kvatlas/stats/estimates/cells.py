@@ -44,6 +44,8 @@ class CellTraces:
     unmeasured: set[tuple[str, int]] = field(default_factory=set)
     verdicts: Counter[Outcome] = field(default_factory=Counter)
     compressed: int = 0
+    #: Traces of which it is known whether they were compressed.
+    watched: int = 0
     prompts: dict[str, int] = field(default_factory=dict)
     written: dict[tuple[str, int], str] = field(default_factory=dict)
     made_with: Counter[str] = field(default_factory=Counter)
@@ -89,6 +91,7 @@ class CellTraces:
         if used.seconds is not None:
             self.seconds.append(used.seconds)
         self.compressed += bool(used.compressions)
+        self.watched += used.compressions is not None
         if used.prompt_tokens is not None:
             self.prompts[trace.problem] = used.prompt_tokens
         if trace.written:
