@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from tests.server.test_features import Verdict, served
 from tests.server.test_tools import TEMPLATE
 
 ASKED = "Is it so?"
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skips, before any model is made, where a client is not installed; none of them is needed for anything else."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +36,10 @@ def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@needs("langchain_openai")
 def test_langchain(url: str) -> None:
-    langchain_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    import langchain_openai
+
     chat = langchain_openai.ChatOpenAI(base_url=url, api_key="none", model="tiny", seed=3, max_tokens=400)
     assert isinstance(chat.with_structured_output(Verdict, method="json_schema").invoke(ASKED), Verdict)
     assert chat.with_structured_output(Verdict.model_json_schema(), method="json_schema").invoke(ASKED)["kind"]
@@ -40,8 +48,9 @@ def test_langchain(url: str) -> None:
     assert newer.invoke(ASKED, max_tokens=4).text
 
 
+@needs("instructor")
 def test_instructor(url: str, tooled: str) -> None:
-    instructor = pytest.importorskip("instructor", reason="instructor is not installed")
+    import instructor
     import openai
 
     asked: Any = [{"role": "user", "content": ASKED}]
@@ -53,8 +62,10 @@ def test_instructor(url: str, tooled: str) -> None:
         assert isinstance(found, Verdict)
 
 
+@needs("litellm")
 def test_litellm(url: str) -> None:
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    import litellm
+
     common = {"model": "openai/tiny", "api_base": url, "api_key": "none", "seed": 3, "max_tokens": 400}
     found = litellm.completion(messages=[{"role": "user", "content": ASKED}], response_format=Verdict, **common)
     assert Verdict.model_validate_json(found.choices[0].message.content)
@@ -62,8 +73,10 @@ def test_litellm(url: str) -> None:
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
 
+@needs("llm")
 def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = pytest.importorskip("llm", reason="llm is not installed")
+    import llm
+
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: tiny\n  model_name: tiny\n  api_base: {url}\n  supports_schema: true\n"
@@ -74,8 +87,9 @@ def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.prompt(ASKED, key="none", stream=True, max_tokens=8).text()
 
 
+@needs("pydantic_ai")
 def test_pydantic_ai(url: str, tooled: str) -> None:
-    pydantic_ai = pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
+    import pydantic_ai
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
