@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, matching
 from kvatlas.models.options import Options
-from kvatlas.models.templates import TemplateRefusedError, render
+from kvatlas.models.templates import Messages, TemplateRefusedError, Values, render
 from kvatlas.models.thinking import Thinking, thinking
 from kvatlas.models.weights import combined, load_weights, sha256
 
@@ -41,11 +41,6 @@ class Shape:
     def kv_bytes_per_token(self, bytes_per_value: int = 4) -> int:
         """Bytes of keys and values of one token over all layers and heads."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
-
-
-#: Messages of `role`, `content` and what else a chat template reads; further values for it.
-Messages = Sequence[Mapping[str, Any]]
-Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
