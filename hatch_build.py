@@ -7,6 +7,7 @@ is built without: it then computes with torch, and says so.
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 #: Library: target and processor of the compiler. AVX-512 in full width: halves would leave half of the registers.
 TARGETS = {
@@ -50,6 +52,21 @@ class KernelsHook(BuildHookInterface):
             faults = [fault for fault in pool.map(lambda name: compile_kernels(room, name), names) if fault]
         for fault in faults:
             self.app.display_warning(f"native CPU kernels: {fault}; kvatlas will compute with torch there")
+
+
+class ReadmeHook(MetadataHookInterface):
+    """README.md as the package's description, its links absolute: a package index shows it without the other files."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        repository, version = metadata["urls"]["Repository"], metadata["version"]
+
+        def absolute(link: re.Match[str]) -> str:
+            kind = "raw" if link["image"] else "blob"
+            return f"{link['image']}{link['text']}({repository}/{kind}/v{version}/{link['target']})"
+
+        text = Path(self.root, "README.md").read_text("utf-8")
+        relative = r"(?P<image>!?)(?P<text>\[[^\]]*\])\((?![a-z]+:|#)(?P<target>[^)]+)\)"
+        metadata["readme"] = {"content-type": "text/markdown", "text": re.sub(relative, absolute, text)}
 
 
 def compile_kernels(room: Path, name: str) -> str | None:

@@ -30,6 +30,7 @@ NOT_HERE = {
     "kvatlas lm-eval": "fetches its task and a large model; tests/integrations runs a local task",
     "kvatlas curves": "needs a run over mazes; tests/cli/test_compare.py draws one",
     "kvatlas import": "needs the log of the line before; tests/integrations",
+    "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }
 
 
@@ -57,9 +58,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a reader would stand in: the repository's recipes and documents, and a finished small demo."""
+    """A folder as a reader would stand in: the documents, and a finished small demo."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("recipes", "docs", "README.md", "src"):
+    for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     quick = yaml.safe_load((ROOT / "src/kvatlas/sweeps/demo-quick.yaml").read_text())
     sweep(make_plan(parse_spec({**quick, "problems": 3})), folder / "runs" / "demo", workers=1)

@@ -109,6 +109,12 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
         (("run", "hf:owner/r1", "CHAIN4"), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to fetch it"),
         (("run", "hf:owner/r1", "CHAIN4"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached; name a local"),
         (("run", "hf:owner/r1", "CHAIN4"), {"HF_ENDPOINT": "http://192.0.2.1"}, "cannot be reached; name a local"),
+        (
+            ("run", "hf:owner/r1", "CHAIN4"),
+            {"HF_ENDPOINT": "http://192.0.2.1", "KVATLAS_HUB_SECONDS": "0.25"},
+            "(KVATLAS_HUB_SECONDS, here 0.25, is how long",
+        ),
+        (("run", "hf:owner/r1", "CHAIN4"), {"KVATLAS_HUB_SECONDS": "soon"}, "KVATLAS_HUB_SECONDS is 'soon'; valid are"),
         (("benchmarks", "show", "AIME24"), {"HTTPS_PROXY": "http://127.0.0.1:9"}, "is not on http"),
     ],
 )

@@ -14,7 +14,7 @@ from kvatlas.core import Status
 from kvatlas.results import Store
 from tests.r1 import AIME, save_model
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[1] / "src" / "kvatlas" / "sweeps"
 #: The published budget and windows are divided by this.
 SCALE = 10
 

@@ -116,18 +116,30 @@ class Setting:
         return f"{self.policy}({inner})" if inner else self.policy
 
 
-#: A model behind an API: what its provider's cache keeps is not known.
-SERVED = Setting("served")
+SERVED = Setting("served")  # a model behind an API, of whose cache nothing is known
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What a trace cost.
+class Costs:
+    """What a trace cost; None where it is not known, as of traces that another program decoded.
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
     a compression that it sets off: what memory has to hold. `thinking_tokens` are 0 where nothing opens thinking.
     `seconds` is the trace's share of the wall time of the batches that it was part of.
     """
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    thinking_tokens: int | None
+    peak_kv_tokens: int | None
+    mean_kv_tokens: float | None
+    compressions: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Usage(Costs):
+    """What a generation of our engine cost: all of it is known."""
 
     prompt_tokens: int
     output_tokens: int
@@ -135,16 +147,14 @@ class Usage:
     peak_kv_tokens: int
     mean_kv_tokens: float
     compressions: int
-    seconds: float
 
 
 @dataclass(frozen=True)
 class Fate:
     """What became of each cached token: the prompt's, then the new ones without the last, which is never cached.
 
-    A policy chooses `holders` times over: once for the whole model, for each layer, or for each KV head. `left[i]` is
-    the number of new tokens written when the last holder dropped token i, 0 if one still held it at the end; `held[i]`
-    is how many of the holders did.
+    A policy chooses `holders` times over: for the whole model, each layer or each KV head. `left[i]` is the number of
+    new tokens written when the last holder dropped token i, 0 if one held it to the end; `held[i]` is how many did.
     """
 
     holders: int
@@ -169,7 +179,7 @@ class Trace:
     tokens: tuple[int, ...]
     text: str
     grade: Grade
-    usage: Usage
+    usage: Costs
     fate: Fate | None = None
     written: str = field(default="", compare=False)
     made_with: str = field(default="", compare=False)

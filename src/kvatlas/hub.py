@@ -1,7 +1,7 @@
 """Files of the Hugging Face hub: from the cache where they are there, else downloaded; in words where neither works.
 
 The cache comes first and the network is tried only when something is missing, so that nothing ever waits for a hub that
-cannot be reached: `HF_HUB_OFFLINE` is obeyed, and a host that does not answer is noticed within `REACH` seconds.
+cannot be reached: `HF_HUB_OFFLINE` is obeyed, and a host that does not answer is noticed within `KVATLAS_HUB_SECONDS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from kvatlas.core import KvatlasError, reason
 
-#: Seconds in which the hub's host must accept a connection.
+#: Seconds in which the hub's host must accept a connection, unless KVATLAS_HUB_SECONDS says otherwise.
 REACH = 1.2
 #: Seconds for one answer of the hub once it was reached.
 ANSWER = 20.0
@@ -92,10 +92,12 @@ def _asked(repository: Repository, ask: Any) -> Any:
 
     if constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE:
         raise KvatlasError(f"The {repository} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it.")
-    if not _reachable(constants.ENDPOINT):
+    seconds = _patience()
+    if not _reachable(constants.ENDPOINT, seconds):
         raise KvatlasError(
             f"The {repository} is not in the cache, and {constants.ENDPOINT} cannot be reached; name a local "
-            f"{'folder' if repository.kind == 'model' else 'file'} instead, or fill the cache where there is a network."
+            f"{'folder' if repository.kind == 'model' else 'file'} instead, or fill the cache where there is a network "
+            f"(KVATLAS_HUB_SECONDS, here {seconds:g}, is how long its host is waited for)."
         )
     try:
         return ask()
@@ -114,7 +116,18 @@ def _asked(repository: Repository, ask: Any) -> Any:
         raise KvatlasError(f"The {repository} could not be fetched ({reason(error)}).") from error
 
 
-def _reachable(endpoint: str) -> bool:
+def _patience() -> float:
+    given = os.environ.get("KVATLAS_HUB_SECONDS", "")
+    try:
+        seconds = float(given or REACH)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise KvatlasError(f"KVATLAS_HUB_SECONDS is {given!r}; valid are numbers above 0.")
+    return seconds
+
+
+def _reachable(endpoint: str, seconds: float) -> bool:
     """Whether the hub's host, or the proxy before it, accepts a connection soon; the look-up of its name counts."""
     url = urlsplit(_proxy(endpoint) or endpoint)
     port = url.port or (443 if url.scheme == "https" else 80)
@@ -122,7 +135,7 @@ def _reachable(endpoint: str) -> bool:
 
     def connect() -> None:
         try:
-            socket.create_connection((url.hostname or "", port), timeout=REACH).close()
+            socket.create_connection((url.hostname or "", port), timeout=seconds).close()
             found.set()
         except OSError:
             pass
@@ -131,7 +144,7 @@ def _reachable(endpoint: str) -> bool:
 
     tried = threading.Event()
     threading.Thread(target=connect, daemon=True).start()
-    tried.wait(REACH)
+    tried.wait(seconds)
     return found.is_set()
 
 

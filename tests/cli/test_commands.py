@@ -153,6 +153,27 @@ def test_run_prints_pass_at_1_with_its_interval_and_a_trace(kvatlas: Call, tmp_p
         assert len(store.keys()) == 4
 
 
+def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"q": f"a = {n} . ? a", "a": n, "why": "so"}) + "\n" for n in (3, 4)))
+    words = ("run", "embedded:tiny-llama", path, "--max-new-tokens", 20, "--workers", 1, "--quiet")
+    code, _, err = kvatlas(*words)
+    assert code == 2
+    assert "no column for the question; there are: q, a, why" in err
+    assert "--question-field" in err
+    code, out, err = kvatlas(*words, "--question-field", "q", "--answer-field", "a", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["model"], found["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
+    (row,) = found["benchmarks"]
+    assert (row["benchmark"], row["problems"], sum(row["verdicts"].values())) == ("mine", 2, 2)
+    assert row["low"] <= row["pass_at_1"] <= row["high"]
+    (trace,) = found["traces"]
+    assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
+    code, _, err = kvatlas("run", "embedded:tiny-llama", "CHAIN4", "--question-field", "q")
+    assert (code, "'CHAIN4' takes no columns" in err) == (2, True)
+
+
 def test_run_with_a_strict_budget(kvatlas: Call, tmp_path: Path) -> None:
     code, _, err = kvatlas(
         *("run", "embedded:tiny-llama", "CHAIN4", "--problems", 1, "--policy", "window", "--kv-budget", 64),
@@ -242,7 +263,7 @@ MAP = "model,benchmark,local_window,ratio,pass_at_1\n" + "".join(
         (MAP.replace("M,AIME24,1000,0.2,43\n", ""), "lacks 1 of 4 cells (local_window 1000, ratio 0.2)"),
         (MAP.replace("1000,0.2", "1000,0.1"), "comes twice"),
         (MAP.replace(",43", ",430"), "it must be a percentage from 0 to 100"),
-        (MAP.replace(",4", ",0.4"), "give percent, not fractions"),
+        (MAP.replace("local_window", "lokal_windo"), "Did you mean lokal_windo for local_window?"),
         (MAP + "M,AMC23,500,0.1,4\nM,AMC23,1000,0.1,5\n", "have unequal axes"),
         (MAP.replace(",43", ",nan"), "it must be a number"),
         (MAP.replace(",43", ",inf"), "it must be a number"),

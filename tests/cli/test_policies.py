@@ -19,7 +19,7 @@ RUN = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", "2")
 GOOD = ("--kv-budget", "80", "--local-window", "8", "--ratio", "0.3")
 
 
-def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call) -> None:
     rows = json.loads(kvatlas("policies", "--json")[1])
     assert [row["name"] for row in rows] == [*policies.names(), *PRESETS]
     by_name = {row["name"]: row for row in rows}
@@ -34,13 +34,12 @@ def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call, monk
     assert preset["preset"]["values"] == {"ratio_over": "older", "keep_prompt": False, "scope": "global"}
     assert "Robin930/DynTS" in preset["preset"]["source"]
     assert (preset["parameters"]["keep_prompt"], preset["scope"]) == (False, "global")
-    monkeypatch.setenv("COLUMNS", "220")
     code, out, _ = kvatlas("policies")
     assert code == 0
-    for name in (*policies.names(), *PRESETS):
+    for name in policies.names():
         assert f"\n{name} " in out
-    assert "sinks=4 [4]" in out
-    assert "kv_budget, local_window, ratio, ratio_over=older, keep_prompt=True" in out
+    assert all(name in out for name in PRESETS)
+    assert len(out.splitlines()) < len(policies.names()) + 6
 
 
 def test_one_policy_is_explained(kvatlas: Call) -> None:

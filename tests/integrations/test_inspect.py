@@ -98,7 +98,8 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     assert [t.grade.correct for t in traces] == [True, False, False, False]
     assert traces[1].grade.metrics["first_error"] == "no_such_door"
     usage = traces[0].usage
-    assert (usage.prompt_tokens, usage.output_tokens, usage.thinking_tokens, usage.peak_kv_tokens) == (100, 40, 30, 140)
+    assert (usage.prompt_tokens, usage.output_tokens, usage.thinking_tokens) == (100, 40, 30)
+    assert (usage.peak_kv_tokens, usage.mean_kv_tokens, usage.compressions) == (None, None, None)
     assert b"sk-not-a-real-key" not in b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
 
 
@@ -146,7 +147,7 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
             import_log(path, tmp_path / run)
 
     other = run_task(tmp_path / "logs", [("4", "stop")], task=Task(dataset=[Sample("2 + 2?", target="4")], name="sums"))
-    refused(other, "is of the task 'sums'; valid are logs of kvatlas/seqbench and kvatlas/benchmark")
+    refused(other, "of the task 'sums' has no scores; `inspect score` adds them")
     refused(tmp_path / "none.eval", "is not there")
     (tmp_path / "text.eval").write_text("no log")
     refused(tmp_path / "text.eval", "is no Inspect log")

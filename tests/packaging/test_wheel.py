@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tarfile
@@ -34,7 +35,7 @@ def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
     wheel = set(zipfile.ZipFile(built["whl"]).namelist())
     models = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/kvatlas/models/embedded").rglob("*.*")}
     assert {name for name in models if "__pycache__" not in name} <= wheel
-    assert {"kvatlas/py.typed", "kvatlas/sweeps/demo.yaml"} <= wheel
+    assert {"kvatlas/py.typed", "kvatlas/sweeps/demo.yaml", "kvatlas/sweeps/dynts_r1_llama.yaml"} <= wheel
     assert {f"kvatlas/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
     assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
     with tarfile.open(built["gz"]) as archive:
@@ -42,6 +43,17 @@ def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
     assert {"pyproject.toml", "Makefile", "constraints.txt", "tests/conftest.py", "mkdocs.yml", "LICENSE"} <= sdist
     assert {"examples/plugin/pyproject.toml", "hatch_build.py", "src/kvatlas/native/kernels.c"} <= sdist
     assert not [name for name in sdist if name.startswith("src/kvatlas/native/lib/")]
+
+
+def test_an_index_page_has_no_link_that_leads_nowhere(built: dict[str, Path]) -> None:
+    wheel = zipfile.ZipFile(built["whl"])
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    about, _, page = wheel.read(name).decode().partition("\n\n")
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(targets) > 15
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert any(re.search(r"/raw/v[\d.]+/docs/images/.*png$", target) for target in targets)
+    assert "Project-URL: Repository, https://" in about
 
 
 def test_a_package_is_built_without_kernels_where_they_do_not_compile(
@@ -63,6 +75,17 @@ def test_the_demo_runs_from_the_wheel(installed: Environment, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "demo-quick" / "run.sqlite").is_file()
     assert list((tmp_path / "runs" / "demo-quick").rglob("*.html"))
+
+
+def test_the_first_commands_need_no_checkout(installed: Environment, tmp_path: Path) -> None:
+    for words in (
+        ["recipes", "demo", "--out", "demo.yaml"],
+        ["plan", "demo.yaml", "--tokens-per-second", "10000"],
+    ):
+        done = installed.run(tmp_path, "-m", "kvatlas", *words)
+        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    again = installed.run(tmp_path, "-m", "kvatlas", "recipes", "demo", "--out", "demo.yaml")
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
 
 
 def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """CSV maps: the published ones, what is read, and every fault in one sentence."""
 
+import warnings
+
 import pytest
 
 from kvatlas.core import KvatlasError
+from kvatlas.results.csv_columns import GuessWarning
 from kvatlas.results.csv_maps import published_names, read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.estimates.maps import mean_map
@@ -86,6 +89,71 @@ def test_progress_maps_are_known(read):
     assert one.metric == "progress"
 
 
+def _values(one):
+    return {place: round(100 * cell.estimate.value, 6) for place, cell in one.cells.items()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("local_window,ratio,pass_at_1", "Local Window, RATIO ,Pass@1"),
+        GOOD.replace("pass_at_1", "Pass@1 (%)").replace("model", "Model"),
+        GOOD.replace("\n", "%\n").replace("_1%", "_1"),
+        GOOD.replace(",", ";").replace(".", ","),
+        GOOD.replace(",", "\t"),
+        GOOD.replace("1000,", '"1,000",'),
+        GOOD.replace("0.1,", "10%,").replace("0.2,", "20 %,"),
+        GOOD.replace("local_window", "localWindow"),
+    ],
+)
+def test_spellings_that_leave_no_doubt_are_understood_without_a_word(read, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (one,) = read(text)
+    (usual,) = read(GOOD)
+    assert (one.model, one.benchmark, one.axes, _values(one)) == ("M", "AIME24", usual.axes, _values(usual))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (GOOD.replace("local_window", "window"), "column window is read as local_window"),
+        (
+            GOOD.replace("pass_at_1", "Accuracy").replace("benchmark", "Dataset"),
+            "Dataset is read as benchmark; column Acc",
+        ),
+        (GOOD.replace("model,", "").replace("M,", ""), "there is no column model, so its maps are called 'map'"),
+        (GOOD.replace("41.5", "41").replace(",4", ",0.4").replace("0.41", "0.415"), "at most 1 and read as fractions"),
+        (GOOD.replace("0.1,", "10,").replace("0.2,", "20,"), "all values of ratio are 1 or more and read as percent"),
+    ],
+)
+def test_what_is_guessed_is_told(read, text, told):
+    with pytest.warns(GuessWarning, match=told):
+        (one,) = read(text)
+    assert (one.axes, _values(one)) == ((usual := read(GOOD)[0]).axes, _values(usual))
+
+
+def test_percentages_below_one_are_no_fractions_where_the_file_says_so(read):
+    low = HEAD.replace("\n", ",high\n") + "M,B,500,0.1,0.5,3\nM,B,500,0.2,0.25,3\n"
+    (limits,) = read(low)
+    (signs,) = read(HEAD + "M,B,500,0.1,0.5%\nM,B,500,0.2,0.25%\n")
+    assert _values(limits) == _values(signs) == {(500, 0.1): 0.5, (500, 0.2): 0.25}
+
+
+def test_one_axis_is_a_map_of_one_row_for_each_policy(read):
+    (one,) = read("model,benchmark,window,pass_at_1\nM,B,500,40\nM,B,1000,42\nM,B,,50\n".replace("window", "ratio")
+                  .replace("500", "0.1").replace("1000", "0.2"))  # fmt: skip
+    assert one.axes == (("", ("pass@1",)), ("ratio", (0.1, 0.2)))
+    assert list(one.baselines) == [""]
+    (two,) = read(
+        "model,benchmark,policy,local_window,pass_at_1\nM,B,h2o,9,40\nM,B,h2o,8,41\nM,B,rkv,8,42\nM,B,rkv,9,43\n"
+    )
+    assert two.axes == (("policy", ("h2o", "rkv")), ("local_window", (8, 9)))
+    assert str(two.cells["rkv", 9].setting) == "rkv(local_window=9)"
+    (third,) = read("model,benchmark,local_window,sinks,pass_at_1\nM,B,8,1,40\nM,B,8,2,41\n")
+    assert third.axes == (("local_window", (8,)), ("sinks", (1, 2)))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -93,16 +161,18 @@ def test_progress_maps_are_known(read):
         ("\n\n", "is empty"),
         (HEAD, "has no cells"),
         (GOOD.replace(",pass_at_1", ""), "lacks the column pass_at_1"),
-        (GOOD.replace("local_window", "window"), "lacks the column local_window; it has model, benchmark, window"),
-        (GOOD.replace("local_window,ratio", "Local_Window,Ratio"), "lacks the columns local_window, ratio; it"),
+        (GOOD.replace("local_window", "lokal_windw"), "the column local_window; .* Did you mean lokal_windw for lo"),
+        (GOOD.replace("pass_at_1", "pas_at_1"), "lacks the column pass_at_1; .* Did you mean pas_at_1 for pass_at_1"),
+        (GOOD.replace("benchmark", "Window"), "lacks the column benchmark"),
+        (GOOD.replace("model", "Ratio"), "has the column ratio twice in its header: Ratio, ratio"),
+        (GOOD.replace("0.2,43", "20%%,43"), "ratio is '20%%'; it must be a number"),
         (GOOD.replace("local_window,ratio", "a,b,c"), "lacks the columns local_window, ratio"),
-        (GOOD.replace("model", "ratio"), "a column twice"),
+        (GOOD.replace("model", "ratio"), "the column ratio twice in its header: ratio, ratio"),
         (GOOD.replace(",43", ",lots"), "line 5: pass_at_1 is 'lots'; it must be a number"),
         (GOOD.replace(",43", ",nan"), "line 5: pass_at_1 is 'nan'; it must be a number"),
         (GOOD.replace(",43", ","), "line 5: pass_at_1 is ''; it must be a number"),
         (GOOD.replace(",43", ",143"), "line 5: pass_at_1 is 143; it must be a percentage from 0 to 100"),
         (GOOD.replace(",43", ",-3"), "from 0 to 100"),
-        (GOOD.replace("41.5", "41").replace(",4", ",0.4"), "at most 1; give percent, not fractions"),
         (GOOD.replace("1000,0.2", "1000,0.1"), "line 5: the cell local_window 1000, ratio 0.1 .* line 4 already"),
         (GOOD.replace("M,AIME24,1000,0.2,43\n", ""), r"lacks 1 of 4 cells \(local_window 1000, ratio 0.2\)"),
         (GOOD + "M,AMC23,500,0.1,4\nM,AMC23,1000,0.1,5\n", "unequal axes: M on AMC23 lacks ratio 0.2"),

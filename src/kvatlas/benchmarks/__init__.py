@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, asked_of, identity, nth
+from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
@@ -43,9 +44,13 @@ families: Registry[Family] = Registry(
 def find(name: str, **options: Any) -> Benchmark:
     """The benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
 
+    One's own file may stand without `file:` where its suffix says that it is one.
+
     `options` are those of a spec's entry: file, prompt, columns, grader. KvatlasError names what is there
     when there is none.
     """
+    if "@" not in name and ":" not in name and name.lower().removesuffix(".gz").endswith(SUFFIXES):
+        name = f"file:{name}"
     name, _, file = name.partition("@")
     kind, _, path = name.partition(":")
     if kind == "file" and path:

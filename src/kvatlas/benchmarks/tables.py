@@ -46,8 +46,11 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _parquet(path: Path) -> list[Row]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import read_table
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+    except ImportError as error:
+        raise KvatlasError(f"Reading {path.name} needs the extra: pip install 'kvatlas[parquet]'.") from error
 
     try:
         rows: list[Row] = read_table(path).to_pylist()
@@ -110,7 +113,7 @@ def column(row: Row, names: Sequence[str], wanted: str | None, where: str, what:
     if found is None:
         raise KvatlasError(
             f"{where} has no column for the {what}; there are: {', '.join(map(str, row))}; usual names are "
-            f"{', '.join(names[:4])}, another one is named with columns: {{{what}: NAME}}."
+            f"{', '.join(names[:4])}, another one is named with columns: {{{what}: NAME}} (run: --{what}-field NAME)."
         )
     return found
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.registry import PluginWarning
 from kvatlas.visible import VisibleStream, visible
 
 #: Characters of a sentence, which may name what was given.
@@ -75,11 +74,8 @@ def main() -> None:
     usual = warnings.formatwarning
 
     def as_sentence(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-        return (
-            f"kvatlas: {visible(str(message))}\n"
-            if category is PluginWarning
-            else usual(message, category, *place, **line)
-        )
+        ours = category.__module__.startswith("kvatlas.")
+        return f"kvatlas: {visible(str(message))}\n" if ours else usual(message, category, *place, **line)
 
     warnings.formatwarning = as_sentence
     usual_output = sys.stdout

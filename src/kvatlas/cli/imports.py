@@ -9,15 +9,20 @@ import typer
 
 
 def import_(
-    log: Annotated[Path, typer.Argument(metavar="LOG.eval", help="Inspect's log of a kvatlas task.")],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json), lm-eval's samples_*.jsonl.")
+    ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
+    scorer: Annotated[str, typer.Option(help="Whose score counts, where a log has several; default: its first.")] = "",
 ) -> None:
-    """Bring an Inspect log of a remote model into a run, to be compared with local ones."""
+    """Bring scored logs of other programs into a run, to be compared with local ones."""
     from kvatlas.integrations.inspect_logs import import_log
+    from kvatlas.integrations.lm_eval_samples import import_samples, is_sample_file
 
-    cell, added = import_log(log, run)
-    promised = len(cell.problems) * cell.samples
-    typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}")
+    for log in logs:
+        cell, added = (import_samples if is_sample_file(log) else import_log)(log, run, scorer)
+        promised = len(cell.problems) * cell.samples
+        typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,16 +1,23 @@
-"""What is there: policies, and how rows of such lists are printed."""
+"""What is there: policies and recipes, and how rows of such lists are printed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kvatlas.findings import Finding
+
+#: Columns of what is no terminal.
+_NO_EDGE = 10_000
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")]
 
@@ -29,11 +36,9 @@ def policies(
     elif name:
         _explain(registry.get(name), rows[0])
     else:
-        print_rows([_short(row) for row in rows if row["preset"] is None], as_json)
-        typer.echo("\nPublished values stand in brackets. Every policy that compresses takes as well:")
-        typer.echo(", ".join(_written(_shared())))
-        typer.echo("\nPresets, methods as somebody ran them; a preset is named wherever a policy is:")
-        print_rows([{"name": row["name"], **row["preset"]} for row in rows if row["preset"]], as_json)
+        short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in rows]
+        print_rows([row for row in short if row["name"] not in PRESETS], as_json, one_line=True)
+        typer.echo(f"\nPresets, methods as somebody ran them: {', '.join(PRESETS)}.\nIn full: kvatlas policies NAME")
 
 
 def _about(policy: Any) -> dict[str, Any]:
@@ -51,35 +56,6 @@ def _about(policy: Any) -> dict[str, Any]:
         "preset": preset and {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
         "description": "\n".join(line.removeprefix("    ") for line in (policy.__doc__ or "").strip().splitlines()),
     }
-
-
-def _shared() -> dict[str, Any]:
-    from kvatlas.policies import CompressingPolicy
-
-    return {each.name: "required" if each.default is MISSING else each.default for each in fields(CompressingPolicy)}
-
-
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """One line of the table: of the parameters the policy's own, and those that its paper gives values for."""
-    common = _shared()
-    own = {name: value for name, value in row["parameters"].items() if name not in common or name in row["published"]}
-    return {
-        "name": row["name"],
-        "keeps": row["summary"].removeprefix("keeps "),
-        "paper": row["paper"],
-        "observes": row["observes"] or ["nothing"],
-        "scope": row["scope"],
-        "parameters": _written(own, row["published"]),
-    }
-
-
-def _written(parameters: dict[str, Any], published: dict[str, str] | None = None) -> list[str]:
-    """Parameters with their defaults, and their published values in brackets."""
-    lines = []
-    for name, default in parameters.items():
-        text = name if default == "required" else f"{name}={default!s}"
-        lines.append(f"{text} [{published[name]}]" if published and name in published else text)
-    return lines
 
 
 def _explain(policy: Any, row: dict[str, Any]) -> None:
@@ -101,23 +77,63 @@ def _explain(policy: Any, row: dict[str, Any]) -> None:
         )
 
 
-def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows with equal keys as a table, or as JSON."""
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this one.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="SPEC.yaml", help="Copy it to this file, to be changed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the sweep specs that come with the package, print one, or copy it."""
+    from kvatlas.core import KvatlasError
+
+    texts = {
+        file.name.removesuffix(".yaml"): file.read_text("utf-8")
+        for file in sorted(files("kvatlas.sweeps").iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".yaml")
+    }
+    if name is None:
+        # The first sentence of the comment that each begins with.
+        heads = {
+            each: text.partition("\n#\n")[0].replace("\n# ", " ").removeprefix("# ") for each, text in texts.items()
+        }
+        rows = [{"name": each, "about": head.partition("\n")[0]} for each, head in heads.items()]
+        print_rows(rows, as_json, one_line=True)
+        return
+    if name not in texts:
+        raise KvatlasError(f"There is no recipe {name!r}; valid are: {', '.join(texts)}.")
+    if out is None:
+        typer.echo(texts[name], nl=False)
+        return
+    if out.exists():
+        raise KvatlasError(f"{str(out)!r} is there already; name another file with --out.")
+    out.write_text(texts[name], "utf-8")
+    typer.echo(f"{out}: check it with kvatlas plan {out}")
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool, one_line: bool = False) -> None:
+    """Rows with equal keys as a table, or as JSON; in a terminal long texts are wrapped, or cut to `one_line`."""
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from kvatlas.visible import visible
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0] if rows else []:
-        table.add_column(column.replace("_", " "))
+    for number, column in enumerate(rows[0] if rows else []):
+        numbers = all(isinstance(row[column], int | float) for row in rows)
+        table.add_column(column.replace("_", " "), no_wrap=one_line or number == 0 or numbers)
     for row in rows:
         table.add_row(*(escape(visible(_cell(value))) for value in row.values()))
-    Console().print(table)
+    table_console().print(table)
+
+
+def table_console() -> Console:
+    """A console that wraps tables at the edge of a terminal; in files and pipes they are as wide as they are."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_NO_EDGE)
 
 
 def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
@@ -146,5 +162,6 @@ def _cell(value: Any) -> str:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add this command."""
+    """Add these commands."""
     app.command()(policies)
+    app.command()(recipes)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from kvatlas.cli.lists import table_console
 from kvatlas.core import Outcome
+
+if TYPE_CHECKING:
+    from kvatlas.api import Run
+    from kvatlas.stats.estimates.cells import CellTraces
 
 #: Verdicts that are always counted, others (a grader's timeout) where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
 
 
-def print_run(folder: Path, show: int) -> None:
-    """Pass@1 with its interval and cost for each benchmark, and the beginning and end of a few traces."""
+def print_run(folder: Path, show: int, as_json: bool = False) -> None:
+    """Pass@1 with its interval and cost for each benchmark, and the beginning of a few traces; or the same as JSON."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -22,11 +29,14 @@ def print_run(folder: Path, show: int) -> None:
     from kvatlas.figures.style import percent
     from kvatlas.visible import visible
 
-    console = Console()
     run = open_run(folder)
+    if as_json:
+        print(json.dumps(_as_data(run, show), indent=2, allow_nan=False))
+        return
+    console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("benchmark", "Pass@1", "95 % interval", "problems", "kept tokens", "output tokens"):
-        table.add_column(column, justify="left" if column == "benchmark" else "right")
+        table.add_column(column, justify="left" if column == "benchmark" else "right", no_wrap=True)
     for traces in run.data.cells:
         cell = traces.cell()
         estimate = cell.estimate
@@ -39,7 +49,7 @@ def print_run(folder: Path, show: int) -> None:
             f"{cell.mean_kv_tokens:.0f}",
             f"{cell.output_tokens_mean:.0f}",
         )
-    console.print(table)
+    table_console().print(table)
     console.print()
     for traces in run.data.cells:
         verdicts = dict.fromkeys([*VERDICTS, *traces.verdicts])
@@ -51,6 +61,36 @@ def print_run(folder: Path, show: int) -> None:
         about = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
         console.print(Text(visible(about), style="bold"))
         console.print(Text(visible(textwrap.shorten(trace.text, 800, placeholder=" ..."))))
+
+
+def _as_data(run: Run, show: int) -> dict[str, Any]:
+    """What `print_run` prints, in percent and tokens, with whole traces as `kvatlas export` has them."""
+    from kvatlas.results.export import record
+
+    def cell_data(traces: CellTraces) -> dict[str, Any]:
+        cell, estimate = traces.cell(), traces.cell().estimate
+        return {
+            "benchmark": traces.expected.benchmark,
+            "pass_at_1": 100 * estimate.value,
+            "low": None if estimate.low is None else 100 * estimate.low,
+            "high": None if estimate.high is None else 100 * estimate.high,
+            "problems": estimate.problems,
+            "samples": estimate.samples,
+            "mean_kv_tokens": cell.mean_kv_tokens,
+            "peak_kv_tokens": cell.peak_kv_tokens,
+            "output_tokens_mean": cell.output_tokens_mean,
+            "seconds_mean": cell.seconds_mean,
+            "verdicts": {verdict: traces.verdicts[verdict] for verdict in dict.fromkeys([*VERDICTS, *traces.verdicts])},
+        }
+
+    expected = run.data.cells[0].expected
+    keys = {traces.expected.benchmark: traces.expected.run_key for traces in run.data.cells}
+    return {
+        "model": expected.model,
+        "setting": {"policy": expected.setting.policy, **expected.setting.values},
+        "benchmarks": [cell_data(traces) for traces in run.data.cells],
+        "traces": [record(keys[trace.benchmark], trace) for trace in islice(run.traces(), show)],
+    }
 
 
 def finish_demo(folder: Path) -> None:
@@ -66,7 +106,7 @@ def finish_demo(folder: Path) -> None:
     analysis, written = write_demo(folder)
     console = Console()
     for one in analysis.means:
-        print_map(one, console)
+        print_map(one, table_console())
     for choice in analysis.choices:
         console.print(Text(visible(recommendation(choice))))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")

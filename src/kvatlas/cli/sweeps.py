@@ -208,7 +208,14 @@ def run(
     model: Annotated[
         str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.", autocompletion=completing.models)
     ],
-    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", autocompletion=completing.benchmarks)],
+    benchmarks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="BENCHMARK|FILE...",
+            help="Names, or files of problems: JSON lines, JSON, CSV, Parquet.",
+            autocompletion=completing.benchmarks,
+        ),
+    ],
     policy: Annotated[str, typer.Option(help="KV-cache token selection.", autocompletion=completing.policies)] = "full",
     kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
     local_window: Annotated[int | None, typer.Option(help="Newest tokens that always stay.")] = None,
@@ -223,7 +230,12 @@ def run(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
     model_option: ModelOption = None,
     strict_budget: StrictBudget = False,
+    question_field: Annotated[
+        str, typer.Option(help="The field of the files that holds the question, if it has no usual name.")
+    ] = "",
+    answer_field: Annotated[str, typer.Option(help="The same of the reference answer.")] = "",
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object, with those traces whole.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
     workers: Workers = None,
     batch_size: BatchSize = None,
@@ -241,9 +253,10 @@ def run(
         check_start(out)
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
+    columns = {name: field for name, field in (("question", question_field), ("answer", answer_field)) if field}
     spec = setting_spec(
         model,
-        benchmarks,
+        [{"name": name, "columns": columns} for name in benchmarks] if columns else benchmarks,
         Setting.of(policy, **parameters, **policy_parameters(policy, set_)),
         problems=problems,
         samples=samples,
@@ -257,7 +270,7 @@ def run(
         folder = out or Path(scratch) / "run"
         plan = make_plan(parse_spec(spec, "the options"))
         drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
-        print_run(folder, show)
+        print_run(folder, show, as_json)
 
 
 def demo(

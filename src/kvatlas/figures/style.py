@@ -87,12 +87,20 @@ def scale(maps: Sequence[Map]) -> tuple[float, float]:
 
 
 def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
-    """From the smallest to the largest value, `least` apart at least; as far below 0 as above it if `centred`."""
+    """From the smallest to the largest value, `least` apart at least; as far below 0 as above it if `centred`.
+
+    What is widened stays within 0 to 100 where the values do: there are no percentages beyond.
+    """
     low, high = min(values, default=0.0), max(values, default=100.0)
     if centred:
         reach = max(abs(low), abs(high), least)
         return -reach, reach
-    return (low, high) if high - low >= least else ((low + high - least) / 2, (low + high + least) / 2)
+    if high - low >= least:
+        return low, high
+    start = (low + high - least) / 2
+    if low >= 0 and high <= 100:
+        start = min(max(start, 0.0), 100 - least)
+    return start, start + least
 
 
 def steps(colours: str) -> list[str]:

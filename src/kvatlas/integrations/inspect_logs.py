@@ -1,7 +1,7 @@
-"""Inspect's logs of our tasks, brought into a run: remote models then stand beside local ones in every comparison.
+"""Inspect's logs brought into a run: remote models then stand beside local ones in every comparison.
 
-Answers are graded here, from the text in the log. Of the log's settings only those of sampling are kept: no base
-address, no arguments of the model, nothing of the environment.
+Answers to our tasks are graded here, from the text in the log; of other tasks the log's scores count. Of the log's
+settings only those of sampling are kept: no base address, no arguments of the model, nothing of the environment.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas import __version__
 from kvatlas.benchmarks import Benchmark, find
-from kvatlas.core import SERVED, Grade, KvatlasError, Problem, Status, Trace, Usage, digest, reason
-from kvatlas.results import Expected, Manifest, Store
+from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
+from kvatlas.integrations.scored_logs import ScoredLog, as_setting, score_of
+from kvatlas.results import Expected
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -31,36 +31,45 @@ MOST_BYTES = 2**29
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
-def import_log(log: Path, run: Path) -> tuple[Expected, int]:
+def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     """Bring the log's answers into the run, new or not; returns the cell that it is now to hold and the traces added.
 
-    Importing again replaces. Raises KvatlasError for a file that is no Inspect log, for a log of another task, and for
-    one whose problems are not asked as this version asks them.
+    Answers to our own tasks are graded here; of others the log's scores count, by their first scorer unless one is
+    named. Importing again replaces. Raises KvatlasError for a file that is no Inspect log or holds no scores, and for
+    one of our tasks whose problems are not asked as this version asks them.
     """
     read = _read(log)
-    benchmark = _benchmark(read, log)
-    problems = _problems(read, benchmark, log)
+    samples = read.samples or []
     given = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
     sampling = {name: config[name] for config in given for name in _SAMPLING if config.get(name) is not None}
     if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
         raise KvatlasError(f"The log {str(log)!r} was sampled with {sampling}; valid are finite numbers.")
+    ours = _benchmark(read, log)
+    if ours is None:
+        known: dict[str, dict[str, Any]] = {str(sample.id): {} for sample in samples}
+        about = read.eval
+        name, identity = about.task.rpartition("/")[2], [about.task, about.task_version, about.task_args]
+        grade = _scored(read, log, scorer)
+    else:
+        asked = _problems(read, ours, log)
+        known = {id_: dict(problem.about) for id_, problem in asked.items()}
+        name, identity = ours.name, [ours.name, ours.version]
+        grade = partial(_graded, ours, asked)
+    setting = _setting(samples)
+    model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
     cell = Expected(
-        model=read.eval.model,
-        benchmark=benchmark.name,
-        setting=SERVED,
-        run_key=digest(["inspect", read.eval.model, benchmark.name, benchmark.version, sampling])[:32],
-        problems=tuple(problems),
-        samples=max(sample.epoch for sample in read.samples or []),
+        model=model,
+        benchmark=name,
+        setting=setting,
+        run_key=digest(["inspect", model, *identity, sampling])[:32],
+        problems=tuple(known),
+        samples=max(sample.epoch for sample in samples),
         baseline=True,
     )
-    traces = list(_traces(read, cell, benchmark, problems))
+    traces = list(_traces(samples, cell, grade))
     if not traces:
-        raise KvatlasError(f"No sample of the log {str(log)!r} has an answer: all ended in an error.")
-    with Store.create(run, {"kvatlas": __version__}) as store:
-        store.put_manifest(_joined(store, cell, benchmark, problems, {"log": log.name, "sampling": sampling}))
-        for trace in traces:
-            store.add(cell.run_key, trace)
-    return cell, len(traces)
+        raise KvatlasError(f"No sample of the log {str(log)!r} has an answer with a score: all ended in an error.")
+    return ScoredLog(cell, traces, known, {"log": log.name, "sampling": sampling}).store(run)
 
 
 def verdict(benchmark: Benchmark, problem: Problem, text: str, stop: str | None) -> Grade:
@@ -102,14 +111,12 @@ def _check_size(log: Path) -> None:
         raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MOST_BYTES:,}.")
 
 
-def _benchmark(read: EvalLog, log: Path) -> Benchmark:
+def _benchmark(read: EvalLog, log: Path) -> Benchmark | None:
+    """The benchmark of one of our tasks; None for the tasks of others."""
     about = read.eval.metadata or {}
     name, version = about.get("kvatlas_benchmark"), about.get("kvatlas_version")
     if not isinstance(name, str):
-        raise KvatlasError(
-            f"The log {str(log)!r} is of the task {read.eval.task!r}; valid are logs of kvatlas/seqbench and "
-            "kvatlas/benchmark."
-        )
+        return None
     benchmark = find(name)
     if benchmark.version != version:
         raise KvatlasError(
@@ -144,27 +151,62 @@ def _asked(sample: EvalSample) -> str:
     return "\n".join(message.text for message in sample.input if message.role == "user")
 
 
-def _traces(read: EvalLog, cell: Expected, benchmark: Benchmark, problems: dict[str, Problem]) -> Iterator[Trace]:
-    for sample in read.samples or []:
+def _graded(benchmark: Benchmark, problems: dict[str, Problem], sample: EvalSample) -> Grade:
+    text = sample.output.choices[0].message.text
+    return verdict(benchmark, problems[str(sample.id)], text, sample.output.stop_reason)
+
+
+def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Grade | None]:
+    """The grade by which a log's scores say what a sample's answer is worth; None for one that has no score."""
+    names = list(dict.fromkeys(name for sample in read.samples or [] for name in sample.scores or {}))
+    if not names:
+        raise KvatlasError(
+            f"The log {str(log)!r} of the task {read.eval.task!r} has no scores; `inspect score` adds them."
+        )
+    if scorer and scorer not in names:
+        raise KvatlasError(f"The log {str(log)!r} has no scorer {scorer!r}; valid are: {', '.join(names)}.")
+    chosen = scorer or names[0]
+
+    def grade(sample: EvalSample) -> Grade | None:
+        score = (sample.scores or {}).get(chosen)
+        if score is None:
+            return None
+        # A dictionary's first entry is what its scorer is about.
+        values = score.value if isinstance(score.value, dict) else {chosen: score.value}
+        shares = {name: score_of(value, f"The sample {sample.id!r} of the log") for name, value in values.items()}
+        share = next(iter(shares.values()), None)
+        if share is None:
+            return None
+        cut = sample.output.stop_reason in _CUT
+        status = Status.TRUNCATED if cut and share < 1 else Status.OK
+        further = {name: value for name, value in shares.items() if len(shares) > 1 and value is not None}
+        return Grade(share >= 1, share, score.answer, status, further)
+
+    return grade
+
+
+def _setting(samples: Sequence[EvalSample]) -> Setting:
+    """The setting that our own provider noted with its answers; `served` for every other model."""
+    noted = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
+    settings = {as_setting(**note["setting"]) for note in noted if isinstance(note, dict) and "setting" in note}
+    return settings.pop() if len(settings) == 1 and all(noted) else SERVED
+
+
+def _traces(
+    samples: Sequence[EvalSample], cell: Expected, grade: Callable[[EvalSample], Grade | None]
+) -> Iterator[Trace]:
+    for sample in samples:
         if sample.error is not None or not sample.output.choices:
             continue
+        found = grade(sample)
+        if found is None:
+            continue
         message = sample.output.choices[0].message
-        text = message.text
-        grade = verdict(benchmark, problems[str(sample.id)], text, sample.output.stop_reason)
         thinking = (
             "".join(part.reasoning for part in message.content if part.type == "reasoning")
             if not isinstance(message.content, str)
             else ""
         )
-        used = list(sample.model_usage.values())
-        prompt, output = (sum(getattr(usage, name) for usage in used) for name in ("input_tokens", "output_tokens"))
-        thought = sum(usage.reasoning_tokens or 0 for usage in used)
-        seconds = float(sample.total_time or 0.0)
-        if not (math.isfinite(seconds) and min(seconds, prompt, output, thought) >= 0):
-            raise KvatlasError(
-                f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thought} of "
-                "reasoning); valid are finite numbers from 0."
-            )
         yield Trace(
             model=cell.model,
             benchmark=cell.benchmark,
@@ -172,40 +214,29 @@ def _traces(read: EvalLog, cell: Expected, benchmark: Benchmark, problems: dict[
             sample=sample.epoch - 1,
             setting=cell.setting,
             tokens=(),
-            text=f"{_OPEN}{thinking}{_CLOSE}{text}" if thinking else text,
-            grade=grade,
-            # As a cache that keeps everything would hold; what the provider's does is not known.
-            usage=Usage(
-                prompt_tokens=prompt,
-                output_tokens=output,
-                thinking_tokens=thought,
-                peak_kv_tokens=prompt + output,
-                mean_kv_tokens=prompt + output / 2,
-                compressions=0,
-                seconds=seconds,
-            ),
+            text=f"{_OPEN}{thinking}{_CLOSE}{message.text}" if thinking else message.text,
+            grade=found,
+            usage=_costs(sample),
         )
 
 
-def _joined(
-    store: Store, cell: Expected, benchmark: Benchmark, problems: dict[str, Problem], source: dict[str, Any]
-) -> Manifest:
-    """What the run is to hold with this cell, in place of an earlier one of the same name."""
-    try:
-        manifest = store.manifest()
-    except KvatlasError:
-        manifest = Manifest((), (), {}, {"kvatlas": __version__})
-    name = cell.model, cell.benchmark, cell.setting
-    others = tuple(each for each in manifest.expected if (each.model, each.benchmark, each.setting) != name)
-    if any(each.benchmark == cell.benchmark and set(each.problems) != set(cell.problems) for each in others):
+def _costs(sample: EvalSample) -> Costs:
+    """What the log knows of them: a provider's cache is its own affair, ours is noted with the answer."""
+    used = list(sample.model_usage.values())
+    prompt, output = (sum(getattr(usage, name) for usage in used) for name in ("input_tokens", "output_tokens"))
+    thought = sum(usage.reasoning_tokens or 0 for usage in used)
+    seconds = float(sample.total_time or 0.0)
+    if not (math.isfinite(seconds) and min(seconds, prompt, output, thought) >= 0):
         raise KvatlasError(
-            f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
+            f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thought} of "
+            "reasoning); valid are finite numbers from 0."
         )
-    about = {id_: dict(problem.about) for id_, problem in problems.items() if problem.about}
-    imported = {**manifest.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": source}
-    return replace(
-        manifest,
-        expected=(*others, cell),
-        provenance={**manifest.provenance, "imported": imported},
-        about={**manifest.about, benchmark.name: about} if about else manifest.about,
-    )
+    noted = ((sample.output.metadata or {}).get("kvatlas") or {}).get("usage") or {}
+    if noted.get("output_tokens") == output:
+        # One answer is all that the sample is made of.
+        return Costs(**noted)
+    known = bool(used)
+    return Costs(
+        prompt if known else None, output if known else None, thought if known else None, None, None, None,
+        seconds or None,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from inspect_ai.model import (
@@ -135,6 +135,7 @@ class SelectedModel(ModelAPI):
 
     def _output(self, handles: list[RequestHandle], cut: StopReason) -> ModelOutput:
         usages = [handle.generation.result().usage for handle in handles]
+        setting = self.service.policy.setting
         read, wrote = usages[0].prompt_tokens, sum(usage.output_tokens for usage in usages)
         return ModelOutput(
             model=self.model_name,
@@ -148,6 +149,11 @@ class SelectedModel(ModelAPI):
             metadata={
                 "peak_kv_tokens": max(usage.peak_kv_tokens for usage in usages),
                 "compressions": sum(usage.compressions for usage in usages),
+                # What `kvatlas import` reads: of one answer, for several have several costs.
+                "kvatlas": {
+                    "setting": {"policy": setting.policy, "values": setting.values},
+                    "usage": asdict(usages[0]) if len(usages) == 1 else None,
+                },
             },
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, matching
 from kvatlas.models.options import Options
-from kvatlas.models.templates import TemplateRefusedError, render
+from kvatlas.models.templates import Messages, TemplateRefusedError, Values, render
 from kvatlas.models.thinking import Thinking, thinking
 from kvatlas.models.weights import combined, is_known, load_weights, sha256
 
@@ -303,16 +303,17 @@ class ModelHandle:
         """The exact text of one user message through the chat template, up to where the model begins to write."""
         return self.conversation([{"role": "user", "content": message}])
 
-    def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The same for several messages of `role` and `content`; KvatlasError if the template refuses them."""
-        text, opening = self.rendered(messages), self.options.think_open
+    def conversation(self, messages: Messages, values: Values | None = None) -> str:
+        """The same for several messages, with further `values`; KvatlasError if the template refuses them."""
+        text, opening = self.rendered(messages, values=values), self.options.think_open
         return text if not opening or text.endswith(opening) else f"{text}{opening}"
 
-    def rendered(self, messages: Sequence[Mapping[str, str]], *, answering: bool = True) -> str:
+    def rendered(self, messages: Messages, *, answering: bool = True, values: Values | None = None) -> str:
         """What the chat template writes for messages, up to where an answer begins if `answering`."""
-        values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": answering}
+        own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
+        given = {**self.tokenizer.special_tokens_map, "tools": None, **(values or {}), **own}
         try:
-            return render(self._template, {**self.tokenizer.special_tokens_map, **values}, self.options.date)
+            return render(self._template, given, self.options.date)
         except TemplateRefusedError as error:
             raise KvatlasError(f"The chat template of {self.name!r} refuses these messages ({error}).") from error
 

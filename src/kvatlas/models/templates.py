@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.killable import Programs
+
+#: Messages of `role`, `content` and what else a chat template reads; further values for it.
+Messages = Sequence[Mapping[str, Any]]
+Values = Mapping[str, Any]
 
 #: Seconds after which a process is killed that did not end itself.
 LATE = 120.0

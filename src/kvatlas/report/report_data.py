@@ -161,7 +161,7 @@ def _traces(
     """The page's traces, at most `limit` bytes of them, and whether they are all of the run."""
     promised = sum((run_key, trace.setting.id, trace.benchmark) in places for run_key, trace in traces)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
-    tokens = sum(trace.usage.output_tokens for _, trace in traces)
+    tokens = sum(trace.usage.output_tokens or len(trace.text) // 4 for _, trace in traces)
     wanted = len(traces) if per_cell and 7 * tokens < limit else per_cell
     chosen = choose(places, traces, wanted)
     shown, documents, size = [], [], 0

@@ -86,7 +86,7 @@ def trace_document(trace: Trace, cell: int, sources: Sources) -> dict[str, Any]:
     }
     if pieces is not None:
         document["lengths"] = _lengths(pieces)
-        if trace.fate is not None:
+        if trace.fate is not None and trace.usage.prompt_tokens is not None:
             document |= coded_fate(trace.fate, trace.usage.prompt_tokens, len(shown), window)
     return document
 

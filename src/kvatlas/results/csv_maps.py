@@ -6,14 +6,16 @@ import csv
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.results.csv_columns import GuessWarning, did_you_mean, number, plain, separator, spelt
 from kvatlas.results.store import GRADED
 from kvatlas.visible import unguarded
 
@@ -44,6 +46,8 @@ EXTRAS = (
 )  # fmt: skip
 #: What the published maps do not say themselves: policy, KV budget and samples (arXiv 2601.18383, section 5).
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
+#: Columns of whole numbers, in which a comma groups thousands.
+_WHOLE = ("local_window", "kv_budget", "problems", "samples", "peak_kv_tokens", "truncated")
 _SHOWN = 5
 #: More than any count of tokens, problems or samples.
 MOST = 10**9
@@ -84,7 +88,9 @@ def read_maps(
     """The maps of a CSV file, or of `published:NAME`, in the order in which they begin; fractions inside.
 
     Columns: model, benchmark, local_window, ratio, pass_at_1 (percent), and optionally policy, problems, samples and
-    the others that `write_maps` writes; axes other than local_window and ratio are taken by their own names. A row
+    the others that `write_maps` writes; axes other than local_window and ratio are taken by their own names. Names in
+    any case and usual spelling are understood, and so are semicolons, percent signs and fractions, one axis alone and
+    a file without a column model; what had to be guessed is told by a GuessWarning. A row
     with neither axis value is a baseline of its benchmark. Where there is no column `problems`, the argument is taken,
     else the known size of the benchmark; where there is no column `samples`, the argument. A column `kv_budget` belongs
     to the settings. Raises KvatlasError for whatever is wrong with the file; cells that are missing are refused
@@ -92,17 +98,20 @@ def read_maps(
     """
     name, text, silent = _text(str(source))
     silent |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
-    header, records = _records(name, text)
-    axes, metric = _columns(name, header)
-    rows = [_row(f"{name}, line {line}", line, record, axes, value_column(metric), silent) for line, record in records]
+    header, records, told = _records(name, text)
+    axes, metric = _columns(name, header, records)
+    if "model" not in header:
+        silent["model"] = Path(name).stem
+        told.append(f"there is no column model, so its maps are called {silent['model']!r}")
+    column = value_column(metric)
+    units = _units(name, header, [record for _, record in records], column, axes, told)
+    rows = [_row(f"{name}, line {line}", line, record, axes, metric, silent, units) for line, record in records]
     if not any(row.place for row in rows):
-        raise KvatlasError(f"{name} has no cells: no row under the header has values of {axes[0]} and {axes[1]}.")
-    values = [row.cell.estimate.value for row in rows]
-    if 0 < max(values) <= 0.01:
-        raise KvatlasError(
-            f"All values of {value_column(metric)} in {name} are at most 1; give percent, not fractions."
-        )
-    return _maps(name, rows, axes, metric, partial)
+        raise KvatlasError(f"{name} has no cells: no row under the header has values of {' and '.join(axes)}.")
+    if told:
+        warnings.warn(f"{name}: {'; '.join(told)}.", GuessWarning, stacklevel=2)
+    both = (axes[0], axes[1]) if len(axes) == 2 else ("policy" if "policy" in header else "", axes[0])
+    return _maps(name, rows, both, metric, partial)
 
 
 def _text(source: str) -> tuple[str, str, dict[str, Any]]:
@@ -127,82 +136,129 @@ def _text(source: str) -> tuple[str, str, dict[str, Any]]:
         ) from error
 
 
-def _records(name: str, text: str) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
-    """The header, and each row with the line on which it ends; blank rows are passed over."""
-    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+def _records(name: str, text: str) -> tuple[list[str], list[tuple[int, dict[str, Any]]], list[str]]:
+    """The header, each row with the line on which it ends (blank ones are passed over), and what is told of it."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator(text), skipinitialspace=True)
     try:
         header = [column.strip() for column in reader.fieldnames or []]
         if not any(header):
             raise KvatlasError(f"{name} is empty; a CSV map begins with model,benchmark,local_window,ratio,pass_at_1.")
-        if len(set(header)) < len(header):
-            raise KvatlasError(f"{name} has a column twice in its header: {', '.join(header)}.")
+        known = {"model", "benchmark", "policy", "kv_budget", *AXES, *VALUE_COLUMNS.values(), *EXTRAS}
+        header, told = spelt(name, header, known | {each for each in map(plain, header) if _AT_K.fullmatch(each)})
         reader.fieldnames = header
-        return header, [(reader.line_num, record) for record in reader if any(record.values())]
+        return header, [(reader.line_num, record) for record in reader if any(record.values())], told
     except csv.Error as error:
         raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
 
 
-def _columns(name: str, header: Sequence[str]) -> tuple[tuple[str, str], str]:
+def _columns(
+    name: str, header: Sequence[str], records: Sequence[tuple[int, dict[str, Any]]]
+) -> tuple[tuple[str, ...], str]:
+    """The axes, two or one, and the metric."""
     metric = _metric(header)
     known = {"model", "benchmark", "policy", value_column(metric), *VALUE_COLUMNS.values(), *EXTRAS}
     others = [column for column in header if column and column not in known and not column.startswith(GRADED)]
-    missing = [column for column in ("model", "benchmark", value_column(metric)) if column not in header]
+    missing = [column for column in ("benchmark", value_column(metric)) if column not in header]
     given = tuple(axis for axis in AXES if axis in header)
-    likeness = 0.66 if given else 0.75
-    misspelt = [axis for axis in AXES if axis not in header and get_close_matches(axis, others, 1, likeness)]
-    if len(given) == 2:
-        axes = given
-    elif len(others) == 2 and not misspelt:
+    further = [column for column in others if column not in given]
+    lacking = [axis for axis in AXES if axis not in header]
+    # Columns of another name may be misspelt axes.
+    misspelt = did_you_mean(lacking, further, 0.66 if given else 0.75)
+    axes: tuple[str, ...] = given
+    if not given and len(others) == 2 and not misspelt:
         axes = (others[0], others[1])
-    else:
-        missing += [axis for axis in AXES if axis not in header]
+    elif not given or (len(given) == 1 and misspelt):
+        missing += lacking
+    elif len(given) == 1:
+        names = ("model", "benchmark", "policy", given[0])
+        cells = [tuple(record.get(column) for column in names) for _, record in records]
+        if len(set(cells)) < len(cells):
+            # Something else varies, too.
+            axes = (given[0], further[0]) if len(further) == 1 else ()
+            missing += [] if axes else lacking
     if missing:
         raise KvatlasError(
             f"{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has {', '.join(header)}."
+            + did_you_mean(missing, further)
         )
-    return (axes[0], axes[1]), metric
+    return axes, metric
+
+
+def _units(
+    name: str,
+    header: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    column: str,
+    axes: Sequence[str],
+    told: list[str],
+) -> Mapping[str, float]:
+    """By how much values and ratios are divided: 100 where they are percent, 1 where they are fractions.
+
+    Percentages of at most 1 all over are taken for fractions, unless they have percent signs or limits above 1.
+    """
+
+    def numbers(*columns: str) -> list[float]:
+        found = []
+        for text in (record.get(each) or "" for record in records for each in columns):
+            # What is no number is told with its line.
+            with suppress(KvatlasError):
+                found.append(math.inf if "%" in text else number(name, column, text))
+        return found
+
+    values = numbers(column, *(each for each in ("low", "high") if each in header))
+    fractions = bool(values) and 0 < max(values) <= 1
+    if fractions:
+        told.append(f"all values of {column} are at most 1 and read as fractions (percent: write 0.5%)")
+    ratios = numbers("ratio") if "ratio" in axes else []
+    percent = bool(ratios) and min(ratios) >= 1 and 1 < max(ratios) <= 100
+    if percent:
+        told.append("all values of ratio are 1 or more and read as percent")
+    return {column: 1.0 if fractions else 100.0, "ratio": 100.0 if percent else 1.0}
 
 
 def _row(
     where: str,
     line: int,
     record: Mapping[str, Any],
-    axes: tuple[str, str],
-    column: str,
+    axes: Sequence[str],
+    metric: str,
     silent: Mapping[str, Any],
+    units: Mapping[str, float],
 ) -> _Row:
+    column = value_column(metric)
     field = {key: unguarded((value or "").strip()) for key, value in record.items() if isinstance(key, str)}
     if None in record:
-        raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
-    model, benchmark = field["model"], field["benchmark"]
+        raise KvatlasError(f"{where} has more fields than the header; a value with a separator in it needs quotes.")
+    model, benchmark = field.get("model", silent.get("model", "")), field["benchmark"]
     if not model or not benchmark:
         raise KvatlasError(f"{where} has no {'benchmark' if model else 'model'}; every row names both.")
     policy = field.get("policy") or silent.get("policy", "")
-    value = _number(where, column, field[column])
-    if not 0 <= value <= 100:
+    hundred = units[column]
+    value = number(where, column, field[column])
+    if not 0 <= value <= hundred:
         raise KvatlasError(f"{where}: {column} is {field[column]}; it must be a percentage from 0 to 100.")
-    extras = {name: _number(where, name, field[name]) for name in EXTRAS if field.get(name)}
+    extras = {name: number(where, name, field[name], name in _WHOLE) for name in EXTRAS if field.get(name)}
     known = silent.get("problems", KNOWN_PROBLEMS.get(benchmark.upper().replace("-", "_")))
     problems = extras.get("problems", known)
     for name in ("problems", "samples"):
         if not 1 <= extras.get(name, 1) < MOST or extras.get(name, 1) % 1:
             raise KvatlasError(f"{where}: {name} is {field[name]}; it must be a whole number from 1, below {MOST:,}.")
     estimate = Estimate(
-        value / 100,
-        extras["low"] / 100 if "low" in extras else None,
-        extras["high"] / 100 if "high" in extras else None,
+        value / hundred,
+        extras["low"] / hundred if "low" in extras else None,
+        extras["high"] / hundred if "high" in extras else None,
         None if problems is None else int(problems),
         _whole(extras.get("samples", silent.get("samples"))),
     )
     given = [axis for axis in axes if field[axis]]
-    if len(given) == 1:
+    if 0 < len(given) < len(axes):
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
-    place = (_axis(where, axes[0], field[axes[0]]), _axis(where, axes[1], field[axes[1]])) if given else None
-    setting = (
-        Setting.of(policy, **_budget(where, axes, field, silent), **dict(zip(axes, place, strict=True)))
-        if place
-        else Setting(policy)
-    )
+    values = {axis: _axis(where, axis, field[axis], units) for axis in given}
+    setting = Setting.of(policy, **_budget(where, axes, field, silent), **values) if values else Setting(policy)
+    place = tuple(values.values())
+    if len(place) == 1:
+        # As `flat_maps` has runs of one axis: policies by its values.
+        place, policy = (policy or metric, *place), ""
     cell = Cell(
         setting,
         estimate,
@@ -212,40 +268,31 @@ def _row(
         truncated=_whole(extras.get("truncated")),
         seconds_mean=extras.get("seconds_mean"),
     )
-    return _Row(line, model, benchmark, policy, place, cell)
+    return _Row(line, model, benchmark, policy, (place[0], place[1]) if place else None, cell)
 
 
-def _budget(where: str, axes: tuple[str, str], field: Mapping[str, str], silent: Mapping[str, Any]) -> dict[str, Any]:
+def _budget(where: str, axes: Sequence[str], field: Mapping[str, str], silent: Mapping[str, Any]) -> dict[str, Any]:
     if "kv_budget" in axes:
         return {}
     if field.get("kv_budget"):
-        return {"kv_budget": int(_number(where, "kv_budget", field["kv_budget"]))}
+        return {"kv_budget": int(number(where, "kv_budget", field["kv_budget"], whole=True))}
     return {"kv_budget": silent["kv_budget"]} if "kv_budget" in silent else {}
-
-
-def _number(where: str, column: str, text: str) -> float:
-    # Python would read digits of any script, and underscores between them.
-    try:
-        value = float(text) if text.isascii() and "_" not in text else math.nan
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise KvatlasError(f"{where}: {column} is {text!r}; it must be a number.")
-    return value
 
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _axis(where: str, axis: str, text: str) -> Any:
+def _axis(where: str, axis: str, text: str, units: Mapping[str, float]) -> Any:
     if axis not in AXES:
         try:
             value = float(text)
         except ValueError:
             return text
     else:
-        value = _number(where, axis, text)
+        value = number(where, axis, text, axis in _WHOLE)
+    if axis == "ratio":
+        value /= 100 if "%" in text else units[axis]
     if axis == "ratio" and not 0 <= value <= 1:
         raise KvatlasError(f"{where}: ratio is {text}; it must be a share from 0 to 1.")
     if axis == "local_window" and (not 0 <= value < MOST or value % 1):

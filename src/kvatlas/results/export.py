@@ -173,8 +173,11 @@ def _write_jsonl(store: Store, part: Path) -> int:
 
 
 def _write_parquet(store: Store, part: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise KvatlasError("Writing Parquet needs the extra: pip install 'kvatlas[parquet]'.") from error
 
     types: dict[str, set[type]] = {}
     measured: list[str] = []

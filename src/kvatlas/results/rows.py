@@ -10,7 +10,7 @@ from array import array
 from dataclasses import asdict, fields
 from typing import Any
 
-from kvatlas.core import Fate, Grade, Setting, Status, Trace, Usage
+from kvatlas.core import Costs, Fate, Grade, Setting, Status, Trace, Usage
 
 #: The columns of a trace in their order; the last three are large.
 COLUMNS = (
@@ -79,9 +79,10 @@ def digest(tokens: bytes) -> str:
     return hashlib.blake2b(tokens, digest_size=16).hexdigest()
 
 
-def _usage(stored: dict[str, Any]) -> Usage:
+def _usage(stored: dict[str, Any]) -> Costs:
     """Older stores hold counts that nothing reads any more."""
-    return Usage(**{field.name: stored[field.name] for field in fields(Usage)})
+    known = {field.name: stored[field.name] for field in fields(Costs)}
+    return Costs(**known) if None in known.values() else Usage(**known)
 
 
 def _packed(fate: Fate | None) -> bytes:

@@ -190,7 +190,8 @@ class Store:
         with self._damage_sentences():
             for (usage,) in self._connection.execute("SELECT usage FROM traces"):
                 counts = json.loads(usage)
-                tokens, seconds = tokens + counts["output_tokens"], seconds + counts["seconds"]
+                if counts["seconds"] and counts["output_tokens"] is not None:
+                    tokens, seconds = tokens + counts["output_tokens"], seconds + counts["seconds"]
         if not seconds:
             raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
         return float(tokens / seconds)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.service import RequestHandle, written
+from kvatlas.server.logprobs import as_chat, as_completion, noted
+from kvatlas.server.tools import CallText, split_calls
+from kvatlas.service import RequestHandle
 
 if TYPE_CHECKING:
     from kvatlas.engine import Generation
@@ -15,19 +18,32 @@ if TYPE_CHECKING:
 class Shape:
     """The bodies of one endpoint's answer `number`: `chat` or not, about the model of that name."""
 
-    def __init__(self, chat: bool, number: str, created: int, model: str) -> None:
-        self.chat = chat
+    #: The last event of a stream.
+    done = b"data: [DONE]\n\n"
+
+    def __init__(self, chat: bool, number: str, created: int, model: str, calls: bool = False) -> None:
+        self.chat, self.calls = chat, calls
+        self._written: dict[int, CallText] = defaultdict(CallText)
         self.head = {"id": number, "created": created, "model": model}
 
     def choice(self, index: int, handle: RequestHandle) -> dict[str, Any]:
         """A finished answer."""
         generation = handle.generation.result()
-        thinking, answer = written(handle.model, generation.tokens, handle.ask.stop, handle.ask.split)
-        about = {"finish_reason": handle.reason(), "logprobs": None, "kvatlas": cache_of(generation)}
+        thinking, answer = handle.written()
+        about: dict[str, Any] = {
+            "finish_reason": handle.reason(),
+            "logprobs": self._logprobs(handle, generation.tokens, 0, 0, bool(answer)),
+            "kvatlas": cache_of(generation),
+        }
         if not self.chat:
             return {"index": index, "text": answer, **about}
-        message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
-        return {"index": index, "message": message, **about}
+        message: dict[str, Any] = {"role": "assistant", "content": answer, "reasoning_content": thinking or None}
+        if self.calls:
+            text, calls = split_calls(answer)
+            if calls:
+                message |= {"content": text or None, "tool_calls": calls}
+                about["finish_reason"] = "tool_calls"
+        return {"index": index, "message": {**message, "refusal": None}, **about}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """The body of a whole answer."""
@@ -47,27 +63,46 @@ class Shape:
         delta = {"role": "assistant", "content": ""}
         return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
 
-    def news(self, index: int, thinking: str, answer: str) -> bytes:
-        """What was written since."""
+    def news(
+        self, index: int, handle: RequestHandle, texts: tuple[str, str], tokens: Sequence[int], told: int, offset: int
+    ) -> bytes:
+        """What was written since: (thinking, answer), of all new `tokens` those behind the first `told`.
+
+        The answer goes on at character `offset`.
+        """
+        thinking, answer = texts
+        about = {"finish_reason": None, "logprobs": self._logprobs(handle, tokens, told, offset, bool(answer))}
         if not self.chat:
-            return self.piece([{"index": index, "text": answer, "finish_reason": None}])
-        texts = {"reasoning_content": thinking, "content": answer}
-        delta = {name: text for name, text in texts.items() if text}
-        return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
+            return self.piece([{"index": index, "text": answer, **about}])
+        if self.calls:
+            answer = self._written[index].push(answer)
+        named = {"reasoning_content": thinking, "content": answer}
+        delta = {name: text for name, text in named.items() if text}
+        return self.piece([{"index": index, "delta": delta, **about}])
+
+    def _logprobs(
+        self, handle: RequestHandle, tokens: Sequence[int], told: int, offset: int, answered: bool
+    ) -> dict[str, Any] | None:
+        if handle.ask.steering.top_logprobs is None:
+            return None
+        found = noted(handle, tokens, told, answered)
+        return as_chat(handle, found) if self.chat else as_completion(handle, found, offset)
 
     def end(self, index: int, handle: RequestHandle) -> bytes:
         """The last event of a choice."""
-        about = {"finish_reason": handle.reason(), "kvatlas": cache_of(handle.generation.result())}
+        about: dict[str, Any] = {"finish_reason": handle.reason(), "kvatlas": cache_of(handle.generation.result())}
+        if self.calls:
+            text, calls = self._written[index].end()
+            numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+            delta = {name: value for name, value in (("content", text), ("tool_calls", numbered)) if value}
+            about["finish_reason"] = "tool_calls" if calls else handle.reason()
+            return self.piece([{"index": index, "delta": delta, **about}])
         return self.piece([{"index": index, **({"delta": {}} if self.chat else {"text": ""}), **about}])
 
 
 def event(data: dict[str, Any]) -> bytes:
     """A server-sent event."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-#: The last event of every stream.
-DONE = b"data: [DONE]\n\n"
 
 
 def cache_of(generation: Generation[Any]) -> dict[str, Any]:
@@ -89,8 +124,14 @@ def usage_of(handles: Sequence[RequestHandle]) -> dict[str, Any]:
         "prompt_tokens": prompts,
         "completion_tokens": written_tokens,
         "total_tokens": prompts + written_tokens,
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.thinking_tokens for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(map(_reasoning_tokens, handles))},
     }
+
+
+def _reasoning_tokens(handle: RequestHandle) -> int:
+    """Of a prompt that closes thinking the engine knows nothing: what was written says whether there was any."""
+    closed = handle.ask.opened is False and not handle.written()[0]
+    return 0 if closed else handle.generation.result().usage.thinking_tokens
 
 
 def error(message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None) -> Any:

@@ -10,31 +10,32 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
-from kvatlas.server.answers import DONE, Shape, error, event, usage_of
+from kvatlas.server.answers import Shape, error, event, usage_of
+from kvatlas.server.errors import answer_errors_as_openai_does
 from kvatlas.server.limits import Gate
 from kvatlas.server.metrics import Metrics
 from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
+from kvatlas.server.responses import ResponsesRequest, ResponsesShape
+from kvatlas.server.tools import check_template, forced, template_reads
 from kvatlas.service import (
-    BusyError,
     ClosedError,
     Decoder,
-    Detokenizer,
     GenerationRequest,
     RequestHandle,
     Service,
+    Steering,
+    json_grammar,
+    lark_grammar,
     stream_of,
 )
 from kvatlas.service.request_validation import LengthError, drawing, room_for
 
-#: Seconds after which a refused client is advised to try again.
-RETRY_AFTER = "1"
 #: Characters for each position of the model, from which on a text is refused unread: five are usual.
 MOST_PER_TOKEN = 32
 Body = TypeVar("Body", bound=Generating)
@@ -67,7 +68,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         docs_url=None,
         redoc_url=None,
     )
-    _answer_errors_as_openai_does(app)
+    answer_errors_as_openai_does(app)
     _add_endpoints(app, CompletionHandler(service, name))
     app.add_middleware(Gate, api_key=api_key, hosts=hosts)
     return app
@@ -85,6 +86,12 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
         return await handler.serve("completions", body, request, await handler.read(handler.completion_asks, body))
+
+    @app.post("/v1/responses", response_model=None)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer in the shape of OpenAI's newer API."""
+        chat = body.chat()
+        return await handler.serve("responses", chat, request, await handler.read(handler.chat_asks, chat), body)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -151,13 +158,47 @@ class CompletionHandler:
 
     def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
         """What a conversation asks for."""
-        roles = {"developer": "system"}
-        messages = [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
+        messages = [each.for_template() for each in body.messages]
         self._check_count(1, body.n)
         self._check_length(sum(len(each["content"]) for each in messages))
         model = self.service.model
+        values = self._template_values(body)
+        text = model.conversation(messages, values)
+        # What a template is told may close thinking in the prompt, or leave it to the model.
+        opened = text.rstrip().endswith(model.thinking.open) if values and model.thinking.open else None
+        grammar = json_grammar(body.wanted_schema, model) if body.wanted_schema is not None else ""
+        if call := forced(body.offered, body.tool_choice):
+            grammar = lark_grammar(call, model)
         most = body.max_completion_tokens or body.max_tokens
-        return self._asks(body, model.tokens(model.conversation(messages)), most, split=True)
+        steering = self._steering(body, grammar, body.wanted_logprobs)
+        return self._asks(body, model.tokens(text), most, steering, split=True, opened=opened)
+
+    def _template_values(self, body: ChatRequest) -> dict[str, Any]:
+        """What a request tells the chat template; KvatlasError for a name that the template does not have."""
+        values = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            values["reasoning_effort"] = body.reasoning_effort
+        unknown = [name for name in values if not template_reads(self.service.model, name)]
+        if body.offered:
+            check_template(self.service.model)
+            values["tools"] = [tool.model_dump(exclude_none=True) for tool in body.offered]
+        if unknown:
+            raise KvatlasError(f"{unknown[0]} is not supported: the model's chat template does not read it.")
+        return values
+
+    def _steering(self, body: Generating, grammar: str, top_logprobs: int | None) -> Steering:
+        size = len(self.service.model.tokenizer)
+        bias = body.logit_bias or {}
+        wrong = next((token for token in bias if not token.isdecimal() or int(token) >= size), None)
+        if wrong is not None:
+            raise KvatlasError(f"logit_bias has the token {wrong!r}; valid are ids from 0 to {size - 1}.")
+        return Steering(
+            {int(token): value for token, value in bias.items()},
+            body.frequency_penalty or 0.0,
+            body.presence_penalty or 0.0,
+            grammar,
+            top_logprobs,
+        )
 
     def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
         """What one prompt or several ask for."""
@@ -170,6 +211,7 @@ class CompletionHandler:
             self._check_length(len(prompt))
         model = self.service.model
         size = len(model.tokenizer)
+        steering = self._steering(body, "", body.logprobs)
         asks = []
         for prompt in prompts:
             tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -177,11 +219,18 @@ class CompletionHandler:
             if wrong is not None:
                 raise KvatlasError(f"prompt has the token {wrong}; valid are ids from 0 to {size - 1}.")
             # 16 is what OpenAI's completions write where nobody says how many.
-            asks += self._asks(body, tokens, body.max_tokens or 16, split=False)
+            asks += self._asks(body, tokens, body.max_tokens or 16, steering, split=False)
         return asks
 
     def _asks(
-        self, body: Generating, prompt: tuple[int, ...], most: int | None, split: bool
+        self,
+        body: Generating,
+        prompt: tuple[int, ...],
+        most: int | None,
+        steering: Steering,
+        *,
+        split: bool,
+        opened: bool | None = None,
     ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
@@ -190,19 +239,27 @@ class CompletionHandler:
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
         return [
-            GenerationRequest(prompt, sampling, stream_of(body.seed, prompt, sample), body.stops, split)
+            GenerationRequest(
+                prompt, sampling, stream_of(body.seed, prompt, sample), body.stops, split, opened, steering
+            )
             for sample in range(body.n or 1)
         ]
 
-    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
+    async def serve(
+        self,
+        endpoint: str,
+        body: Generating,
+        request: Request,
+        asks: list[GenerationRequest],
+        asked: ResponsesRequest | None = None,
+    ) -> Response:
         """The answer to a request, whole or as a stream; what nobody waits for any more is not decoded further."""
         handles = self.service.ask(asks)
-        chat = endpoint == "chat"
-        number = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        shape = Shape(chat, number, int(time.time()), self.name)
+        calls = isinstance(body, ChatRequest) and bool(body.offered)
+        shape = self._shape(endpoint, asked, calls)
         began = time.perf_counter()
         if body.stream:
-            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
             events = self._events(endpoint, shape, handles, with_usage, began)
             return _Stream(events, handles)
         outcome = "gone"
@@ -217,8 +274,15 @@ class CompletionHandler:
         finally:
             self._note(endpoint, outcome, began, handles)
 
+    def _shape(self, endpoint: str, asked: ResponsesRequest | None, calls: bool) -> Shape | ResponsesShape:
+        number, now = uuid.uuid4().hex, int(time.time())
+        if asked is not None:
+            return ResponsesShape(number, now, self.name, asked)
+        chat = endpoint == "chat"
+        return Shape(chat, f"{'chatcmpl' if chat else 'cmpl'}-{number}", now, self.name, calls)
+
     async def _events(
-        self, endpoint: str, shape: Shape, handles: list[RequestHandle], with_usage: bool, began: float
+        self, endpoint: str, shape: Shape | ResponsesShape, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
         outcome, events = "gone", 0
         try:
@@ -228,10 +292,10 @@ class CompletionHandler:
                 if events == (2 if shape.chat else 1):
                     self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
                 yield piece
-            if with_usage:
+            if with_usage and isinstance(shape, Shape):
                 yield shape.piece([], usage=usage_of(handles))
             outcome = "ok"
-            yield DONE
+            yield shape.done
         except ClosedError as closed:
             outcome = "stopped"
             yield event(error(str(closed), "server_error"))
@@ -261,9 +325,10 @@ class _Stream(StreamingResponse):
                 handle.cancel()
 
 
-async def _pieces(shape: Shape, index: int, handle: RequestHandle) -> AsyncIterator[bytes]:
+async def _pieces(shape: Shape | ResponsesShape, index: int, handle: RequestHandle) -> AsyncIterator[bytes]:
     """The events of one choice."""
-    decoder, writing = Decoder(handle.model), Detokenizer(handle.model, handle.ask.stop, handle.ask.split)
+    decoder, writing = Decoder(handle.model), handle.ask.detokenizer(handle.model)
+    told = offset = 0
     begin = shape.begin(index)
     if begin:
         yield begin
@@ -271,7 +336,8 @@ async def _pieces(shape: Shape, index: int, handle: RequestHandle) -> AsyncItera
         last = handle.generation.done()
         thinking, answer = writing.push(decoder.push(tokens, last), last)
         if thinking or answer:
-            yield shape.news(index, thinking, answer)
+            yield shape.news(index, handle, (thinking, answer), tokens, told, offset)
+            told, offset = len(tokens), offset + len(answer)
     yield shape.end(index, handle)
 
 
@@ -320,38 +386,3 @@ async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
         left.cancel()
         answer.cancel()
         await asyncio.gather(left, answer, return_exceptions=True)
-
-
-def _answer_errors_as_openai_does(app: FastAPI) -> None:
-    def answer(status: int, body: Any, headers: Any = None) -> JSONResponse:
-        return JSONResponse(body, status, headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, found: RequestValidationError) -> JSONResponse:
-        first = found.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "body"]
-        reason = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "value_error":
-            name, sentence = reason.partition(" ")[0], f"{reason}."
-        elif first["type"] == "extra_forbidden":
-            name, sentence = ".".join(place), f"{'.'.join(place)} is not known."
-        else:
-            name = ".".join(place)
-            sentence = f"{name or 'The body'}: {reason}."
-        return answer(400, error(sentence, param=name or None))
-
-    @app.exception_handler(KvatlasError)
-    async def refused(_: Request, found: KvatlasError) -> JSONResponse:
-        if isinstance(found, BusyError):
-            body = error(str(found), "rate_limit_error", code="rate_limit_exceeded")
-            return answer(429, body, {"Retry-After": RETRY_AFTER})
-        if isinstance(found, ClosedError):
-            return answer(503, error(str(found), "server_error"), {"Retry-After": RETRY_AFTER})
-        long = isinstance(found, LengthError)
-        return answer(400, error(str(found), code="context_length_exceeded" if long else None))
-
-    @app.exception_handler(HTTPException)
-    async def failed(_: Request, found: HTTPException) -> JSONResponse:
-        kinds = {404: "not_found_error", 503: "server_error"}
-        body = error(str(found.detail), kinds.get(found.status_code, "invalid_request_error"))
-        return answer(found.status_code, body, found.headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kvatlas import policies
@@ -12,6 +12,8 @@ from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.parameters import read_value
 from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.service.detokenizer import Detokenizer
+from kvatlas.service.logits import Steerer, Steering
 
 #: New tokens where nobody says how many: the published number.
 MOST_NEW_TOKENS = Sampling().max_new_tokens
@@ -26,7 +28,8 @@ class GenerationRequest:
     """One generation to be made: token ids of the prompt, how to draw, its random stream, texts that end it.
 
     With `split` thinking is told apart from the answer, and only the answer is searched for the texts of `stop`;
-    without it all that the model writes is searched.
+    without it all that the model writes is searched. `opened` says whether the prompt opens thinking, by default
+    whether the chat template does; `steering` is what is done to its logits.
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +37,19 @@ class GenerationRequest:
     stream: int
     stop: tuple[str, ...] = ()
     split: bool = True
+    opened: bool | None = None
+    steering: Steering = field(default_factory=Steering)
+
+    def detokenizer(self, model: ModelHandle) -> Detokenizer:
+        """What tells its thinking, its answer and its stop texts apart, at the beginning."""
+        return Detokenizer(model, self.stop, self.split, self.opened)
+
+    def steerer(self, model: ModelHandle) -> Steerer | None:
+        """What changes its logits and notes them; None where nothing does."""
+        if not self.steering:
+            return None
+        opened = model.opens_thinking if self.opened is None else self.opened
+        return Steerer(self.steering, model, len(self.prompt), self.split, opened)
 
 
 def chosen(model: ModelHandle, policy: str, values: dict[str, Any]) -> Policy:

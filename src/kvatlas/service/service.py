@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.service.detokenizer import Decoder, Detokenizer
+from kvatlas.service.detokenizer import Decoder
 from kvatlas.service.queue import FairQueue
 from kvatlas.service.request_validation import GenerationRequest
 
@@ -54,7 +54,8 @@ class RequestHandle:
     def begin(self) -> None:
         """Nothing of it is decoded yet, or nothing any more: its tokens will be the same."""
         self._decoder = Decoder(self.model)
-        self._writing = Detokenizer(self.model, self.ask.stop, self.ask.split)
+        self._writing = self.ask.detokenizer(self.model)
+        self.steerer = self.ask.steerer(self.model)
 
     def cancel(self) -> None:
         """Nobody waits for this any more."""
@@ -71,6 +72,8 @@ class RequestHandle:
         """The engine's side: note new tokens, say whether this ends here."""
         if len(tokens) >= len(self.tokens):
             self.tokens = tokens
+        if self.steerer is not None:
+            self.steerer.note(tokens[-1])
         if self.ask.stop and not self._gone:
             self._writing.push(self._decoder.push(tokens))
         return self._gone or self._writing.stopped
@@ -104,6 +107,11 @@ class RequestHandle:
         except asyncio.CancelledError:
             self.cancel()
             raise
+
+    def written(self) -> tuple[str, str]:
+        """(thinking, answer) of the finished generation."""
+        text = Decoder(self.model).push(self.generation.result().tokens, last=True)
+        return self.ask.detokenizer(self.model).push(text, last=True)
 
     def reason(self) -> str:
         """Why the finished generation ended: `stop` (its end token or a stop text) or `length`."""
@@ -319,4 +327,5 @@ class Service:
                 (self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
+                logits_processor=handle.steerer,
             )

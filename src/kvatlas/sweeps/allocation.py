@@ -59,7 +59,7 @@ class Adaptive:
     def add(self, trace: Trace) -> None:
         """Count a trace that is in the store."""
         self.cells[trace.model, trace.benchmark, trace.setting.id].add(trace, METRICS["pass@1"])
-        self.output_tokens[trace.model] = self.output_tokens.get(trace.model, 0) + trace.usage.output_tokens
+        self.output_tokens[trace.model] = self.output_tokens.get(trace.model, 0) + (trace.usage.output_tokens or 0)
 
     def stages(self, model: ModelHandle) -> Iterator[str]:
         """Block after block until the question is answered; yields a sentence when a block has been given out.

@@ -77,10 +77,24 @@ def _connect(ray: Any, model: ModelHandle, pool: WorkerPool) -> None:
         ray.init(address=pool.address, **common)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
+        if _refused_token(error):
+            raise KvatlasError(
+                f"The Ray cluster {pool.address!r} asks for a token, and this driver's is missing or another one: set "
+                "RAY_AUTH_MODE=token here and on every node, with the head's ~/.ray/auth_token (or RAY_AUTH_TOKEN)."
+            ) from error
         raise KvatlasError(
             f"The Ray cluster {pool.address!r} cannot be reached ({reason}); valid is HOST:PORT of its head node, "
             "'auto' on a node of it, or ray://HOST:PORT."
         ) from error
+
+
+def _refused_token(error: BaseException | None) -> bool:
+    """Whether Ray could not connect for want of a token, which only what led to its error says."""
+    while error is not None:
+        if "AuthenticationError" in f"{type(error).__name__} {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class _Driver:

@@ -207,7 +207,7 @@ def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
 
 def setting_spec(
     model: str,
-    benchmarks: Sequence[str],
+    benchmarks: Sequence[str | Mapping[str, Any]],
     setting: Setting,
     *,
     problems: int | None,

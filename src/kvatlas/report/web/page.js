@@ -55,7 +55,7 @@ function paint(node, value, low, high, steps) {
   node.style.color = inkOn(parts);
 }
 
-/* From the smallest to the largest value, `least` apart at least; as far below 0 as above it if centred. */
+/* From the smallest to the largest value, `least` apart at least, within 0 to 100 if they are; as far below 0 as above it if centred. */
 function span(values, centred = false, least = 1) {
   if (!values.length) return [0, 1];
   const low = Math.min(...values), high = Math.max(...values);
@@ -63,7 +63,10 @@ function span(values, centred = false, least = 1) {
     const reach = Math.max(Math.abs(low), Math.abs(high), 1);
     return [-reach, reach];
   }
-  return high - low >= least ? [low, high] : [(low + high - least) / 2, (low + high + least) / 2];
+  if (high - low >= least) return [low, high];
+  let start = (low + high - least) / 2;
+  if (low >= 0 && high <= 100) start = Math.min(Math.max(start, 0), 100 - least);
+  return [start, start + least];
 }
 
 /* A labelled choice; nothing where there is nothing to choose. */

@@ -44,15 +44,24 @@ function listTraces() {
   byId("traces-controls").replaceChildren(...controls);
   const shown = (traceView.cell === null ? data.traces : tracesOf(traceView.cell)).slice(0, 400);
   byId("traces-list").replaceChildren(...shown.map((trace) => el("li", {}, el("button", { onclick: () => { showTrace(trace); listTraces(); byId("trace").focus(); }, "aria-current": trace === traceView.trace },
-    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} | ${data.cells[trace.cell].short}, ` : ""}${whole(trace.tokens)} tokens${trace.measured ? ", with measured attention" : ""}`)))));
+    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} | ${data.cells[trace.cell].short}, ` : ""}${trace.tokens === null ? "" : `${whole(trace.tokens)} tokens`}${trace.measured ? ", with measured attention" : ""}`)))));
 }
 
 const badge = (trace) => el("span", { class: trace.right ? "badge right" : "badge wrong" }, trace.verdict);
 
+/* What of its cost is known: logs of other programs say little. */
+function costs(trace) {
+  const said = [];
+  if (trace.tokens !== null) said.push(`${whole(trace.tokens)} new tokens (${whole(trace.thinking)} of thinking)`, `prompt ${whole(trace.prompt)}`);
+  if (trace.peak !== null) said.push(`${whole(trace.peak)} cached at the peak`, `${trace.compressions} ${trace.compressions === 1 ? "compression" : "compressions"}`);
+  if (trace.prompt_left) said.push(`${trace.prompt_left} prompt tokens evicted`);
+  return said.join(", ") || "unknown";
+}
+
 function facts(trace) {
   const rows = [["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Answer", trace.answer ?? "none"], ["Reference", trace.reference],
     ["Grade", `${trace.verdict}${trace.progress > 0 && trace.progress < 1 ? `, progress ${fixed(100 * trace.progress)} %` : ""}`],
-    ["Cost", `${whole(trace.tokens)} new tokens (${whole(trace.thinking)} of thinking), prompt ${whole(trace.prompt)}, ${whole(trace.peak)} cached at the peak, ${trace.compressions} ${trace.compressions === 1 ? "compression" : "compressions"}${trace.prompt_left ? `, ${trace.prompt_left} prompt tokens evicted` : ""}`]];
+    ["Cost", costs(trace)]];
   return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 

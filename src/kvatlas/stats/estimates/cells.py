@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,7 +28,7 @@ class CellTraces:
     how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
     `screened` run the grades are no Pass@1. `unmeasured` are the problems and samples of whose trace the metric is
     unknown: they count in costs and in no grade. `verdicts` count what the traces came to, `made_with` the versions
-    that decoded them.
+    that decoded them. Costs are listed where they are known.
     """
 
     expected: Expected
@@ -39,11 +39,13 @@ class CellTraces:
     votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
     kv_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
     output_tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    peak_kv_tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
+    peak_kv_tokens: list[int] = field(default_factory=list)
     unmeasured: set[tuple[str, int]] = field(default_factory=set)
     verdicts: Counter[Outcome] = field(default_factory=Counter)
     compressed: int = 0
+    #: Traces of which it is known whether they were compressed.
+    watched: int = 0
     prompts: dict[str, int] = field(default_factory=dict)
     written: dict[tuple[str, int], str] = field(default_factory=dict)
     made_with: Counter[str] = field(default_factory=Counter)
@@ -51,7 +53,7 @@ class CellTraces:
     @property
     def stored(self) -> int:
         """How many traces of this cell are there."""
-        return len(self.output_tokens)
+        return self.verdicts.total()
 
     @property
     def measured(self) -> bool:
@@ -80,12 +82,18 @@ class CellTraces:
                 self.votes.setdefault(trace.problem, {})[trace.sample] = answer
         self.verdicts[trace.grade.verdict] += 1
         self.made_with[trace.made_with] += 1
-        self.kv_tokens[trace.problem, trace.sample] = trace.usage.mean_kv_tokens
-        self.output_tokens.append(trace.usage.output_tokens)
-        self.seconds += trace.usage.seconds
-        self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
-        self.compressed += trace.usage.compressions > 0
-        self.prompts[trace.problem] = trace.usage.prompt_tokens
+        used = trace.usage
+        if used.mean_kv_tokens is not None:
+            self.kv_tokens[key] = used.mean_kv_tokens
+        for known, value in ((self.output_tokens, used.output_tokens), (self.peak_kv_tokens, used.peak_kv_tokens)):
+            if value is not None:
+                known.append(value)
+        if used.seconds is not None:
+            self.seconds.append(used.seconds)
+        self.compressed += bool(used.compressions)
+        self.watched += used.compressions is not None
+        if used.prompt_tokens is not None:
+            self.prompts[trace.problem] = used.prompt_tokens
         if trace.written:
             self.written[key] = trace.written
 
@@ -103,14 +111,18 @@ class CellTraces:
         return Cell(
             self.expected.setting,
             self._estimate(),
-            mean_kv_tokens=math.fsum(self.kv_tokens.values()) / self.stored,
-            peak_kv_tokens=self.peak_kv_tokens,
-            output_tokens_mean=sum(self.output_tokens) / self.stored,
+            mean_kv_tokens=self._mean(self.kv_tokens.values()),
+            peak_kv_tokens=max(self.peak_kv_tokens) if len(self.peak_kv_tokens) == self.stored else None,
+            output_tokens_mean=self._mean(self.output_tokens),
             truncated=self.verdicts[Outcome.TRUNCATED],
-            seconds_mean=self.seconds / self.stored,
+            seconds_mean=self._mean(self.seconds),
             unmeasured=len(self.unmeasured),
             audit=self.audit(),
         )
+
+    def _mean(self, values: Collection[float]) -> float | None:
+        """Of a cost; None unless it is known of every trace."""
+        return math.fsum(values) / self.stored if len(values) == self.stored else None
 
     def audit(self) -> BudgetAudit | None:
         """What the setting's budget leaves to its policy, over the problems that have traces."""

@@ -44,7 +44,7 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
     compressing = {cell.expected.setting.id for cell in bounded}
     return Validity(
         traces=sum(cell.stored for cell in kept),
-        bounded=sum(cell.stored for cell in bounded),
+        bounded=sum(cell.watched for cell in bounded),
         compressed=sum(cell.compressed for cell in bounded),
         no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in kept),
         truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in kept),
