@@ -23,20 +23,20 @@ def run(name: str, *words: str) -> dict[str, Any]:
 
 
 def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
-    words = ["--tiny", "--batches", "1", "9", "--budget", "128", "--window", "32", "--prompt", "20", "--tokens", "160"]
+    words = ["--tiny", "--batches", "1", "9", "--budget", "32", "--window", "8", "--prompt", "20", "--tokens", "40"]
     found = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
     assert found["hardware"]
     assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == found
     for each in found["results"]:
         # One pass reads the prompts.
         assert each["graph_steps"] == (each["passes"] - 1 if each["graphs"] else 0)
-        assert not each["graphs"] or each["same_tokens"] > 100
+        assert not each["graphs"] or each["same_tokens"] > 35
     by_key = {(each["batch"], each["policy"]): each for each in found["results"]}
     assert set(by_key) == {(batch, policy) for batch in (1, 9) for policy in ("window", "full")}
     assert all(each["fits"] and each["tokens_per_second"] > 0 for each in found["results"])
     # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values); one page of 128 belongs to nobody.
     assert by_key[1, "window"]["kv_bytes"] <= 2 * 512 * 192
-    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 180
+    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 59
 
 
 def test_without_a_gpu_it_says_so() -> None:
