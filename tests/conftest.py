@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,10 @@ from tests.command_line import kvatlas, succeed
 
 __all__ = ["kvatlas", "succeed"]
 
+# Before torch is imported, and for the processes that tests start: as many threads as cores in each would wait for
+# one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
 #: Window of the layers that have one: some in gemma3, all in mistral, none in the others.
 WINDOW = 24
@@ -25,6 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: one that began last would leave the other worker without work."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            # What is slow does the same lines many times; tracing them would double its time.
+            item.add_marker("no_cover")
 
 
 def save_random_model(kind: str, folder: Path) -> ModelHandle:

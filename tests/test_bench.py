@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +18,59 @@ from kvatlas.sweeps import make_plan, parse_spec, sweep
 BENCH = Path(__file__).parents[1] / "bench"
 
 
-def run(name: str, *words: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(BENCH / name), *words], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+#: Name and words of a program to the document that it prints.
+Run = Callable[..., dict[str, Any]]
 
 
-def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
-    words = ["--tiny", "--batches", "1", "9", "--budget", "128", "--window", "32", "--prompt", "20", "--tokens", "160"]
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a program in this process: a new one would spend seconds on importing torch."""
+
+    def call(name: str, *words: str) -> dict[str, Any]:
+        monkeypatch.syspath_prepend(BENCH)
+        monkeypatch.setattr(sys, "argv", [str(BENCH / name), *words])
+        runpy.run_path(str(BENCH / name), run_name="__main__")
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    return call
+
+
+def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> None:
+    words = ["--tiny", "--batches", "1", "9", "--budget", "32", "--window", "8", "--prompt", "20", "--tokens", "40"]
     found = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
     assert found["hardware"]
     assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == found
     for each in found["results"]:
         # One pass reads the prompts.
         assert each["graph_steps"] == (each["passes"] - 1 if each["graphs"] else 0)
-        assert not each["graphs"] or each["same_tokens"] > 100
+        assert not each["graphs"] or each["same_tokens"] > 35
     by_key = {(each["batch"], each["policy"]): each for each in found["results"]}
     assert set(by_key) == {(batch, policy) for batch in (1, 9) for policy in ("window", "full")}
     assert all(each["fits"] and each["tokens_per_second"] > 0 for each in found["results"])
     # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values); one page of 128 belongs to nobody.
     assert by_key[1, "window"]["kv_bytes"] <= 2 * 512 * 192
-    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 180
+    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 59
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    done = subprocess.run([sys.executable, str(BENCH / "gpu.py")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "bench/gpu.py needs a GPU that PyTorch can use; --tiny tries it on this CPU.\n"
+    with pytest.raises(SystemExit, match="2"):
+        run("gpu.py")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "bench/gpu.py needs a GPU that PyTorch can use; --tiny tries it on this CPU.\n"
 
 
 @pytest.mark.slow
 def test_the_memory_of_labels_does_not_grow_with_the_square() -> None:
-    found = run("labels.py", "--lengths", "1024", "4096", "--matrix-lengths", "--answer", "64")
+    words = [str(BENCH / "labels.py"), "--lengths", "1024", "4096", "--matrix-lengths", "--answer", "64"]
+    # The peak memory of a process begins with that of the one that started it: not in this one.
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["exponent"]["blocks"] < 1.4
     assert found["exponent"]["matrix"] is None
 
@@ -67,7 +86,7 @@ def kept(name: str) -> dict[str, Any]:
     return found
 
 
-def test_decoding_is_measured_against_others_in_turns() -> None:
+def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
     found = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "0")
     (case,) = found["results"]
     assert set(case["step_ms"]) == {"window", "dynamic", "generate"}
@@ -83,7 +102,7 @@ def test_decoding_is_measured_against_others_in_turns() -> None:
 
 
 @pytest.mark.slow
-def test_the_grid_of_the_demo_is_decoded_in_turns_with_another_source_tree() -> None:
+def test_the_grid_of_the_demo_is_decoded_in_turns_with_another_source_tree(run: Run) -> None:
     found = run("decode.py", "--cases", "--demo", "1", "--rounds", "1", "--against", str(BENCH.parent / "src"))["demo"]
     assert found["decoded_tokens"]["this"] == found["decoded_tokens"]["against"] > 0
     assert set(found["tokens_per_cpu_second"]) == {"this", "against"}
@@ -109,7 +128,7 @@ def test_the_kept_memory_is_within_a_tenth_of_the_estimate() -> None:
     assert all(0.9 <= each["estimated_against_measured"] <= 1.1 for each in kept("memory.json")["cases"].values())
 
 
-def test_the_program_of_kernels_compares_what_computes_the_same() -> None:
+def test_the_program_of_kernels_compares_what_computes_the_same(run: Run) -> None:
     if native.load() is None:
         pytest.skip(str(native.why_not()))
     found = run("cpu_kernels.py", "--quick")
@@ -119,7 +138,7 @@ def test_the_program_of_kernels_compares_what_computes_the_same() -> None:
     assert all(rate > 0 for each in (attention, linear) for rate in each["gb_per_second"].values())
 
 
-def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path) -> None:
+def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path, run: Run) -> None:
     spec = {
         "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 4, "samples": 1,
         "sampling": {"max_new_tokens": 250},
@@ -162,12 +181,12 @@ def test_the_kept_faults_lost_nothing() -> None:
     )
 
 
-def test_help_answers_at_once() -> None:
+def test_help_answers_at_once(run: Run) -> None:
     assert kept("startup.json")["seconds"]["--help"] < 0.4
     assert run("startup.py", "--rounds", "1")["fastest"]["--help"] > 0
 
 
-def test_more_gpus_take_less_time_in_the_model_of_a_published_grid() -> None:
+def test_more_gpus_take_less_time_in_the_model_of_a_published_grid(run: Run) -> None:
     found = run("scaling.py")
     hours = [found["hours"][gpus]["trees"] for gpus in ("1", "8", "64")]
     assert hours == sorted(hours, reverse=True)
@@ -175,7 +194,7 @@ def test_more_gpus_take_less_time_in_the_model_of_a_published_grid() -> None:
     assert found["tokens"] == {"separate": counted["separate"], "trees": counted["shared"]}
 
 
-def test_the_program_of_policies_measures_every_one_of_them() -> None:
+def test_the_program_of_policies_measures_every_one_of_them(run: Run) -> None:
     from kvatlas.policies import policies
 
     found = run("policies.py", "--tokens", "320", "--layers", "2", "--hidden", "128", "--rounds", "2")
@@ -186,7 +205,7 @@ def test_the_program_of_policies_measures_every_one_of_them() -> None:
     assert set(found["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
 
 
-def test_the_program_of_redundancy_compares_both_ways() -> None:
+def test_the_program_of_redundancy_compares_both_ways(run: Run) -> None:
     found = run("redundancy.py", "--tokens", "256", "--matrix-tokens", "256", "--heads", "2")["cached_tokens"]["256"]
     assert set(found) == {"model", "unlike"}
     assert all(row["seconds"] > 0 and row["relative_difference"] < 2e-6 for row in found.values())
@@ -194,14 +213,14 @@ def test_the_program_of_redundancy_compares_both_ways() -> None:
     assert all(row["seconds"] < 5 and row["relative_difference"] < 2e-6 for row in rows.values())
 
 
-def test_the_program_of_screens_reads_in_fewer_passes_than_decoding() -> None:
+def test_the_program_of_screens_reads_in_fewer_passes_than_decoding(run: Run) -> None:
     grid = run("screening.py", "--spec", "demo-quick", "--problems", "1")["grid"]
     assert grid["decoded"]["tokens"] > 0
     assert 0 < grid["screened"]["passes"] < grid["decoded"]["passes"]
     assert set(grid["rank_correlation_with_pass_at_1"]) == {"unchanged", "agreed", "top1", "likeness", "answer_kept"}
 
 
-def test_the_program_of_serving_compares_a_real_server_with_the_engine() -> None:
+def test_the_program_of_serving_compares_a_real_server_with_the_engine(run: Run) -> None:
     found = run("serving.py", "--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1")
     assert found["tokens"] > 8
     assert found["server_tokens_per_second"][0] > 0

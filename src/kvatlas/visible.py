@@ -17,7 +17,7 @@ def visible(value: Any) -> Any:
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    if value.isascii() and value.isprintable():
+    if value.replace("\n", "").replace("\t", "").isprintable():
         return value
     return "".join(f"⟨U+{ord(mark):04X}⟩" if _hidden(mark) else mark for mark in value)
 

@@ -15,10 +15,22 @@ from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
 BUDGET = 48
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+
+
+def dense(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
+    """What FlexAttention computes; without a compiler that takes 50 ms a call, which test_backends.py spends once."""
+    rows, slots = torch.arange(len(query))[:, None, None, None], torch.arange(key.shape[2])
+    seen = block_mask.mask_mod(rows, rows, rows, slots)
+    keys, values = (part.expand(len(query), -1, -1, -1) for part in (key, value))
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, seen, scale=scale)
+
+
+@pytest.fixture(autouse=True)
+def _dense_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", dense)
 
 
 def settings(*names: str) -> list[Policy]:
@@ -43,8 +55,7 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
     return {(each.key, each.policy.setting.id): (each.tokens, each.usage.compressions) for each in generations}
 
 
-@pytest.mark.parametrize("rows", [1, 7, 40])
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize(("kind", "rows"), [("llama", 1), ("qwen2", 7), ("llama", 40)])
 def test_captured_steps_write_the_same_tokens(random_models: dict[str, ModelHandle], kind: str, rows: int) -> None:
     """Trunks and branches, short and long rows; a policy that looks at recent queries."""
     model = random_models[kind]
@@ -123,14 +134,9 @@ def test_nothing_in_a_captured_step_asks_the_host(
         with heard:
             work(self)
 
-    def attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
-        # FlexAttention without a compiler runs through torch.compile, which no operation can be heard in.
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key.expand(len(query), -1, -1, -1), value.expand(len(query), -1, -1, -1), scale=scale
-        )
-
+    # FlexAttention without a compiler runs through torch.compile, which no operation can be heard in.
     monkeypatch.setattr(CapturedStep, "work", listened)
-    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", attention)
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", dense)
     model = random_models["qwen2"]
     run(model, requests(model, settings("window", "snapkv"), 3), graphs=True, max_new_tokens=60)
     host = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "is_nonzero", "of a mask")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from tests.packaging.environments import ROOT, build
+from tests.packaging.environments import ROOT, build, packages
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """kvatlas' sdist (`gz`) and wheel (`whl`)."""
-    return build(ROOT, tmp_path_factory.mktemp("dist"))
+    """kvatlas' sdist (`gz`) and wheel (`whl`); the first of pytest-xdist's workers builds them for all."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "dist"
+    with FileLock(f"{out}.lock"):
+        return packages(out) if out.exists() else build(ROOT, out)

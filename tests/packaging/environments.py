@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,29 @@ def build(project: Path, out: Path) -> dict[str, Path]:
     words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(project)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return packages(out)
+
+
+def packages(out: Path) -> dict[str, Path]:
+    """The packages of a folder by their endings."""
     return {path.name.rpartition(".")[2]: path for path in out.iterdir()}
+
+
+#: Commands of `kvatlas` from the standard input, to what they return and print.
+COMMANDS = """
+import contextlib, io, json, sys
+from kvatlas import cli
+done = []
+for words in json.load(sys.stdin):
+    sys.argv = ["kvatlas", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    done.append((code, out.getvalue(), err.getvalue()))
+json.dump(done, sys.stdout)
+"""
 
 
 @dataclass
@@ -57,9 +81,16 @@ class Environment:
         words = ["--python", self.python, "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
         subprocess.run([sys.executable, "-m", "pip", *words, str(wheel)], check=True)
 
-    def run(self, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, folder: Path, *words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """Its interpreter with these words in a folder, without a source tree on its path."""
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
-            [self.python, *words], cwd=folder, env={**clean, **environment}, capture_output=True, text=True, check=False
-        )
+            [self.python, *words], cwd=folder, env={**clean, **environment}, input=stdin, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+
+    def commands(self, folder: Path, *commands: Sequence[str]) -> list[tuple[int, str, str]]:
+        """Exit code, output and errors of commands of its kvatlas, one after the other in one process."""
+        done = self.run(folder, "-c", COMMANDS, stdin=json.dumps(commands))
+        assert done.returncode == 0, done.stderr
+        return [(code, out, err) for code, out, err in json.loads(done.stdout)]

@@ -33,35 +33,39 @@ def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_lists_name_them(environment: Environment, tmp_path: Path) -> None:
-    policies = json.loads(environment.run(tmp_path, "-m", "kvatlas", "policies", "--json").stdout)
-    assert "sinks" in [row["name"] for row in policies]
-    benchmarks = environment.run(tmp_path, "-m", "kvatlas", "benchmarks", "--json").stdout
-    assert "SUM2 ... SUM99" in benchmarks
+    policies, benchmarks = environment.commands(tmp_path, ["policies", "--json"], ["benchmarks", "--json"])
+    assert "sinks" in [row["name"] for row in json.loads(policies[1])]
+    assert "SUM2 ... SUM99" in benchmarks[1]
 
 
 def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    executors = ("one-by-one", "local")
+    begin = ["sweep", "spec.yaml", "--workers", "1", "--quiet", "--out"]
+    *done, refused, unknown = environment.commands(
+        tmp_path,
+        *[[*begin, name, "--executor", name] for name in executors],
+        *[["export", name, "--format", "jsonl", "--out", f"{name}.jsonl"] for name in executors],
+        [*begin, "x", "--executor", "one-by-one", "--ray-address", "10.0.0.1:6379"],
+        [*begin, "x", "--executor", "cloud"],
+    )
+    assert [code for code, _, _ in done] == [0] * 4, done
     traces = []
-    for executor in ("one-by-one", "local"):
-        words = ("sweep", "spec.yaml", "--out", executor, "--executor", executor, "--workers", "1", "--quiet")
-        done = environment.run(tmp_path, "-m", "kvatlas", *words)
-        assert done.returncode == 0, done.stderr
-        environment.run(tmp_path, "-m", "kvatlas", "export", executor, "--format", "jsonl", "--out", "traces")
-        rows = [json.loads(line) for line in (tmp_path / "traces").read_text().splitlines()]
+    for name in executors:
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         names = ("policy", "local_window", "problem", "sample", "text")
         traces.append(sorted(tuple(str(row.get(name)) for name in names) for row in rows))
     assert traces[0] == traces[1]
     assert {trace[0] for trace in traces[0]} == {"full", "sinks"}
-    cluster = ("--executor", "one-by-one", "--ray-address", "10.0.0.1:6379")
-    refused = environment.run(tmp_path, "-m", "kvatlas", "sweep", "spec.yaml", "--out", "x", *cluster)
+    code, _, said = refused
     # What the plan warns of comes before.
-    *_, sentence = refused.stderr.splitlines()
-    assert (refused.returncode, refused.stderr.count("kvatlas: ")) == (2, 1)
+    *_, sentence = said.splitlines()
+    assert (code, said.count("kvatlas: ")) == (2, 1)
     assert "'one-by-one' has no cluster '10.0.0.1:6379'" in sentence
-    unknown = environment.run(tmp_path, "-m", "kvatlas", "sweep", "spec.yaml", "--out", "x", "--executor", "cloud")
-    assert unknown.returncode == 2
-    assert "Unknown executor 'cloud'; valid are: local" in unknown.stderr
-    assert "one-by-one" in unknown.stderr
+    code, _, said = unknown
+    assert code == 2
+    assert "Unknown executor 'cloud'; valid are: local" in said
+    assert "one-by-one" in said
 
 
 def test_the_guides_show_the_same_files() -> None:

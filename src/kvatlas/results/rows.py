@@ -8,6 +8,7 @@ import sys
 import zlib
 from array import array
 from dataclasses import asdict, fields
+from operator import not_
 from typing import Any
 
 from kvatlas.core import Costs, Fate, Grade, Setting, Status, Trace, Usage
@@ -103,4 +104,4 @@ def _unpacked(packed: bytes) -> Fate | None:
     holders = numbers[0]
     length = len(numbers) - 1 if holders == 1 else (len(numbers) - 1) // 2
     left = tuple(numbers[1 : 1 + length])
-    return Fate(holders, left, tuple(int(not step) for step in left) if holders == 1 else tuple(numbers[1 + length :]))
+    return Fate(holders, left, tuple(bytes(map(not_, left))) if holders == 1 else tuple(numbers[1 + length :]))

@@ -22,14 +22,14 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 #: What passes for evidence, and what is left out of a 95 % interval.
 LEVEL = 0.05
 #: The 97.5 % quantile of the normal distribution.
-Z = float(stats.norm.ppf(0.975))
+Z = float(special.ndtri(0.975))
 #: The weight of the imagined problem at an end of the range.
 UNSEEN = 0.85
 #: Scores are cut off here; a p-value of 1e-15 is as good as 0.
@@ -56,8 +56,8 @@ def interval(
 def yes_no_interval(share: float, n: int) -> tuple[float, float]:
     """The interval of n values that are all 0 or 1, with this mean; exact."""
     right = share * n
-    low = float(stats.beta.ppf(LEVEL / 2, right, n - right + UNSEEN)) if right > _TINY else 0.0
-    high = float(stats.beta.isf(LEVEL / 2, right + UNSEEN, n - right)) if n - right > _TINY else 1.0
+    low = float(special.betaincinv(right, n - right + UNSEEN, LEVEL / 2)) if right > _TINY else 0.0
+    high = float(special.betainccinv(right + UNSEEN, n - right, LEVEL / 2)) if n - right > _TINY else 1.0
     return low, high
 
 
@@ -75,7 +75,7 @@ def score(
 
 def p_value(scores: ArrayLike) -> Floats:
     """The two-sided p-value of a `score`."""
-    return np.asarray(2 * stats.norm.sf(np.abs(np.asarray(scores, float))), float)
+    return np.asarray(2 * special.ndtr(-np.abs(np.asarray(scores, float))), float)
 
 
 def groups(strata: Ints) -> list[Ints]:
@@ -90,7 +90,7 @@ def simultaneous_quantile(correlation: Floats, level: float = LEVEL) -> float:
     Source: Dunnett (1955), JASA 50:1096-1121; Hothorn, Bretz and Westfall (2008), Biometrical Journal 50:346-363.
     """
     count = len(correlation)
-    single, bonferroni = (float(stats.norm.isf(level / (2 * k))) for k in (1, count))
+    single, bonferroni = (float(-special.ndtri(level / (2 * k))) for k in (1, count))
     if count < 2:
         return single
     return float(np.clip(np.quantile(largest_normal(correlation), 1 - level), single, bonferroni))
