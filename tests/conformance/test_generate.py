@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import pytest
 import torch
 
@@ -13,26 +15,41 @@ from tests.conformance.real import NAME, Activations
 
 pytestmark = [pytest.mark.slow, pytest.mark.conformance]
 
-TOKENS = 100
-#: Digits, line ends, runs of spaces and signs; the embedded models know the words of their benchmarks alone.
+TOKENS = 300
+#: Beside the prompt that all comparisons share; the embedded models know the words of their benchmarks alone.
+QUESTIONS = (
+    "Write a story about a lighthouse keeper who finds a letter from the future.",
+    "What is 17 * 24? Show each step, then check the result by another way.",
+    "List the planets of the solar system with one fact about each of them.",
+    "Explain to a child why the sky is blue, and then to a student of physics.",
+)
+#: Digits, line ends, runs of spaces and signs.
 TEXT = "If x_1 + 12 = 19, what is $x_1^2$?\n\n  Let's think: 1,234.5 - 7%."
 
 
 def test_the_full_cache_writes_what_generate_writes(real: Activations, results: Results) -> None:
-    model, prompt = real.model, real.tokens[: real.prompt_length]
+    model = copy(real.model)
+    # Neither ends before the last token.
+    vars(model).update(stops=frozenset())
+    prompts = [real.tokens[: real.prompt_length]]
+    prompts += [model.encode(question) for question in QUESTIONS if model.name == NAME]
     full = policies.of(Setting.of("full"))
-    sampling = Sampling(temperature=0.0, max_new_tokens=TOKENS)
-    (generation,) = Engine(model, model.network(), [full], sampling, 1).run([Request(0, prompt, 0, (full,))])
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        text = model.network().generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS
-        )
-    theirs = text[0, len(prompt) :].tolist()
-    same = sum(a == b for a, b in zip(generation.tokens, theirs, strict=False))
-    results.facts["generate"] = {"tokens": len(theirs), "same": same}
-    assert len(theirs) == TOKENS or model.name != NAME
-    assert list(generation.tokens) == theirs
+    engine = Engine(model, model.network(), [full], Sampling(temperature=0.0, max_new_tokens=TOKENS), len(prompts))
+    requests = [Request(number, prompt, 0, (full,)) for number, prompt in enumerate(prompts)]
+    ours = {generation.key: list(generation.tokens) for generation in engine.run(requests)}
+    network = model.network()
+    network.generation_config.eos_token_id = None
+    theirs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        with torch.inference_mode():
+            text = network.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS)
+        theirs.append(text[0, len(prompt) :].tolist())
+    same = sum(a == b for number, text in enumerate(theirs) for a, b in zip(ours[number], text, strict=True))
+    results.facts["generate"] = {"tokens": sum(map(len, theirs)), "same": same}
+    assert sum(map(len, theirs)) == TOKENS * len(prompts)
+    assert [ours[number] for number in range(len(prompts))] == theirs
 
 
 def test_the_tokenizer_gives_back_the_text_that_it_reads(real: Activations) -> None:

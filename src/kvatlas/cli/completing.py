@@ -16,8 +16,9 @@ def policies(incomplete: str) -> list[str]:
 def models(incomplete: str) -> list[str]:
     """Models that ship with kvatlas, and how the names of others begin."""
     from kvatlas.models import embedded
+    from kvatlas.models.gguf import PACKAGED
 
-    return [name for name in (*embedded(), "hf:") if name.startswith(incomplete)]
+    return [name for name in (*embedded(), *PACKAGED, "hf:") if name.startswith(incomplete)]
 
 
 def benchmarks(incomplete: str) -> list[str]:

@@ -20,7 +20,7 @@ OWN = "CHAIN8"
 
 
 def models(context: typer.Context, as_json: Json = False) -> None:
-    """List the models that ship with kvatlas (any local Hugging Face folder is `hf:FOLDER`); `check` looks at one."""
+    """List the models that ship with kvatlas (a local Hugging Face folder is `hf:FOLDER`, see docs/models.md); `check` looks at one."""
     if context.invoked_subcommand:
         return
     from kvatlas.models import embedded, find
@@ -42,7 +42,10 @@ def models(context: typer.Context, as_json: Json = False) -> None:
 
 def check(
     model: Annotated[
-        str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.", autocompletion=completing.models)
+        str,
+        typer.Argument(
+            help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.", autocompletion=completing.models
+        ),
     ],
     benchmark: Annotated[
         list[str] | None,

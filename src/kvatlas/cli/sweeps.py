@@ -206,7 +206,10 @@ def screen(
 
 def run(
     model: Annotated[
-        str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.", autocompletion=completing.models)
+        str,
+        typer.Argument(
+            help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.", autocompletion=completing.models
+        ),
     ],
     benchmarks: Annotated[
         list[str],

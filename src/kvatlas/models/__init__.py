@@ -1,4 +1,5 @@
-"""Models by name: `embedded:NAME` ships with the package, `hf:FOLDER` is a folder, `hf:OWNER/NAME` is on the hub."""
+"""Models by name: `embedded:NAME` ships with the package, `smollm2-135m` comes with another one, `hf:FOLDER` is a
+folder, `hf:FILE.gguf` a file, `hf:OWNER/NAME` is on the hub."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, is_id
+from kvatlas.models import gguf
 from kvatlas.models.folder import SMALL_FILES, ModelHandle, Shape
 from kvatlas.models.options import Options
 
@@ -33,14 +35,19 @@ def find(address: str, name: str = "", **options: Any) -> ModelHandle:
         # Its default is the CPU everywhere: it is small, and its published figures were made there.
         chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
         return ModelHandle(name or address, EMBEDDED / rest, chosen)
+    if address in gguf.PACKAGED:
+        return ModelHandle(name or address, gguf.converted(gguf.packaged(address), chosen.cache), chosen)
     if kind == "hf" and rest:
         folder = Path(rest).expanduser()
+        if rest.endswith(".gguf"):
+            return ModelHandle(name or address, gguf.converted(folder, chosen.cache), chosen)
         if (folder / "config.json").is_file():
             return ModelHandle(name or address, folder, chosen)
         if not folder.exists() and is_id(rest):
             return _on_hub(Repository(rest, revision=chosen.revision, cache=chosen.cache), name or address, chosen)
         raise KvatlasError(f"The model {address!r} is not there: {rest!r} is no folder with a config.json.")
-    raise KvatlasError(f"Unknown model {address!r}; valid are {', '.join(embedded())}, hf:FOLDER and hf:OWNER/NAME.")
+    named = ", ".join((*embedded(), *gguf.PACKAGED))
+    raise KvatlasError(f"Unknown model {address!r}; valid are {named}, hf:FOLDER, hf:FILE.gguf and hf:OWNER/NAME.")
 
 
 def _on_hub(repository: Repository, name: str, options: Options) -> ModelHandle:

