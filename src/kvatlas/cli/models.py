@@ -20,7 +20,7 @@ OWN = "CHAIN8"
 
 
 def models(context: typer.Context, as_json: Json = False) -> None:
-    """List the models that ship with kvatlas (a local Hugging Face folder is `hf:FOLDER`, see docs/models.md); `check` looks at one."""
+    """List the models that ship with kvatlas; `check` looks at one of any kind (docs/models.md)."""
     if context.invoked_subcommand:
         return
     from kvatlas.models import embedded, find
