@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
@@ -217,12 +217,15 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_path: Path) -> None:
+def test_a_served_model_and_a_local_one_stand_in_one_figure(
+    server: str, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """`inspect eval kvatlas/benchmark` against a real server, imported, and compared with our own engine."""
     # Made by installing: where it is missing kvatlas has to be installed again.
     assert any(point.value.startswith("kvatlas.integrations.") for point in entry_points(group="inspect_ai"))
     key = "sk-not-a-real-key-either"
-    environment = {**os.environ, "LOCAL_BASE_URL": server, "LOCAL_API_KEY": key}
+    monkeypatch.setenv("LOCAL_BASE_URL", server)
+    monkeypatch.setenv("LOCAL_API_KEY", key)
     asked = subprocess.run(
         [
             sys.executable,
@@ -245,7 +248,6 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
             "--display",
             "none",
         ],
-        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -253,25 +255,14 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(server: str, tmp_pat
     assert asked.returncode == 0, asked.stderr
     (log,) = (tmp_path / "logs").glob("*.eval")
 
-    def kvatlas(*words: object) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvatlas", *map(str, words)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "15 of 15 traces of openai-api/local/tiny-llama on SEQBENCH-4x4" in kvatlas(
+    assert "15 of 15 traces of openai-api/local/tiny-llama on SEQBENCH-4x4" in succeed(
         "import", log, tmp_path / "served"
     )
-    kvatlas(
+    succeed(
         "run", "embedded:tiny-llama", "SEQBENCH-4x4", "--problems", 15, "--max-new-tokens", 500, "--workers", 1,
         "--out", tmp_path / "local", "--quiet",
     )  # fmt: skip
-    kvatlas("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
+    succeed("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
     assert (tmp_path / "pair.png").stat().st_size > 10_000
     found = systems_of([RunData.open(tmp_path / "served"), RunData.open(tmp_path / "local")])
     ((_, _, pair),) = pairs_of(found)

@@ -29,6 +29,7 @@ from kvatlas.stats.inference.map_tests import verdicts
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.allocation import order
+from tests.command_line import Call
 from tests.sweeps.test_run import contents
 
 Build = Callable[..., dict[str, Any]]
@@ -134,7 +135,7 @@ def test_a_second_start_decides_the_same_and_decodes_nothing(
 
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_where_an_undisturbed_one_does(
-    adaptive: tuple[Path, list[str]], write_spec: Callable[..., Path], tmp_path: Path
+    adaptive: tuple[Path, list[str]], write_spec: Callable[..., Path], tmp_path: Path, kvatlas: Call
 ) -> None:
     folder = tmp_path / "run"
     command = [
@@ -157,8 +158,9 @@ def test_killed_at_random_moments_it_ends_where_an_undisturbed_one_does(
         time.sleep(rng.uniform(0.3, 2.0))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert adaptive[1][-1] in done.stderr.splitlines()
+    code, _, said = kvatlas(*command[3:])
+    assert code == 0, said
+    assert adaptive[1][-1] in said.splitlines()
     assert contents(folder) == contents(adaptive[0])
     with Store.open(folder) as one, Store.open(adaptive[0]) as other:
         # The file sorts the axes by name, so the cells come in another order.

@@ -80,7 +80,9 @@ def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Bui
 
 
 @pytest.mark.slow
-def test_killed_three_times_at_random_moments(finished: Path, write_spec: Callable[..., Path], tmp_path: Path) -> None:
+def test_killed_three_times_at_random_moments(
+    finished: Path, write_spec: Callable[..., Path], tmp_path: Path, succeed: Callable[..., str]
+) -> None:
     """kill -9 of the driver, then of driver and workers: the finished store equals the undisturbed one."""
     spec, folder = write_spec(), tmp_path / "run"
     command = [sys.executable, "-m", "kvatlas", "sweep", str(spec), "--out", str(folder), "--batch-size", "2"]
@@ -99,7 +101,7 @@ def test_killed_three_times_at_random_moments(finished: Path, write_spec: Callab
         counts.append(_stored(folder))
     assert 0 < counts[0] <= counts[1] <= counts[2]
     assert counts[0] < len(contents(finished))
-    subprocess.run([*command, "--workers", "1"], check=True, capture_output=True)
+    succeed(*command[3:], "--workers", "1")
     assert contents(folder) == contents(finished)
 
 

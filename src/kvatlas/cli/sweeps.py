@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -298,13 +298,16 @@ def demo(
     folder = out or Path("runs") / name
     check_start(folder)
     # A few problems first, the same ones that the whole run has: a map within the first minute.
-    for problems in sorted({min(_FIRST_LOOK, data["problems"]), data["problems"]}):
-        plan = make_plan(parse_spec(data | {"problems": problems}, f"{name}.yaml"))
-        drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
+    looks = sorted({min(_FIRST_LOOK, data["problems"]), data["problems"]})
+    plans = [make_plan(parse_spec(data | {"problems": problems}, f"{name}.yaml")) for problems in looks]
+    _warn([] if quiet else plans[-1].warnings)
+    for problems, plan in zip(looks, plans, strict=True):
+        _decode(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
         if problems < data["problems"] and not quiet:
             _note(f"First look, {problems} of {data['problems']} problems: {first_look(folder)}")
+    _warn([] if quiet else _findings(folder))
     if not quiet:
-        _note("Drawing the figures and the report, which takes about a minute.")
+        _note("Drawing the figures and the report.")
     finish_demo(folder)
 
 
@@ -318,31 +321,37 @@ def check_start(folder: Path, executor: str = "local") -> None:
 
 
 def drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
-    """Sweep (or other `work`) with progress on standard error; Ctrl-C keeps what is finished and says how to go on."""
+    """Sweep (or other `work`) with progress on standard error, after the plan's warnings and before the run's own."""
+    _warn([] if quiet else plan.warnings)
+    _decode(plan, folder, work, quiet=quiet, **options)
+    _warn([] if quiet else _findings(folder))
+
+
+def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
+    """Ctrl-C keeps what is finished and says how to go on."""
     from kvatlas.cli.progress import showing
     from kvatlas.sweeps import sweep as decode_all
 
-    if not quiet:
-        for sentence in plan.warnings:
-            _note(f"Warning: {sentence}")
     try:
         with showing(plan.manifest(), folder, quiet) as on_trace:
             (work or decode_all)(plan, folder, on_trace=on_trace, on_message=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
-    if not quiet:
-        for finding in _findings(folder):
-            _note(f"Warning: {finding.text}")
 
 
-def _findings(folder: Path) -> list[Any]:
+def _findings(folder: Path) -> list[str]:
     """What limits what a finished run can show, beyond what its plan has said."""
     from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.estimates.validity import Kind, findings
 
     cells = RunData.open(folder, metric=None).cells
-    return [finding for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]
+    return [finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        _note(f"Warning: {sentence}")
 
 
 def _note(sentence: str) -> None:

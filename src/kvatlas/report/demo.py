@@ -31,16 +31,18 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     analysis = RunAnalysis(run)
     maps, means = analysis.maps, analysis.means
     written = []
+    for model, policy in dict.fromkeys((one.model, one.policy) for one in maps):
+        series = [one for one in maps if (one.model, one.policy) == (model, policy)]
+        figure = series_figure(series)
+        for suffix in FIGURES:
+            written += save(figure, folder / f"{model.rpartition(':')[2]}-{policy}.{suffix}", series)[:1]
+    figure = means_figure(means)
     for suffix in FIGURES:
-        for model, policy in dict.fromkeys((one.model, one.policy) for one in maps):
-            series = [one for one in maps if (one.model, one.policy) == (model, policy)]
-            name = f"{model.rpartition(':')[2]}-{policy}.{suffix}"
-            written += save(series_figure(series), folder / name, series)[:1]
-        written += save(means_figure(means), folder / f"means.{suffix}", means)[:1]
+        written += save(figure, folder / f"means.{suffix}", means)[:1]
     shown = _full_and_best(means)
     systems = [one for one in systems_of([run]) if (one.model, one.setting.id) in shown]
+    figure = pairwise_figure(systems, pairs_of(systems), "progress")
     for suffix in FIGURES:
-        figure = pairwise_figure(systems, pairs_of(systems), "progress")
         written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
     write_maps(maps, folder / "maps.csv")
     write_report(analysis, folder / "report.html")
