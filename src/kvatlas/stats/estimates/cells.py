@@ -39,7 +39,7 @@ class CellTraces:
     votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
     kv_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
     output_tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     peak_kv_tokens: int = 0
     unmeasured: set[tuple[str, int]] = field(default_factory=set)
     verdicts: Counter[Outcome] = field(default_factory=Counter)
@@ -80,9 +80,9 @@ class CellTraces:
                 self.votes.setdefault(trace.problem, {})[trace.sample] = answer
         self.verdicts[trace.grade.verdict] += 1
         self.made_with[trace.made_with] += 1
-        self.kv_tokens[trace.problem, trace.sample] = trace.usage.mean_kv_tokens
+        self.kv_tokens[key] = trace.usage.mean_kv_tokens
         self.output_tokens.append(trace.usage.output_tokens)
-        self.seconds += trace.usage.seconds
+        self.seconds[key] = trace.usage.seconds
         self.peak_kv_tokens = max(self.peak_kv_tokens, trace.usage.peak_kv_tokens)
         self.compressed += trace.usage.compressions > 0
         self.prompts[trace.problem] = trace.usage.prompt_tokens
@@ -107,7 +107,7 @@ class CellTraces:
             peak_kv_tokens=self.peak_kv_tokens,
             output_tokens_mean=sum(self.output_tokens) / self.stored,
             truncated=self.verdicts[Outcome.TRUNCATED],
-            seconds_mean=self.seconds / self.stored,
+            seconds_mean=math.fsum(self.seconds.values()) / self.stored,
             unmeasured=len(self.unmeasured),
             audit=self.audit(),
         )
