@@ -6,13 +6,16 @@
 Reads a finished run of a full grid and replays the rule of `allocate: adaptive` on its stored traces, in `--orders`
 random orders of the problems and for each `--margins` points; nothing is decoded. For each model and margin: what the
 full grid recommends, in how many orders the sweep recommends something, the same, or a setting that loses more than the
-margin on all problems, and the share of the grid's new tokens that it asks for. Prints one JSON document.
+margin on all problems, and the share of the grid's tokens that it asks for: of its traces, and of what is `decoded`,
+the full cache included, where settings that get a problem together share its trunk and later ones decode it again.
+Prints one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from keeping import keep
 from kvatlas.core import KvatlasError
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.group_sequential import replay
+from kvatlas.stats.inference.group_sequential import decisions, in_order
 from kvatlas.stats.inference.map_tests import FULL, is_full, table
 from kvatlas.stats.inference.noninferiority import losses
 
@@ -34,12 +37,14 @@ def name_of(cell: CellTraces) -> str:
 
 
 def arrays(run: RunData, model: str) -> dict[str, Any]:
-    """The settings of a model, their differences to the full cache, costs, and new tokens by problem."""
+    """The settings of a model, their differences to the full cache and costs; by problem the new tokens of all their
+    traces and of those before the first compression, the full cache's last."""
     cells = [
         cell for cell in run.cells if cell.expected.model == model and (is_full(cell) or not cell.expected.baseline)
     ]
     names = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
-    joined = table([[cell for cell in cells if cell.expected.benchmark == name] for name in names], name_of)
+    groups = [[cell for cell in cells if cell.expected.benchmark == name] for name in names]
+    joined = table(groups, name_of)
     if joined is None or FULL not in joined.columns:
         raise KvatlasError(f"{model} has no full cache on the problems of its grid.")
     own = joined.columns.index(FULL)
@@ -48,6 +53,11 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
     by_name: dict[str, list[CellTraces]] = {}
     for cell in cells:
         by_name.setdefault(name_of(cell), []).append(cell)
+    # The order of the rows of a table.
+    rows = [(group[0].expected.benchmark, one) for group in groups for one in dict.fromkeys(_problems(group))]
+    both = np.array([[_tokens(by_name[name]).get(row, (0, 0)) for row in rows] for name in (*settings, FULL)])
+    tokens, trunks = both[..., 0], both[..., 1]
+    trunks[-1] = np.minimum(tokens[-1], trunks[:-1].max(0))
     return {
         "settings": settings,
         "differences": (joined.means[:, grid] - joined.means[:, [own]]).T,
@@ -55,47 +65,83 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
         "costs": np.array(
             [statistics.mean(v for cell in by_name[one] for v in cell.kv_tokens.values()) for one in settings]
         ),
-        "tokens": np.array(
-            [statistics.mean(v for cell in by_name[one] for v in cell.output_tokens) for one in settings]
-        ),
+        "tokens": tokens,
+        "trunks": trunks,
     }
 
 
+def _problems(cells: list[CellTraces]) -> list[str]:
+    return [problem for cell in cells for problem in cell.outcomes]
+
+
+def _tokens(cells: list[CellTraces]) -> dict[tuple[str, str], tuple[int, int]]:
+    """By benchmark and problem the new tokens of all samples, and those before a compression."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for cell in cells:
+        budget = cell.expected.setting.values.get("kv_budget", 0)
+        for (problem, _), written in zip(cell.kv_tokens, cell.output_tokens, strict=True):
+            place = cell.expected.benchmark, problem
+            whole, trunk = found.get(place, (0, 0))
+            found[place] = whole + written, trunk + min(written, max(budget - cell.prompts[problem], 0))
+    return found
+
+
+def decoded(one: dict[str, Any], given: np.ndarray[Any, Any]) -> float:
+    """Tokens of the trees of traces that are `given` [settings and full, problems]: longest trunks, and branches."""
+    tokens, trunks = one["tokens"] * given, one["trunks"] * given
+    return float(trunks.max(0).sum() + (tokens - trunks).sum())
+
+
+def replayed(one: dict[str, Any], margin: float, rng: np.random.Generator) -> tuple[int | None, float, float]:
+    """What a sweep in a random order recommends, and its share of the grid's tokens, by trace and decoded."""
+    strata, tokens = one["strata"], one["tokens"]
+    drawn = [rng.permutation(np.flatnonzero(strata == number)) for number in range(int(strata.max()) + 1)]
+    seen, places = in_order(one["differences"], drawn, one["costs"], min(BLOCKS, *map(len, drawn)))
+    asked, spent = np.zeros(tokens.shape, bool), 0.0
+    for before, after in pairwise(decisions(seen, margin)):
+        end, given = after, np.zeros(tokens.shape, bool)
+        given[:-1, places] = (before.blocks[:, None] <= seen.block) & (seen.block < before.goal[:, None])
+        given[-1] = given[:-1].any(0) & ~asked[-1]
+        spent += decoded(one, given)
+        asked |= given
+    traces = float((tokens * asked)[:-1].sum() / tokens[:-1].sum())
+    return end.recommended, traces, spent / decoded(one, np.ones(tokens.shape, bool))
+
+
 def measured(one: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
-    differences, strata, costs = one["differences"], one["strata"], one["costs"]
-    whole = losses(differences, strata, margin)
+    costs, whole = one["costs"], losses(one["differences"], one["strata"], margin)
     wanted = int(np.where(whole.shown, costs, np.inf).argmin()) if whole.shown.any() else None
     rng = np.random.default_rng(0)
-    blocks = min(BLOCKS, int(np.bincount(strata).min()))
-    ends, spent = [], []
-    for _ in range(orders):
-        drawn = [rng.permutation(np.flatnonzero(strata == number)) for number in range(int(strata.max()) + 1)]
-        end, took = replay(differences, drawn, costs, margin, blocks)
-        ends.append(end.recommended)
-        spent.append(float((took * one["tokens"]).sum() / (one["tokens"].sum() * len(strata))))
-    decided = [share for share, end in zip(spent, ends, strict=True) if end is not None]
+    ends, spent, decoded_ = zip(*(replayed(one, margin, rng) for _ in range(orders)), strict=True)
+    chosen = [end is not None for end in ends]
     return {
         "margin": round(100 * margin, 4),
         "full_grid": None if wanted is None else one["settings"][wanted],
         "orders": orders,
-        "recommended": round(len(decided) / orders, 3),
+        "recommended": round(statistics.mean(chosen), 3),
         "same_as_full_grid": round(statistics.mean(int(end == wanted) for end in ends), 3),
         "breaks_the_margin": round(
             statistics.mean(int(end is not None and whole.value[end] > margin) for end in ends), 3
         ),
         "tokens_of_full_grid": [round(pick(spent), 4) for pick in (min, statistics.median, max)],
-        "tokens_where_decided": round(statistics.median(decided), 4) if decided else None,
+        "tokens_where_decided": _median(spent, chosen),
+        "decoded_where_decided": _median(decoded_, chosen),
         "costs_more": round(statistics.median(costs[end] / costs[wanted] for end in ends if end is not None), 4)
-        if decided and wanted is not None
+        if any(chosen) and wanted is not None
         else None,
     }
+
+
+def _median(shares: tuple[float, ...], chosen: list[bool]) -> float | None:
+    kept = [share for share, one in zip(shares, chosen, strict=True) if one]
+    return round(statistics.median(kept), 4) if kept else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a finished run of a full grid")
-    parser.add_argument("--orders", type=int, default=100, help="orders of the problems")
-    parser.add_argument("--margins", type=float, nargs="+", default=[3, 7, 10, 15, 20], help="points")
+    parser.add_argument("--orders", type=int, default=20, help="orders of the problems")
+    parser.add_argument("--margins", type=float, nargs="+", default=[7, 10, 15, 20], help="points")
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
     run = RunData.open(options.run)

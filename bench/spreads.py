@@ -95,8 +95,11 @@ LOSSES = {
     "like the demo": (np.r_[np.linspace(0.005, 0.06, 12), np.linspace(0.08, 0.7, 28)], np.full(40, 0.02)),
     "flat, just beyond the margin": (np.full(20, 0.0501), np.full(20, 0.02)),
     "collapse, just beyond the margin": (np.full(20, 0.0301), np.zeros(20)),
+    "little lost": (np.full(20, 0.015), np.full(20, 0.012)),
+    "half of them harmless": (np.repeat([0.01, 0.06], 10), np.full(20, 0.008)),
 }
 LOSSES_KEPT = {
     "cliffs": (np.where(np.arange(20) % 2 == 0, 0.0351, 0.3), np.full(20, 0.005)),
     "nothing lost": (np.full(20, 0.01), np.full(20, 0.01)),
+    "a step, in no order of cost": (np.where(np.arange(30) * 7 % 30 < 8, 0.012, 0.12), np.full(30, 0.01)),
 }

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvatlas.stats.inference.group_sequential import Look, begin, last_quantile, look, replay
+from kvatlas.stats.inference.group_sequential import Seen, begin, last_quantile, look, replay
 
 FOUR = np.repeat(np.arange(4), 60)
 
@@ -17,14 +17,32 @@ def test_boundaries_are_those_of_the_tables(looks, bound):
 def test_what_is_equal_is_shown_and_what_is_far_worse_is_dropped_early():
     rng = np.random.default_rng(0)
     differences = np.stack([np.zeros(400), -(rng.random(400) < 0.4).astype(float), np.zeros(400)])
-    strata, costs = np.zeros(400, int), np.array([3.0, 1.0, 2.0])
-    early = look(begin(3), Look(differences[:, :160], strata[:160], 0.4, costs), 0.05, 20)
-    assert early.broken.tolist() == [False, True, False]
+    costs = np.array([3.0, 1.0, 2.0])
     end, took = replay(differences, [np.arange(400)], costs, 0.05, 20)
+    assert (end.broken | end.hopeless).tolist() == [False, True, False]
     assert end.recommended == 2
     assert took[1] < 240
     assert took[2] < 400
-    assert took[0] == took[2]
+
+
+def test_a_setting_waits_while_cheaper_ones_are_likely_to_be_shown():
+    differences, places = np.zeros((3, 400)), np.arange(400)
+    end, took = replay(differences, [places], np.array([3.0, 1.0, 2.0]), 0.05, 20)
+    assert end.recommended == 1
+    assert took[0] == took[2] < took[1] / 4
+
+
+def test_a_setting_that_waited_goes_on_where_cheaper_ones_fail():
+    rng = np.random.default_rng(3)
+    late = np.zeros((2, 400))
+    late[1, 100:] = -(rng.random(300) < 0.5).astype(float)
+    seen = Seen(late, np.zeros(400, int), np.arange(400) // 20, [400], 20, np.array([2.0, 1.0]))
+    state, waited = begin(2), False
+    while state.next.any():
+        state = look(state, seen, 0.05)
+        waited |= state.open[0] and not state.next[0]
+    assert waited
+    assert (state.recommended, state.broken[1] or state.hopeless[1]) == (0, True)
 
 
 def test_a_setting_that_breaks_the_margin_is_rarely_recommended():

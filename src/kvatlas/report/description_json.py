@@ -221,7 +221,7 @@ def _choice(choice: Choice) -> Json:
         "benchmark": choice.benchmark,
         "candidates": choice.candidates,
         "plateau": choice.members,
-        "by_time": _chosen(choice.by_time, choice) if choice.by_time else None,
+        "by_time": {**_chosen(choice.by_time, choice), "tied": choice.tied_by_time} if choice.by_time else None,
         "vacuous": choice.vacuous,
         "margin": percent(choice.margin),
         **_loss(choice.loss, "loses"),

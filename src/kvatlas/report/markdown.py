@@ -9,7 +9,7 @@ from typing import TypeVar
 from kvatlas.core import Estimate, NoteKind
 from kvatlas.figures import style
 from kvatlas.report.description import AdjustedComparison, Description, MapDescription, p_text
-from kvatlas.report.summary import effect_words, recommendations
+from kvatlas.report.summary import effect_lines, recommendations
 from kvatlas.stats.estimates.pass_at_1 import LEVEL
 from kvatlas.stats.inference.map_tests import Basis, Verdict
 from kvatlas.stats.inference.resampling import Contrast
@@ -261,7 +261,7 @@ def _comparisons(comparisons: Sequence[AdjustedComparison]) -> list[str]:
 
 def interpretation(description: Description) -> list[str]:
     """What to choose, and what the axes do."""
-    return [*recommendations(description), *map(effect_words, description.effects)]
+    return [*recommendations(description), *effect_lines(description.effects)]
 
 
 def _joined(*parts: str) -> str:

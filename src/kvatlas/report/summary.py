@@ -57,8 +57,7 @@ def _values(description: Description) -> list[str]:
     grids = _grids(description)
     metric = style.label(description.maps[0].map.metric)
     lines = [
-        f"{metric} in percent, {_over(grids)}. `!` marks what is shown to lose more than the margin against the full "
-        "cache, `*` what is shown to lose at most that."
+        f"{metric} in percent, {_over(grids)}. `*`: shown to lose at most the margin against the full cache; `!`: more."
         if any(one.verdict and one.verdict.losses for one in grids)
         else f"{metric} in percent, {_over(grids)}.",
         "",
@@ -123,12 +122,13 @@ def _losses(description: Description) -> list[str]:
         if choice.losses is None:
             continue
         kept, lost = (sum(getattr(loss, name) for loss in choice.losses.values()) for name in ("shown", "broken"))
-        left = len(choice.losses) - kept - lost
+        open_ = [loss.high for loss in choice.losses.values() if not loss.shown and not loss.broken]
+        most = f" and may lose up to {100 * max(open_):.1f}" if open_ else ""
         least = min(choice.losses.items(), key=lambda item: item[1].value)
         lines.append(
             f"- {style.model(choice.model)}, {choice.benchmark}: of {len(choice.losses)} settings {kept} "
-            f"{_are(kept)} shown to lose at most {points(choice.margin)} points, {lost} to lose more; {left} "
-            f"{_are(left)} open. The least loss is {_loss(least[1])} points "
+            f"{_are(kept)} shown to lose at most {points(choice.margin)} points, {lost} to lose more; {len(open_)} "
+            f"{_are(len(open_))} open{most}; least loss {_loss(least[1])} "
             f"({_setting(choice, choice.settings.get(least[0]))})."
         )
     return lines
@@ -156,20 +156,29 @@ def _setting(choice: Choice, setting: Setting | None) -> str:
 
 
 def _effects(description: Description) -> list[str]:
-    lines = [f"- {effect_words(one)}" for one in description.effects]
+    lines = [f"- {line}" for line in effect_lines(description.effects)]
     if description.peak_p is not None:
         shown = "is shown" if description.peak_p < 0.05 else "is not shown"
         lines.append(f"- That a single cell stands out {shown} (p {p_text(description.peak_p)}).")
     return lines
 
 
-def effect_words(one: PooledEffect) -> str:
-    """A joint test of an axis as a sentence."""
-    where = one.over.replace("embedded:", "")
+def effect_lines(effects: Sequence[PooledEffect]) -> list[str]:
+    """Joint tests of axes as sentences, one for each model and policy, what is shown first."""
+    by_place: dict[str, list[PooledEffect]] = {}
+    for one in effects:
+        by_place.setdefault(one.over.replace("embedded:", ""), []).append(one)
+    return [
+        f"{where}: {'; '.join(_effect(one) for one in sorted(own, key=lambda one: not one.supported))}."
+        for where, own in by_place.items()
+    ]
+
+
+def _effect(one: PooledEffect) -> str:
     if not one.supported:
         largest = max(max(abs(level.low), abs(level.high)) for _, level in one.levels)
-        could = f"; up to {100 * largest:.1f} points could have been missed" if largest <= 1 else ""
-        return f"{where}: no effect of {one.axis} is shown (p {p_text(one.adjusted_p)}){could}."
+        could = f", up to {100 * largest:.1f} points could have been missed" if largest <= 1 else ""
+        return f"no effect of {one.axis} is shown (p {p_text(one.adjusted_p)}){could}"
     level, most = max(one.levels, key=lambda item: abs(item[1].value))
     way = "below" if most.value < 0 else "above"
     count = ""
@@ -177,21 +186,14 @@ def effect_words(one: PooledEffect) -> str:
         rank = [name for name, _ in one.levels].index(level)
         count = f", in {one.below[rank]} of {one.maps} maps"
     return (
-        f"{where}: {one.axis} {level} lies {100 * abs(most.value):.1f} points {way} the rest{count} "
-        f"({style.difference(most.low)} to {style.difference(most.high)}, p {p_text(one.adjusted_p)})."
+        f"{one.axis} {level} lies {100 * abs(most.value):.1f} points {way} the rest{count} "
+        f"({style.difference(most.low)} to {style.difference(most.high)}, p {p_text(one.adjusted_p)})"
     )
 
 
 def _missed(description: Description) -> list[str]:
-    """What size of difference between two cells the maps would show with a power of 0.8."""
+    """What size of difference between two cells could be there, though it is not shown."""
     lines = []
-    for choice in description.choices:
-        open_ = [loss for loss in (choice.losses or {}).values() if not loss.shown and not loss.broken]
-        if open_:
-            most = 100 * max(loss.high for loss in open_)
-            lines.append(
-                f"- {style.model(choice.model)}: the {len(open_)} open settings may lose up to {most:.1f} points."
-            )
     bare = [one for one in description.single if one.verdict and one.verdict.basis is Basis.BOUND]
     if bare:
         lost = [one.verdict.most_lost for one in bare if one.verdict and one.verdict.most_lost is not None]
@@ -209,7 +211,7 @@ def _missed(description: Description) -> list[str]:
 
 def _notes(description: Description) -> list[str]:
     """Notes of the description, and once each those of its maps that are no mere method of an interval."""
-    lines = [f"- {note.text}." for note in description.notes[:3]]
+    lines = [f"- {note.text}." for note in description.notes[:3] if note.kind is not NoteKind.SCALES]
     said = [
         (note, _title(one.map) + (f" on {one.map.benchmark}" if note.kind is NoteKind.GRANULARITY else ""))
         for one in description.shown

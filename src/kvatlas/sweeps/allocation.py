@@ -13,8 +13,8 @@ from kvatlas.results import Manifest
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.metrics import METRICS
 from kvatlas.stats.estimates.run_data import margin_of
-from kvatlas.stats.inference.adaptive import Standing, standing
-from kvatlas.stats.inference.group_sequential import cut
+from kvatlas.stats.inference.adaptive import known
+from kvatlas.stats.inference.group_sequential import Decision, begin, complete, cut, look
 from kvatlas.sweeps.plan import Plan, WorkItem
 
 #: (model, benchmark, setting id).
@@ -62,41 +62,37 @@ class Adaptive:
         self.output_tokens[trace.model] = self.output_tokens.get(trace.model, 0) + (trace.usage.output_tokens or 0)
 
     def stages(self, model: ModelHandle) -> Iterator[str]:
-        """Block after block until the question is answered; yields a sentence when a block has been given out.
+        """Block after block until the question is answered; yields a sentence when blocks have been given out.
 
         The traces of a block must be added before the next is asked for. Ends with `stopped[model]` set.
         """
-        yield self._said(model.name, len(self.given[model.name]))
-        for number in range(1, self.blocks + 1):
-            state = self._standing(model.name, number)
+        given, margin = self.given[model.name], margin_of({"lose_at_most": self.plan.spec.lose_at_most})
+        sizes = {name: len(problems) for name, problems in self.orders.items()}
+        own = [cell for (owner, _, _), cell in self.cells.items() if owner == model.name]
+        baselines = [policy.setting.id for policy, baseline in self.plan.policies if baseline]
+        yield self._said(model.name, len(given))
+        settings, seen = known(own, self.orders, sizes, self.blocks)
+        state = begin(len(settings))
+        while True:
+            if not complete(state, seen):
+                raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
+            state = look(state, seen, margin)
             reason = self._reason(model.name, state)
             if reason is not None:
                 self.stopped[model.name] = reason
                 return
-            baselines = {policy.setting.id for policy, baseline in self.plan.policies if baseline}
-            for setting in self.given[model.name]:
-                if setting in state.active or setting in baselines:
-                    self.given[model.name][setting] = number + 1
-            yield self._said(model.name, len(state.active) + len(baselines))
+            given.update(zip(settings, state.goal.tolist(), strict=True))
+            given.update(dict.fromkeys(baselines, max(given[setting] for setting in settings)))
+            yield self._said(model.name, int(state.next.sum()) + len(baselines))
+            _, seen = known(own, self.orders, sizes, self.blocks)
 
-    def _standing(self, model: str, number: int) -> Standing:
-        cells = [cell for (owner, _, _), cell in self.cells.items() if owner == model]
-        sizes = {name: len(held) for name, held in self.orders.items()}
-        upto = {name: held[: cut(len(held), self.blocks, number - 1).stop] for name, held in self.orders.items()}
-        state = standing(cells, upto, sizes, self.blocks, margin_of({"lose_at_most": self.plan.spec.lose_at_most}))
-        if state.complete < number:
-            raise KvatlasError(f"Block {number} of the sweep of {model} lacks traces; the same command tries again.")
-        return state
-
-    def _reason(self, model: str, state: Standing) -> str | None:
-        left, all_of = len(state.active), len(state.settings)
-        where = f"after block {state.complete} of {self.blocks}, with {left} of {all_of} settings open"
+    def _reason(self, model: str, state: Decision) -> str | None:
+        left = int(state.open.sum())
+        where = f"after block {state.blocks.max()} of {self.blocks}, with {left} of {len(state.open)} settings open"
         spent, budget = self.output_tokens.get(model, 0), self.plan.spec.allocate.token_budget
         if not left:
             shown = "shown" if state.recommended is not None else "not to be shown"
             return f"a cheapest setting that keeps the margin is {shown}, {where}"
-        if state.complete == self.blocks:
-            return f"every problem is in, {where}"
         if budget is not None and spent >= budget:
             return f"the token budget of {budget:,} is spent ({spent:,}), {where}"
         return None

@@ -39,7 +39,7 @@ class CellTraces:
     votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
     kv_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
     output_tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     peak_kv_tokens: list[int] = field(default_factory=list)
     unmeasured: set[tuple[str, int]] = field(default_factory=set)
     verdicts: Counter[Outcome] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class CellTraces:
             if value is not None:
                 known.append(value)
         if used.seconds is not None:
-            self.seconds.append(used.seconds)
+            self.seconds[key] = used.seconds
         self.compressed += bool(used.compressions)
         self.watched += used.compressions is not None
         if used.prompt_tokens is not None:
@@ -115,7 +115,7 @@ class CellTraces:
             peak_kv_tokens=max(self.peak_kv_tokens) if len(self.peak_kv_tokens) == self.stored else None,
             output_tokens_mean=self._mean(self.output_tokens),
             truncated=self.verdicts[Outcome.TRUNCATED],
-            seconds_mean=self._mean(self.seconds),
+            seconds_mean=self._mean(self.seconds.values()),
             unmeasured=len(self.unmeasured),
             audit=self.audit(),
         )

@@ -169,7 +169,7 @@ def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTr
 def _adaptive_note(problems: Sequence[int]) -> Note:
     return Note(
         NoteKind.ADAPTIVE,
-        f"adaptive: cells have {min(problems)} to {max(problems)} problems, those with few were shown worse early; "
+        f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
         "intervals hold for any reason to stop",
     )
 

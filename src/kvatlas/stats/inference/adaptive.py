@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,8 @@ from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.maps import mean_cell, mean_map
 from kvatlas.stats.estimates.run_data import RunData, margin_of
 from kvatlas.stats.estimates.validity import validity
-from kvatlas.stats.inference.choice import Choice, cheapest, kv_tokens_of, unless_vacuous
-from kvatlas.stats.inference.group_sequential import Decision, Look, begin, cut, look
+from kvatlas.stats.inference.choice import Choice, cheapest, kv_tokens_of, unless_vacuous, with_ties
+from kvatlas.stats.inference.group_sequential import Decision, Seen, cut, decide
 from kvatlas.stats.inference.map_tests import Basis, Verdict, is_full
 from kvatlas.stats.inference.noninferiority import Loss
 from kvatlas.stats.inference.resampling import Need, Test, TestMethod
@@ -28,16 +28,10 @@ NO_PAIRS = Note(
 
 @dataclass(frozen=True)
 class Standing:
-    """One model's sweep so far: its grid settings by id, what is decided, and the blocks that are complete."""
+    """One model's sweep so far: its grid settings by id, and what is decided."""
 
     settings: tuple[str, ...]
     decision: Decision
-    complete: int
-
-    @property
-    def active(self) -> frozenset[str]:
-        """The ids of the settings that get the next block."""
-        return frozenset(setting for setting, open_ in zip(self.settings, self.decision.open, strict=True) if open_)
 
     @property
     def recommended(self) -> str | None:
@@ -57,18 +51,13 @@ class Standing:
         }
 
 
-def standing(
-    cells: Sequence[CellTraces],
-    orders: Mapping[str, Sequence[str]],
-    sizes: Mapping[str, int],
-    blocks: int,
-    margin: float,
-) -> Standing:
-    """Replay one model's cells. `orders` are the problems of each benchmark as they come, `sizes` how many in all.
+def known(
+    cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
+) -> tuple[tuple[str, ...], Seen]:
+    """One model's grid settings by id, and what is known of them: of problems with all samples of setting and full.
 
-    A block counts when every setting that was open before it, and the full cache, have all their samples of all its
-    problems. What a setting costs is what it kept on the first block, so that a later look does not change an earlier
-    decision.
+    `orders` are the problems of each benchmark as they come, `sizes` how many in all. What a setting costs is what it
+    kept on the first block, so that a later look does not change an earlier decision.
     """
     by_setting: dict[str, dict[str, CellTraces]] = {}
     full: dict[str, CellTraces] = {}
@@ -77,35 +66,19 @@ def standing(
             full[cell.expected.benchmark] = cell
         elif not cell.expected.baseline:
             by_setting.setdefault(cell.expected.setting.id, {})[cell.expected.benchmark] = cell
-    settings, state, complete = tuple(by_setting), begin(len(by_setting)), 0
-    rows: list[np.ndarray] = []
-    strata: list[int] = []
-    costs = np.zeros(len(settings))
-    for number in range(blocks):
-        places = [
-            (stratum, benchmark, problem)
-            for stratum, benchmark in enumerate(orders)
-            for problem in orders[benchmark][cut(sizes[benchmark], blocks, number)]
-        ]
-        promised = sum(len(range(sizes[name])[cut(sizes[name], blocks, number)]) for name in orders)
-        block = np.array(
-            [
-                [
-                    _mean(by_setting[one].get(name), problem) - _mean(full.get(name), problem)
-                    for _, name, problem in places
-                ]
-                for one in settings
-            ]
-        )
-        if len(places) < promised or not state.open.any() or bool(np.isnan(block[state.open]).any()):
-            break
-        if not rows:
-            costs = np.array([_kept(by_setting[one], places) for one in settings])
-        rows.append(block)
-        strata += [stratum for stratum, _, _ in places]
-        seen = Look(np.concatenate(rows, axis=1), np.array(strata), (number + 1) / blocks, costs)
-        state, complete = look(state, seen, margin, blocks), number + 1
-    return Standing(settings, state, complete)
+    places = [
+        (number, stratum, name, orders[name][place] if place < len(orders[name]) else "")
+        for number in range(blocks)
+        for stratum, name in enumerate(orders)
+        for place in range(sizes[name])[cut(sizes[name], blocks, number)]
+    ]
+    block, strata = (np.array([place[k] for place in places]) for k in (0, 1))
+    theirs = np.array([_mean(full.get(name), problem) for *_, name, problem in places])
+    means = np.array([[_mean(own.get(name), problem) for *_, name, problem in places] for own in by_setting.values()])
+    first = {place[2:] for place in places if not place[0]}
+    costs = np.array([_kept(own, first) for own in by_setting.values()])
+    seen = Seen(means.reshape(-1, len(places)) - theirs, strata, block, [sizes[name] for name in orders], blocks, costs)
+    return tuple(by_setting), seen
 
 
 def _mean(cell: CellTraces | None, problem: str) -> float:
@@ -114,16 +87,15 @@ def _mean(cell: CellTraces | None, problem: str) -> float:
     return math.fsum(grades.values()) / len(grades) if full else math.nan
 
 
-def _kept(cells: Mapping[str, CellTraces], places: Sequence[tuple[int, str, str]]) -> float:
-    """The mean KV tokens of a setting on some problems."""
-    here = {(name, problem) for _, name, problem in places}
+def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> float:
+    """The mean KV tokens of a setting on some problems; infinite where it has none of them."""
     kept = [
         tokens
         for name, cell in cells.items()
         for (problem, _), tokens in cell.kv_tokens.items()
-        if (name, problem) in here
+        if (name, problem) in places
     ]
-    return math.fsum(kept) / len(kept)
+    return math.fsum(kept) / len(kept) if kept else math.inf
 
 
 def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | None = None) -> dict[str, Standing]:
@@ -133,17 +105,12 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | N
     for cell in cells:
         expected = cell.expected
         orders[expected.benchmark] = max(orders.get(expected.benchmark, ()), expected.problems, key=len)
-    models = dict.fromkeys(cell.expected.model for cell in cells)
-    return {
-        model: standing(
-            [cell for cell in cells if cell.expected.model == model],
-            orders,
-            allocation["problems"],
-            allocation["blocks"],
-            margin_of(manifest.spec) if margin is None else margin,
-        )
-        for model in models
-    }
+    margin = margin_of(manifest.spec) if margin is None else margin
+    by_model: dict[str, list[CellTraces]] = {}
+    for cell in cells:
+        by_model.setdefault(cell.expected.model, []).append(cell)
+    found = {model: known(own, orders, allocation["problems"], allocation["blocks"]) for model, own in by_model.items()}
+    return {model: Standing(settings, decide(seen, margin)) for model, (settings, seen) in found.items()}
 
 
 def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
@@ -205,7 +172,8 @@ def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTrace
                 own.setdefault(cell.expected.setting.id, []).append(cell)
         losses = one.losses
         best = mean_cell([cell.cell() for cell in own[one.recommended]]) if one.recommended is not None else None
-        fast = [mean_cell([cell.cell() for cell in own[name]]) for name, loss in losses.items() if loss.shown]
+        shown = [own[name] for name, loss in losses.items() if loss.shown]
+        fast = [mean_cell([cell.cell() for cell in group]) for group in shown]
         benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
         choice = Choice(
             model,
@@ -220,5 +188,6 @@ def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTrace
             settings={name: group[0].expected.setting for name, group in own.items()},
         )
         grid = [cell for cell in cells if cell.expected.model == model and not cell.expected.baseline]
-        chosen.append(unless_vacuous(choice, validity(grid)))
+        choice = unless_vacuous(choice, validity(grid))
+        chosen.append(with_ties(choice, [cell for group in shown for cell in group]))
     return chosen

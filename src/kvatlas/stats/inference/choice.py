@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy import stats
 
 from kvatlas.core import Cell, Map, MapName, Setting, Validity, mean_of
 from kvatlas.policies import share
@@ -24,14 +25,15 @@ from kvatlas.stats.inference.resampling import Contrast
 class Choice:
     """The cheapest settings that may be chosen.
 
-    With a full cache those are the settings shown to lose at most the `margin`, and `losses` has what each loses, by
-    setting id. Without (`losses` is None) they are the settings on the plateau of the best, without the levels of an
-    axis that are shown to be worse. `candidates` settings of the grid were compared, `members` are on the plateau.
-    `by_memory` is the one with the fewest KV tokens kept on average (by the rule's arithmetic on a CSV map), `by_time`
-    the one with the least measured time a trace; None where the cost is unknown or none may be chosen. `tied` settings
-    cost at most 1 % more than `by_memory`. `may_lose` is by how much each may be below the best of the grid with 95 %
-    confidence, `against` by how much a chosen one is ahead of each baseline, by setting id and baseline. `vacuous`
-    says, as a clause, why nothing is chosen: the traces of all candidates cannot tell them apart.
+    With a full cache those are the settings shown to lose at most the `margin`, and `losses` has what each loses,
+    by setting id. Without (`losses` is None) they are the settings on the plateau of the best, without the levels
+    of an axis that are shown to be worse. `candidates` settings of the grid were compared, `members` are on the
+    plateau. `by_memory` is the one with the fewest KV tokens kept on average (by the rule's arithmetic on a CSV
+    map), `by_time` the one with the least measured time a trace; None where the cost is unknown or none may be
+    chosen. `tied` and `tied_by_time` count the other settings that are not shown to cost over 1 % more than these.
+    `may_lose` is by how much each may be below the best of the grid with 95 % confidence, `against` by how much a
+    chosen one is ahead of each baseline, by setting id and baseline. `vacuous` says, as a clause, why nothing is
+    chosen: the traces of all candidates cannot tell them apart.
     """
 
     model: str
@@ -48,6 +50,7 @@ class Choice:
     problems: int | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     tied: int = 0
+    tied_by_time: int = 0
 
     @property
     def loss(self) -> Loss | None:
@@ -98,6 +101,7 @@ def choices(run: RunData) -> list[Choice]:
             problems=len(cells.strata),
             settings={_id(cell): cell.expected.setting for row in rows for cell in row},
         )
+        choice = with_ties(choice, [cell for row in rows for cell in row if _id(cell) in ids])
         baselines = [cell for cell in run.cells if cell.expected.baseline and cell.expected.model == model]
         made.append(replace(choice, against=_against(choice, benchmarks, baselines)))
     return made
@@ -154,7 +158,11 @@ def choices_of_maps(
         good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
         may_lose = {one.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()}
         counts = len(one.cells), len(verdict.plateau)
-        choice = _choice((one.model, one.benchmark), counts, [one.cells[coord] for coord in good], may_lose)
+        members = [one.cells[coord] for coord in good]
+        choice = _choice((one.model, one.benchmark), counts, members, may_lose)
+        kept = [cost for cost in map(kv_tokens_of, members) if cost is not None]
+        if choice.by_memory is not None:
+            choice = replace(choice, tied=sum(cost <= 1.01 * min(kept) for cost in kept) - 1)
         made.append(unless_vacuous(choice, one.validity))
     return made
 
@@ -176,21 +184,46 @@ def _choice(
     where: tuple[str, str], counts: tuple[int, int], members: Sequence[Cell], may_lose: Mapping[str, float]
 ) -> Choice:
     memory = [kv_tokens_of(cell) for cell in members]
-    chosen = cheapest(members, memory)
     return Choice(
-        *where,
-        *counts,
-        chosen,
-        cheapest(members, [cell.seconds_mean for cell in members]),
-        may_lose,
-        tied=ties(chosen, memory),
+        *where, *counts, cheapest(members, memory), cheapest(members, [cell.seconds_mean for cell in members]), may_lose
     )
 
 
-def ties(chosen: Cell | None, costs: Sequence[float | None]) -> int:
-    """How many other settings cost at most 1 % more than the chosen one, which is the cheapest."""
-    known = [cost for cost in costs if cost is not None]
-    return sum(cost <= 1.01 * min(known) for cost in known) - 1 if chosen is not None else 0
+def with_ties(choice: Choice, members: Sequence[CellTraces]) -> Choice:
+    """The choice with its ties among the settings that may be chosen, whose cells are given."""
+    return replace(
+        choice,
+        tied=_ties(choice.by_memory, members, lambda cell: cell.kv_tokens),
+        tied_by_time=_ties(choice.by_time, members, lambda cell: cell.seconds),
+    )
+
+
+def _ties(
+    chosen: Cell | None, members: Sequence[CellTraces], cost: Callable[[CellTraces], Mapping[tuple[str, int], float]]
+) -> int:
+    """How many other settings are not shown to cost over 1 % more: Student's 95 % limit, paired by problem.
+
+    Benchmarks weigh equally and their problems vary about their own mean.
+    """
+    by_setting: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for cell in members:
+        own = by_setting.setdefault(_id(cell), {})
+        for (problem, _), value in cost(cell).items():
+            own.setdefault((cell.expected.benchmark, problem), []).append(value)
+    if chosen is None:
+        return 0
+    least = by_setting.pop(chosen.setting.id)
+    tied = 0
+    for theirs in by_setting.values():
+        shared = [place for place in least if place in theirs]
+        more = np.array([np.mean(theirs[place]) - 1.01 * np.mean(least[place]) for place in shared])
+        names = np.array([benchmark for benchmark, _ in shared])
+        parts = [more[names == name] for name in dict.fromkeys(names)]
+        mean = float(np.mean([part.mean() for part in parts]))
+        free = len(more) - len(parts)
+        error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts if len(part) > 1)) / len(parts)
+        tied += bool(mean - (stats.t.ppf(0.975, free) if free else 0.0) * error <= 0)
+    return tied
 
 
 def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:

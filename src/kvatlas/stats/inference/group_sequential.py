@@ -1,19 +1,22 @@
 """Deciding early which settings lose at most a margin: a group-sequential design on blocks of problems, on arrays.
 
-After each block of problems every setting that is still open is looked at. Its loss against the full cache has limits
-at the quantile that the look allows: with equal blocks, O'Brien and Fleming's boundaries c / sqrt(share of problems
-seen) spend almost nothing on early looks. Whatever is decided at a look for whatever reason, the limits of all looks
-of all settings hold together with 95 %, so a setting that breaks the margin is ever shown to keep it with at most 2.5
-%.
+After each of its blocks of problems a setting is looked at. Its loss against the full cache has limits at the quantile
+that the look allows: with equal blocks, O'Brien and Fleming's boundaries c / sqrt(share of problems seen) spend almost
+nothing on early looks. Whatever is decided at a look for whatever reason, the limits of all looks of all settings hold
+together with 95 %, so a setting that breaks the margin is ever shown to keep it with at most 2.5 %.
+
+So it is free which settings come next. The question is for the cheapest, hence a setting waits while cheaper ones are
+likely to be shown, and goes on where it stood if they are not.
 
 Source: O'Brien and Fleming (1979), Biometrics 35:549-556; Jennison and Turnbull (1989), J. Royal Statistical Society B
-51:305-361 (repeated confidence intervals); Sidak (1967), JASA 62:626-633 (any correlation between settings).
+51:305-361 (repeated confidence intervals); Sidak (1967), JASA 62:626-633 (any correlation between settings);
+Spiegelhalter, Freedman and Blackburn (1986), Controlled Clinical Trials 7:8-17 (predictive chance).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,25 +24,30 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from kvatlas.stats.estimates.bounded_mean import LEVEL, Floats, Ints, interval
+from kvatlas.stats.estimates.bounded_mean import LEVEL, Floats, Ints, groups, interval
 from kvatlas.stats.inference.resampling import weights
 
-#: A setting is given up where it would be shown at the last look with less than this chance, were its value true.
-HOPELESS = 0.005
-#: No setting is given up before this share of the problems is seen.
-PATIENCE = 0.2
+Flags = NDArray[np.bool_]
+#: A setting is given up where the chance that its last look shows it is less than this.
+HOPELESS = 0.05
+#: A setting waits while so many of the cheaper ones are to be expected to be shown.
+ENOUGH = 0.8
 
 
 @dataclass(frozen=True)
-class Look:
-    """The problems up to a look: `differences` [settings, problems] to the full cache, NaN where a setting has left.
+class Seen:
+    """What is known: `differences` [settings, problems] to the full cache, NaN where not yet.
 
-    `strata` [problems] numbers benchmarks from 0, `share` is that of all problems, `costs` [settings] what each costs.
+    Problems stand in the order in which they come; `strata` [problems] numbers their benchmarks from 0 and `block`
+    [problems] their block. `sizes` are the problems of each benchmark in all, `looks` the number of blocks, `costs`
+    [settings] what each setting costs.
     """
 
     differences: Floats
     strata: Ints
-    share: float
+    block: Ints
+    sizes: Sequence[int]
+    looks: int
     costs: Floats
 
 
@@ -47,68 +55,96 @@ class Look:
 class Decision:
     """Where the settings stand, [settings] each: losses with limits that hold at any look, and what is decided.
 
-    `shown`: at most the margin is lost; `broken`: more; `hopeless`: given up; `open`: to be given the next block.
-    `recommended` is the cheapest setting that is shown, None where there is none yet.
+    `shown`: at most the margin is lost; `broken`: more; `hopeless`: given up; `open`: none of these, and cheaper than
+    `recommended`, the cheapest setting that is shown (None where there is none yet). `blocks` were seen of each, `goal`
+    is how many each is to have next, and `chance` is that of being shown by all problems.
     """
 
     value: Floats
     low: Floats
     high: Floats
-    shown: NDArray[np.bool_]
-    broken: NDArray[np.bool_]
-    hopeless: NDArray[np.bool_]
-    open: NDArray[np.bool_]
+    chance: Floats
+    blocks: Ints
+    goal: Ints
+    shown: Flags
+    broken: Flags
+    hopeless: Flags
+    open: Flags
     recommended: int | None
+
+    @property
+    def next(self) -> Flags:
+        """The settings that come next."""
+        return self.goal > self.blocks
 
 
 def begin(settings: int) -> Decision:
-    """Before the first look: nothing is known and every setting is open."""
-    nothing = np.zeros(settings, bool)
-    return Decision(
-        np.full(settings, math.nan),
-        np.full(settings, -1.0),
-        np.ones(settings),
-        nothing,
-        nothing,
-        nothing,
-        ~nothing,
-        None,
-    )
+    """Before the first look: nothing is known and every setting comes next."""
+    none, every = np.zeros(settings, bool), np.ones(settings, bool)
+    unknown, one = np.full(settings, math.nan), np.ones(settings)
+    return Decision(unknown, -one, one, one, none.astype(int), every.astype(int), none, none, none, every, None)
 
 
-def look(before: Decision, seen: Look, margin: float, looks: int) -> Decision:
-    """What the problems up to one of `looks` equally spaced looks decide about the settings that were open."""
-    open_ = before.open
-    value, low, high = before.value.copy(), before.low.copy(), before.high.copy()
-    final = last_quantile(len(open_), looks)
-    quantile = final / math.sqrt(seen.share)
-    held = seen.differences[open_]
-    least, most = interval(held, -1.0, 1.0, quantile, seen.strata)
-    value[open_], low[open_], high[open_] = -(held @ weights(seen.strata)), -most, -least
-    shown = before.shown | (open_ & (high <= margin))
-    broken = before.broken | (open_ & (low > margin))
-    hopeless = before.hopeless | (
-        open_ & ~shown & ~broken & (_chance(value, high, quantile, seen, final, margin) < HOPELESS)
-    )
-    if seen.share < PATIENCE:
-        hopeless = before.hopeless
+def look(before: Decision, seen: Seen, margin: float) -> Decision:
+    """What the blocks up to the `goal` of each setting decide.
+
+    Settings take one block at a time; one that waited takes twice what it had, until it has as many as others.
+    """
+    blocks = before.goal
+    value, low, high, chance = (one.copy() for one in (before.value, before.low, before.high, before.chance))
+    final = last_quantile(len(blocks), seen.looks)
+    for count in np.unique(blocks[before.next]):
+        rows, upto, share = before.next & (blocks == count), seen.block < count, count / seen.looks
+        found, strata = seen.differences[rows][:, upto], seen.strata[upto]
+        least, most = interval(found, -1.0, 1.0, final / math.sqrt(share), strata)
+        value[rows], low[rows], high[rows] = -(found @ weights(strata)), -most, -least
+        chance[rows] = _chance(found, strata, seen.sizes, final, share, margin)
+    shown, broken = before.shown | (high <= margin), before.broken | (low > margin)
+    hopeless = before.hopeless | (~shown & ~broken & (chance < HOPELESS))
     recommended = int(np.where(shown, seen.costs, np.inf).argmin()) if shown.any() else None
-    left = open_ & ~shown & ~broken & ~hopeless
+    open_ = ~shown & ~broken & ~hopeless
     if recommended is not None:
-        left &= seen.costs < seen.costs[recommended]
-    return Decision(value, low, high, shown, broken, hopeless, left, recommended)
+        open_ &= seen.costs < seen.costs[recommended]
+    by_cost = np.argsort(seen.costs, kind="stable")
+    expected = np.where(open_, chance, 0.0)[by_cost]
+    ahead = np.empty(len(blocks))
+    ahead[by_cost] = np.cumsum(expected) - expected
+    more = np.clip(np.minimum(blocks, blocks.max() - blocks), 1, None)
+    goal = blocks + more * (open_ & (ahead < ENOUGH))
+    return Decision(value, low, high, chance, blocks, goal, shown, broken, hopeless, open_, recommended)
 
 
-def _chance(value: Floats, high: Floats, quantile: float, seen: Look, final: float, margin: float) -> Floats:
-    """The chance that a setting is shown at the last look, were its value so far the true one."""
-    error = (high - value) / quantile
-    at_last = error * math.sqrt(seen.share)
-    left = 1 - seen.share
-    if left < 1e-9:
-        return np.zeros(len(value))
-    # The mean over all problems is the one so far plus what the problems left can add.
-    spread = at_last * math.sqrt(left)
-    return np.asarray(stats.norm.cdf((margin - value - final * at_last) / np.maximum(spread, 1e-9)), float)
+def decisions(seen: Seen, margin: float) -> Iterator[Decision]:
+    """Look after look, as far as the problems go; first the state before any."""
+    state = begin(len(seen.differences))
+    yield state
+    while state.next.any() and complete(state, seen):
+        state = look(state, seen, margin)
+        yield state
+
+
+def decide(seen: Seen, margin: float) -> Decision:
+    """The last of the `decisions`."""
+    *_, last = decisions(seen, margin)
+    return last
+
+
+def complete(state: Decision, seen: Seen) -> bool:
+    """Whether the settings that come next have all of their blocks."""
+    return not bool(np.isnan(seen.differences[seen.block < state.goal[:, None]]).any())
+
+
+def _chance(found: Floats, strata: Ints, sizes: Sequence[int], final: float, share: float, margin: float) -> Floats:
+    """The predictive chance that the last look shows a setting, were the problems left like those `found`."""
+    if share > 1 - 1e-9:
+        return np.zeros(len(found))
+    parts = groups(strata)
+    every = np.concatenate([part[np.arange(n) * len(part) // n] for part, n in zip(parts, sizes, strict=True)])
+    whole = np.repeat(np.arange(len(sizes)), sizes)
+    limit = -interval(found[:, every], -1.0, 1.0, final, whole)[0]
+    error = (limit + found[:, every] @ weights(whole)) / final
+    spread = error * math.sqrt(1 / share - 1)
+    return np.asarray(stats.norm.cdf((margin - limit) / np.maximum(spread, 1e-9)), float)
 
 
 @lru_cache(maxsize=64)
@@ -135,22 +171,21 @@ def cut(problems: int, blocks: int, number: int) -> slice:
     return slice(problems * number // blocks, problems * (number + 1) // blocks)
 
 
-def replay(
-    differences: Floats, orders: Sequence[Ints], costs: Floats, margin: float, looks: int
-) -> tuple[Decision, NDArray[np.int64]]:
-    """A whole sweep on stored differences [settings, problems]: the last decision, and the problems each setting took.
+def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: int) -> tuple[Seen, NDArray[np.int64]]:
+    """Stored differences [settings, problems] as a sweep would see them, and the places of its problems.
 
     `orders` are the places of each benchmark's problems in the order in which they come.
     """
-    state, took = begin(len(differences)), np.zeros(len(differences), np.int64)
-    for number in range(looks):
-        places = [order[: cut(len(order), looks, number).stop] for order in orders]
-        new = sum(len(order[cut(len(order), looks, number)]) for order in orders)
-        took += new * state.open
-        every = np.concatenate(places)
-        strata = np.repeat(np.arange(len(places)), [len(one) for one in places])
-        share = (number + 1) / looks
-        state = look(state, Look(differences[:, every], strata, share, costs), margin, looks)
-        if not state.open.any():
-            break
-    return state, took
+    pieces = [(order[cut(len(order), looks, n)], b, n) for n in range(looks) for b, order in enumerate(orders)]
+    places = np.concatenate([piece for piece, _, _ in pieces])
+    strata, block = (np.repeat([one[k] for one in pieces], [len(one[0]) for one in pieces]) for k in (1, 2))
+    return Seen(differences[:, places], strata, block, [len(order) for order in orders], looks, costs), places
+
+
+def replay(
+    differences: Floats, orders: Sequence[Ints], costs: Floats, margin: float, looks: int
+) -> tuple[Decision, NDArray[np.int64]]:
+    """A whole sweep on stored differences: the last decision, and the number of problems that each setting took."""
+    seen, _ = in_order(differences, orders, costs, looks)
+    state = decide(seen, margin)
+    return state, np.searchsorted(seen.block, state.blocks)
