@@ -212,10 +212,12 @@ def _ties(
             own.setdefault((cell.expected.benchmark, problem), []).append(value)
     if chosen is None:
         return 0
-    least = by_setting.pop(chosen.setting.id)
+    least = by_setting.pop(chosen.setting.id, {})
     tied = 0
     for theirs in by_setting.values():
         shared = [place for place in least if place in theirs]
+        if not shared:  # costs that nobody knows tie with none
+            continue
         more = np.array([np.mean(theirs[place]) - 1.01 * np.mean(least[place]) for place in shared])
         names = np.array([benchmark for benchmark, _ in shared])
         parts = [more[names == name] for name in dict.fromkeys(names)]
