@@ -189,7 +189,8 @@ class CompletionHandler:
     def _steering(self, body: Generating, grammar: str, top_logprobs: int | None) -> Steering:
         size = len(self.service.model.tokenizer)
         bias = body.logit_bias or {}
-        wrong = next((token for token in bias if not token.isdecimal() or int(token) >= size), None)
+        ids = {str(token) for token in range(size)}
+        wrong = next((token for token in bias if token not in ids), None)
         if wrong is not None:
             raise KvatlasError(f"logit_bias has the token {wrong!r}; valid are ids from 0 to {size - 1}.")
         return Steering(
