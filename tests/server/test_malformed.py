@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 from kvatlas.core import Sampling
 from kvatlas.models import find
 from kvatlas.server.app import application
-from kvatlas.server.protocol import Generating
+from kvatlas.server.protocol import ChatRequest, Generating
+from kvatlas.server.responses import ResponsesRequest
 from kvatlas.service import Service, chosen
 
 MODEL = find("embedded:tiny-llama")
@@ -38,7 +39,7 @@ def _running() -> Iterator[None]:
 
 @pytest.mark.slow
 @SCHEMA.include(method="POST").parametrize()
-@settings(max_examples=500, **MANY)
+@settings(max_examples=350, **MANY)
 def test_requests_from_the_document(case: Any) -> None:
     case.call_and_validate(checks=[not_a_server_error])
 
@@ -54,14 +55,19 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = st.sampled_from([*Generating.neutral, *Generating.silent, *Generating.model_fields, "messages", "prompt"])
+NAMED = (Generating.neutral, Generating.silent, ChatRequest.model_fields, ResponsesRequest.model_fields, ["prompt"])
+FIELDS = st.sampled_from(list(dict.fromkeys(name for names in NAMED for name in names)))
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "w"}]},
+    "/v1/completions": {"prompt": "w"},
+    "/v1/responses": {"input": "w"},
+}
 
 
-@given(st.dictionaries(FIELDS, JSON, max_size=4), st.sampled_from(["/v1/chat/completions", "/v1/completions"]))
+@given(st.dictionaries(FIELDS, JSON, max_size=4), st.sampled_from(list(PATHS)))
 @settings(max_examples=150, **MANY)
 def test_bodies_of_any_json(fields: dict[str, Any], path: str) -> None:
-    base = {"messages": [{"role": "user", "content": "w"}]} if "chat" in path else {"prompt": "w"}
-    text = json.dumps({**base, **fields})
+    text = json.dumps({**PATHS[path], **fields})
     answer = TestClient(APP, raise_server_exceptions=False).post(
         path, content=text, headers={"Content-Type": "application/json"}
     )
@@ -73,7 +79,7 @@ def test_bodies_of_any_json(fields: dict[str, Any], path: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"\\ud800"', b"\xff", b"[" * 100_000, b'{"n":1e400}'])
 def test_bodies_that_are_no_requests(body: bytes) -> None:
     client = TestClient(APP, raise_server_exceptions=False)
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in PATHS:
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -189,7 +189,8 @@ class CompletionHandler:
     def _steering(self, body: Generating, grammar: str, top_logprobs: int | None) -> Steering:
         size = len(self.service.model.tokenizer)
         bias = body.logit_bias or {}
-        wrong = next((token for token in bias if not token.isdecimal() or int(token) >= size), None)
+        valid = (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size for token in bias)
+        wrong = next((token for token, fits in zip(bias, valid, strict=True) if not fits), None)
         if wrong is not None:
             raise KvatlasError(f"logit_bias has the token {wrong!r}; valid are ids from 0 to {size - 1}.")
         return Steering(
