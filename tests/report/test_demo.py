@@ -8,6 +8,7 @@ import pytest
 
 from kvatlas.cli.show import finish_demo
 from kvatlas.report.demo import FIGURES, first_look
+from tests.command_line import Call
 from tests.report.test_page import build
 from tests.stats.synthetic import grid, manifest
 
@@ -26,3 +27,25 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     names = {path.name for path in folder.iterdir()}
     assert {f"{name}.{kind}" for name in ("means", "tiny-dynts") for kind in FIGURES} <= names
     assert {"maps.csv", "report.html"} <= names
+
+
+def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plan says comes before the first look, what limits the finished run after all of it."""
+    (tmp_path / "demo-quick.yaml").write_text(
+        "{models: ['embedded:tiny-llama'], benchmarks: [CHAIN3, CHAIN4], problems: 2, samples: 1,"
+        " sampling: {max_new_tokens: 20}, baseline: [{policy: full}],"
+        " settings: [{policy: window, kv_budget: 90, ratio_over: thinking}],"
+        " axes: {local_window: [8, 16], ratio: [0.2, 0.4]}}"
+    )
+    monkeypatch.setattr("kvatlas.cli.sweeps.files", lambda _: tmp_path)
+    monkeypatch.setattr("kvatlas.cli.sweeps._FIRST_LOOK", 1)
+    # Drawing is tested above.
+    monkeypatch.setattr("kvatlas.cli.show.finish_demo", lambda _: None)
+    monkeypatch.setattr("kvatlas.report.demo.first_look", lambda folder: folder)
+    code, _, said = kvatlas("demo", "--quick", "--workers", 1, "--out", tmp_path / "run")
+    assert code == 0, said
+    before, _, after = said.partition("First look, 1 of 2 problems")
+    assert before.count("compress nothing on CHAIN") == 2
+    assert "Warning: CHAIN" not in before
+    assert "compress nothing" not in after
+    assert after.count("traces are without an answer (0) or truncated") == 2
