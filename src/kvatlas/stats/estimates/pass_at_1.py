@@ -19,8 +19,10 @@ from kvatlas.stats.estimates.bounded_mean import interval, yes_no_interval
 
 #: Imagined problems in the variance between samples, more for few samples, which leave it too small.
 _UNSEEN_WITHIN = 1.5
-#: With fewer hits or misses than this, Wilson's interval is joined by the mid-P one.
-_FEW = 15.0
+#: Imagined samples that went the other way, for problems that nearly always end alike.
+_UNSEEN_SAMPLES = 2.0
+#: With fewer hits or misses than this, where its exact coverage falls below 94 %, Wilson's interval is joined by mid-P.
+_FEW = 30.0
 
 BINOMIAL_NOTE = Note(
     NoteKind.INTERVAL, "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
@@ -72,14 +74,15 @@ def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> t
     `means` and `within` are [..., problems]: the mean of a problem's samples and the estimated variance of that mean,
     NaN where there is one sample. Then only a bound is possible, that of independent draws (Hoeffding 1956, Annals of
     Mathematical Statistics 27:713-721); otherwise Wilson's interval with as many units as give that variance, 1.5 to 2
-    imagined problems of full spread added. With few hits or misses it is a `share_interval`.
+    imagined problems of full spread added, and at least 2 imagined samples that went the other way. With few hits or
+    misses it is a `share_interval`.
     """
     problems = means.shape[-1]
     share = means.mean(-1)
     full = share * (1 - share)
     each = np.asarray(samples, float)
     draws = problems * each
-    unseen = (_UNSEEN_WITHIN + 2 / each**2) * full / each
+    unseen = np.maximum((_UNSEEN_WITHIN + 2 / each**2) * full / each, _UNSEEN_SAMPLES / each**2)
     variance = np.nan_to_num((within.sum(-1) + unseen) / problems**2, nan=np.inf)
     known = (variance > 1e-18) & (full > 1e-18)
     units = np.where(known, full / np.where(known, variance, 1.0), 0.0)
