@@ -15,7 +15,7 @@ from kvatlas.hub import Repository, matching
 from kvatlas.models.options import Options
 from kvatlas.models.templates import TemplateRefusedError, render
 from kvatlas.models.thinking import Thinking, thinking
-from kvatlas.models.weights import combined, load_weights, sha256
+from kvatlas.models.weights import check_fits, combined, load_weights, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -376,6 +376,7 @@ class ModelHandle:
         from kvatlas.models.packing import pack
 
         folder = self.folder
+        check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         network = load_weights(self.name, folder, self.dtype, self.device)
