@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Captured batches have a multiple of so many sequences; idle ones make up the number.
 BUCKET = 16
-#: How often FlexAttention is compiled at most: for the first shape, then once or twice for all sizes to come.
+#: How often FlexAttention is compiled at most: for each number of sequences once or twice.
 COMPILED = 64
 
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
