@@ -16,6 +16,7 @@ from kvatlas.engine.attention import AttentionBackend
 from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.flex import FlexBackend
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.packed_layers import PackedLinear
 from kvatlas.models.packing import packed
@@ -210,3 +211,22 @@ def test_a_command_says_once_that_it_computes_with_plain_torch() -> None:
     environment = {**os.environ, "KVATLAS_NATIVE": "off", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stderr.count("The native CPU kernels are switched off (KVATLAS_NATIVE=off).") == 1
+
+
+def test_flex_attention_is_compiled_for_one_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for any number of them is not the one that splits a sequence over the processors of a GPU."""
+    compiled: list[list[torch.Size]] = []
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        compiled.append([each.shape for each in inputs if isinstance(each, torch.Tensor)])
+        return graph
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda kernel, **_: compile_(kernel, backend=noted))
+    backend, shape = FlexBackend(compiled=True), Shape(layers=1, heads=6, kv_heads=2, head_dim=32, hidden=64)
+    for lengths in ([300] * 2, [700] * 2, [700] * 3, [800] * 4, [900] * 2):
+        with torch.inference_mode():
+            attend(backend, shape, lengths, [1] * len(lengths), members=list(range(len(lengths))))
+    batches = [next(each[0] for each in shapes if len(each) == 4) for shapes in compiled]
+    assert batches == [2, 2, 3, 4]
+    assert all(type(each) is int for each in batches)

@@ -24,6 +24,7 @@ def new_app() -> typer.Typer:
         benchmarks,
         calibration,
         compare,
+        doctor,
         grading,
         imports,
         lists,
@@ -45,7 +46,7 @@ def new_app() -> typer.Typer:
     )
     rooms = (
         *(sweeps, serve, lm_eval, maps, results, compare, grading),
-        *(imports, predictor, calibration, benchmarks, lists, models),
+        *(imports, predictor, calibration, benchmarks, lists, models, doctor),
     )
     for room in rooms:
         room.add_to(app)

@@ -51,6 +51,8 @@ class FlexBackend(ReferenceBackend):
         cache.values[layer][:, entered] = value.transpose(0, 1)
         # The query heads of a KV head stand where queries of one head would, so that any number of them is split.
         grouped = query.reshape(len(query), kv_heads, -1, query.shape[-1])
+        # The kernel that splits sequences is made for one number of them; for any number torch takes another.
+        torch._dynamo.mark_static(grouped, 0)
         out: Tensor = self.kernel(
             grouped, cache.keys[layer][None], cache.values[layer][None], block_mask=mask, scale=scaling
         )

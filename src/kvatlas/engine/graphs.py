@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Captured batches have a multiple of so many sequences; idle ones make up the number.
 BUCKET = 16
-#: How often FlexAttention is compiled at most: for the first shape, then once or twice for all sizes to come.
+#: How often FlexAttention is compiled at most: for each number of sequences once or twice.
 COMPILED = 64
 
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
@@ -62,8 +62,8 @@ class CudaGraphRunner:
         self.cache, self.forward = cache, forward
         self.sampling = replace(sampling, max_new_tokens=0)
         self.cuda = cache.device.type == "cuda"
-        #: Whether capturing failed; steps so far.
-        self.broken, self.steps = False, 0
+        #: Why capturing failed, if it did; steps so far.
+        self.broken, self.steps = "", 0
         self._captured: dict[int, CapturedStep] = {}
         self._moves = -1
 
@@ -112,9 +112,8 @@ class CudaGraphRunner:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.broken = True
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"CUDA graphs are off, decoding goes on step by step: {reason}", stacklevel=2)
+            self.broken = str(error).strip().splitlines()[0]
+            warnings.warn(f"CUDA graphs are off, decoding goes on step by step: {self.broken}", stacklevel=2)
         return not self.broken
 
     def _record(self, step: CapturedStep) -> None:

@@ -14,7 +14,7 @@ from kvatlas.hub import Repository, matching
 from kvatlas.models.options import Options
 from kvatlas.models.templates import Messages, TemplateRefusedError, Values, render
 from kvatlas.models.thinking import Thinking, thinking
-from kvatlas.models.weights import combined, is_known, load_weights, sha256
+from kvatlas.models.weights import check_fits, combined, is_known, load_weights, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -383,6 +383,7 @@ class ModelHandle:
         from kvatlas.models.packing import pack
 
         folder = self.folder
+        check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         network = load_weights(self.name, folder, self.dtype, self.device)

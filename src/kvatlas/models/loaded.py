@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError
 from kvatlas.models.folder import ModelHandle
 from kvatlas.models.options import Options
+from kvatlas.models.weights import check_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,9 +30,10 @@ def loaded(
     """The model whose weights `network` holds, `stops` being the tokens that end a trace.
 
     Without `tokenizer` it is read from where the weights came from. KvatlasError where that is no folder and no
-    repository in the cache: a policy has to know how thinking ends.
+    repository in the cache (a policy has to know how thinking ends), and for weights on several devices.
     """
     name = str(network.config.name_or_path)
+    check_whole(name, network)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         folder = _cached(name) or folder

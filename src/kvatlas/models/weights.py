@@ -61,6 +61,33 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
     return network
 
 
+def check_fits(name: str, size: int | None, device: str) -> None:
+    """Raise KvatlasError if weights of `size` bytes are more than the GPU `device` has free: no model is split."""
+    if size is None or device == "cpu":
+        return
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    if size > free:
+        raise KvatlasError(
+            f"The model {name!r} has {size / 2**30:.1f} GiB of weights, {device} has {free / 2**30:.1f} GiB free of "
+            f"{total / 2**30:.1f}; valid are models that fit one GPU (none is split over several) or device=cpu."
+        )
+
+
+def check_whole(name: str, network: PreTrainedModel) -> None:
+    """Raise KvatlasError if a model's weights lie on several devices, as `device_map` leaves them."""
+    places: dict[str, int] = {}
+    for tensor in network.parameters():
+        places[str(tensor.device)] = places.get(str(tensor.device), 0) + tensor.numel() * tensor.element_size()
+    if len(places) > 1:
+        where = ", ".join(f"{size / 2**30:.1f} GiB on {device}" for device, size in sorted(places.items()))
+        raise KvatlasError(
+            f"The weights of the model {name!r} lie on several devices ({where}); valid are models on one device "
+            "(load it without device_map, or with device_map='cuda:0')."
+        )
+
+
 def _check_complete(name: str, missing: Collection[str]) -> None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -1,0 +1,365 @@
+"""A GPU made of the CPU's memory: tensors on `cuda:0` that compute here and follow the rules that CUDA has.
+
+Every operation is first tried with torch's own fake tensors on a `cuda` device (once for each combination of types and
+ranks): what mixes devices, or has no such result on CUDA, fails. What reads values back to the host is counted, and
+refused while a graph is captured, as are copies between host and device. Graphs record the operations of a step and do
+exactly these again: what Python decided at capture stays decided, memory that nobody holds any more is an error.
+Allocation pools follow PyTorch's: see `Pool`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama import modeling_llama  # noqa: F401 (asks for GPUs when it is imported)
+
+from kvatlas.models.options import Options
+from kvatlas.models.weights import load_weights
+
+DEVICE = torch.device("cuda:0")
+#: Numbers of device types in torch (c10/core/DeviceType.h).
+CUDA, META = 1, 14
+CAPTURING = "operation not permitted when stream is capturing"
+
+
+@contextmanager
+def without_cuda() -> Iterator[None]:
+    """What fake tensors need in a build without CUDA: a guard of devices, and tensors that are made on the host first.
+
+    Meta tensors have a guard that does nothing. Devices must be named with their number.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 32).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    guard, lifted = guards[CUDA], torch._C._only_lift_cpu_tensors()
+    guards[CUDA] = guard or guards[META]
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        guards[CUDA] = guard
+        torch._C._set_only_lift_cpu_tensors(lifted)
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor on `cuda:0` whose numbers are in `held`, on the CPU."""
+
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> GpuTensor:
+        # Views of what was made before inference mode want tensors like it.
+        with torch.inference_mode(False):
+            made = torch.Tensor._make_wrapper_subclass(
+                cls, held.size(), held.stride(), held.storage_offset(), dtype=held.dtype, device=DEVICE
+            )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{func} on the stand-in for a GPU while that is switched off")
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+
+@dataclass(eq=False)
+class Pool:
+    """Memory of graphs. cuBLAS takes a workspace for its stream at its first product and keeps it until it is cleared.
+
+    PyTorch's allocator refuses to capture into a pool that all its graphs have left while something still lives in it
+    (`use_count > 0`). A pool that is left with a workspace in it can never be given back, either.
+    """
+
+    graphs: WeakSet[Graph] = field(default_factory=WeakSet)
+    used: bool = False
+
+    @property
+    def retired(self) -> bool:
+        return self.used and not self.graphs
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A tensor that a graph reads or writes, in memory that is not its own."""
+
+    storage: StorageWeakRef
+    like: torch.Tensor
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Outside:
+        like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        return cls(StorageWeakRef(tensor.untyped_storage()), like, tensor.storage_offset())
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None:
+            raise AssertionError("a graph reads memory that was given back")
+        made = torch.empty(0, dtype=self.like.dtype)
+        return made.set_(storage, self.offset, self.like.size(), self.like.stride())
+
+
+class Graph:
+    """What `torch.cuda.CUDAGraph` is: operations on memory that never moves."""
+
+    def __init__(self) -> None:
+        self.tape: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
+
+    def finish(self) -> None:
+        """Keep only what is the graph's own: the rest must outlive it without it."""
+        own = {out.untyped_storage().data_ptr() for *_, outs in self.tape for out in outs if out is not None}
+
+        def weak(value: Any) -> Any:
+            foreign = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in own
+            return Outside.of(value) if foreign else value
+
+        self.tape = [(func, *_each(weak, (args, kwargs)), outs) for func, args, kwargs, outs in self.tape]
+
+    def replay(self) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            for func, args, kwargs, outs in self.tape:
+                found = func(*_each(_there, args), **_each(_there, kwargs))
+                for out, new in zip(outs, _listed(found), strict=True):
+                    if out is not None:
+                        out.copy_(new)
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """Arguments with all that is in their lists changed."""
+    if isinstance(value, dict):
+        return {name: _each(change, own) for name, own in value.items()}
+    if isinstance(value, tuple | list):
+        changed = [_each(change, own) for own in value]
+        return tuple(changed) if isinstance(value, tuple) else changed
+    return change(value)
+
+
+def _there(value: Any) -> Any:
+    return value.tensor() if isinstance(value, Outside) else value
+
+
+def _listed(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+class Stream:
+    """One that does all at once."""
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+
+class Gpu(TorchDispatchMode):
+    """Computes every operation with tensors on `cuda:0`. `reads` counts those that the host waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode()
+        self.known: dict[Any, bool] = {}
+        self.reads = self.captured = 0
+        self.graph: Graph | None = None
+        self.pool: Pool | None = None
+        self.pools: list[Pool] = []
+        #: The pool in which cuBLAS has its workspace for the stream that captures.
+        self.workspace: Pool | None = None
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        flat: list[Any] = []
+        _each(flat.append, (args, kwargs))
+        asked = [torch.device(each) for each in flat if isinstance(each, torch.device)]
+        there = [each for each in flat if isinstance(each, GpuTensor)]
+        if not there and not any(device.type == "cuda" for device in asked):
+            return func(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            # In inference mode these come whole: which of them copy, their parts know.
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func is torch.ops.aten._fused_sdp_choice.default:
+            # CUDA's fused kernels are not here; all of them are softmax(q k) v.
+            return 0
+        if self._reads(func, flat, args, kwargs):
+            self.reads += 1
+            if self.graph is not None:
+                raise RuntimeError(f"{func}: {CAPTURING}")
+        own_args, own_kwargs = _each(_on_cpu, args), _each(_on_cpu, kwargs)
+        found = func(*own_args, **own_kwargs)
+        goes = asked[0].type == "cuda" if asked else bool(there)
+        if func is torch.ops.aten.copy_.default:
+            goes = isinstance(args[0], GpuTensor)
+        outs = _listed(found)
+        if self.graph is not None:
+            self._record(func, own_args, own_kwargs, outs)
+        wrapped = [_wrapped(each, flat) if isinstance(each, torch.Tensor) and goes else each for each in outs]
+        return type(found)(wrapped) if isinstance(found, tuple | list) else wrapped[0]
+
+    def _reads(self, func: Any, flat: list[Any], args: Any, kwargs: Any) -> bool:
+        """Whether the host waits for the device; raises what torch raises for these tensors on CUDA."""
+        key = (func, *kwargs, *map(_outline, flat))
+        if key not in self.known:
+            with torch.utils._python_dispatch._disable_current_modes(), self.fake:
+                try:
+                    func(*_each(_hollow, args), **_each(_hollow, kwargs))
+                    self.known[key] = _crosses(func, flat)
+                except (DataDependentOutputException, DynamicOutputShapeException):
+                    self.known[key] = True
+        return self.known[key]
+
+    def _record(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> None:
+        assert self.graph is not None
+        if func._schema.name in ("aten::mm", "aten::bmm", "aten::addmm") and self.workspace is None:
+            self.workspace = self.pool
+        kinds = [each.alias_info for each in func._schema.returns]
+        if kinds and all(kind is not None and not kind.is_write for kind in kinds):
+            return  # a view: the memory is there
+        fresh = [None if kind is not None else out for out, kind in zip(outs, kinds, strict=True)] if kinds else [None]
+        self.graph.tape.append((func, args, kwargs, fresh))
+
+    # -- graphs, as torch.cuda has them ---------------------------------------------------------------------------
+
+    def new_pool(self) -> Pool:
+        self.pools.append(Pool())
+        return self.pools[-1]
+
+    def clear_workspaces(self) -> None:
+        self.workspace = None
+
+    @contextmanager
+    def capture(self, graph: Graph, pool: Pool) -> Iterator[None]:
+        if pool.retired and self.workspace is pool:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
+        if self.workspace is not None and self.workspace is not pool and self.workspace.retired:
+            raise AssertionError("a pool was left with the workspaces of cuBLAS in it")
+        pool.used = True
+        pool.graphs.add(graph)
+        self.graph, self.pool = graph, pool
+        try:
+            yield
+        finally:
+            self.graph = self.pool = None
+        graph.finish()
+        self.captured += 1
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, GpuTensor):
+        return value.held
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _wrapped(found: torch.Tensor, flat: list[Any]) -> GpuTensor:
+    """A result; of an operation in place its argument."""
+    same = [each for each in flat if isinstance(each, GpuTensor) and each.held is found]
+    return same[0] if same else GpuTensor(found)
+
+
+def _outline(value: Any) -> Any:
+    """All of a value that decides whether CUDA takes it: sizes are checked where it is computed."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type, value.dtype, value.dim()
+    return value if isinstance(value, torch.dtype | torch.device) else type(value)
+
+
+def _hollow(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    device = DEVICE if isinstance(value, GpuTensor) else value.device
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+
+def _crosses(func: Any, flat: list[Any]) -> bool:
+    """Whether an operation copies between host and device: CUDA captures none from or to pageable memory."""
+    moves = "copy" in str(func)
+    places = {each.device.type for each in flat if isinstance(each, torch.Tensor) and (each.dim() or moves)}
+    asked = {torch.device(each).type for each in flat if isinstance(each, torch.device)}
+    return len(places | asked) > 1
+
+
+def paged_attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
+    """What FlexAttention computes: of the blocks that its mask lists, the slots that its mask sees."""
+    count, slots, size = len(query), key.shape[2], block_mask.BLOCK_SIZE[1]
+    number = torch.arange(slots // size, device=query.device)
+    wanted = number < block_mask.kv_num_blocks[:, 0, 0, None]
+    listed = torch.where(wanted, block_mask.kv_indices[:, 0, 0], slots // size).long()
+    blocks = torch.zeros(count, slots // size + 1, dtype=torch.bool, device=query.device).scatter(1, listed, wanted)
+    row, slot = torch.arange(count, device=query.device)[:, None], torch.arange(slots, device=query.device)
+    zero = torch.zeros_like(row)
+    visible = block_mask.mask_mod(row, zero, zero, slot) & blocks[:, :-1].repeat_interleave(size, 1, output_size=slots)
+    weights = (query @ key.transpose(-1, -2) * scale).masked_fill(~visible[:, None, None], float("-inf"))
+    # Sequences that see nothing get zeros, as there.
+    return torch._safe_softmax(weights, -1) @ value
+
+
+def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    """Put the stand-in where torch has CUDA."""
+
+    def compiled(_kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return paged_attention
+
+    names = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "device": lambda _device: nullcontext(),
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": lambda _stream: nullcontext(),
+        "CUDAGraph": Graph,
+        "graph": gpu.capture,
+        "graph_pool_handle": gpu.new_pool,
+        "synchronize": lambda *_: None,
+        "mem_get_info": lambda *_: (70 << 30, 80 << 30),
+        "get_device_properties": lambda *_: SimpleNamespace(name="stand-in", major=9, minor=0, total_memory=80 << 30),
+        "_lazy_init": lambda: None,
+    }
+    for name, stand_in in names.items():
+        patch.setattr(torch.cuda, name, stand_in)
+    patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", gpu.clear_workspaces, raising=False)
+    patch.setattr(torch, "compile", compiled)
+    patch.setattr(Options, "resolved_device", lambda self: "cpu" if self.device == "cpu" else str(DEVICE))
+    patch.setattr("kvatlas.models.folder.load_weights", loaded_there)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """A machine with one GPU."""
+    made = Gpu()
+    with without_cuda(), made:
+        install(monkeypatch, made)
+        yield made
+
+
+def loaded_there(name: str, folder: Path, dtype: str, device: str) -> Any:
+    """As `load_weights`, in whose place it is put."""
+    return (
+        moved(load_weights(name, folder, dtype, "cpu"))
+        if device != "cpu"
+        else load_weights(name, folder, dtype, device)
+    )
+
+
+def moved(network: Any) -> Any:
+    """A model's weights on the GPU."""
+    held: dict[int, Any] = {}
+    for module in network.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and not isinstance(tensor, GpuTensor):
+                    one = held.setdefault(id(tensor), GpuTensor(tensor.detach()))
+                    table[name] = torch.nn.Parameter(one, requires_grad=False) if table is module._parameters else one
+    return network

@@ -1,0 +1,225 @@
+"""The CUDA path on a stand-in for a GPU: every policy's signals, and what capturing a step as a graph demands."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.graphs import CapturedStep, CudaGraphRunner
+from kvatlas.models import ModelHandle
+from kvatlas.models.weights import load_weights
+from kvatlas.policies import Policy, Reference, Signal
+from tests.engine.gpu_stand_in import Gpu, gpu, moved
+from tests.engine.test_loop import endless, outcome
+
+__all__ = ["gpu"]
+
+SMALL: dict[str, dict[str, Any]] = {"snapkv": {"queries": 12}, "vase": {"queries": 16}, "lazyeviction": {"alpha": 0.01}}
+EVERY = [name for name in policies.policies.names() if name != "full"]
+#: Prompts that a compression follows soon, and such that fill a page soon.
+SHORT, LONG = 6, 118
+GROWING = ("full", "snapkv")
+
+
+def setting(name: str, prompt: int) -> Policy:
+    values = {
+        "kv_budget": prompt + 18,
+        "local_window": 5,
+        "ratio": 0.3,
+        "ratio_over": "thinking",
+        **SMALL.get(name, {}),
+    }
+    return policies.of(Setting.of(name, **(values if name != "full" else {})))
+
+
+def on_cpu(model: ModelHandle) -> Any:
+    network: Any = load_weights(model.name, model.folder, "float32", "cpu")
+    network.model.layers = network.model.layers[: model.shape.layers]
+    return network
+
+
+def on_gpu(model: ModelHandle) -> Any:
+    return moved(on_cpu(model))
+
+
+def decode(
+    model: ModelHandle, network: Any, names: Iterable[str], backend: str | None = None, prompt: int = SHORT
+) -> tuple[Engine, Any]:
+    """A sequence under each of these policies, two where they are long, 22 new tokens each: they compress once."""
+    chosen = tuple(setting(name, prompt) for name in names)
+    device = next(network.parameters()).device
+    engine = Engine(model, network, chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 40, backend)
+    reference = Reference(tuple(range(5, 45)), torch.linspace(0, 1, 40).to(device))
+    prompts = [tuple(5 + (7 * row + 3 * i) % 100 for i in range(prompt + row)) for row in range(1 + (prompt == LONG))]
+    work = [Request(row, ids, 100 + row, chosen, reference=reference) for row, ids in enumerate(prompts)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return engine, outcome(engine.run(work))
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: ModelHandle) -> ModelHandle:
+    return endless(tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def shallow(tiny_llama: ModelHandle) -> ModelHandle:
+    """The first layer alone."""
+    model = endless(tiny_llama)
+    vars(model)["shape"] = replace(tiny_llama.shape, layers=1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def wanted(shallow: ModelHandle) -> Any:
+    """What plain torch writes on the CPU in the run of `captured`."""
+    return decode(shallow, on_cpu(shallow), GROWING, "reference", LONG)[1]
+
+
+@pytest.fixture
+def captured(shallow: ModelHandle, wanted: Any, gpu: Gpu) -> Callable[[], tuple[Engine, Any, Any]]:
+    """A run whose steps are graphs and whose cache grows on the way; what was written, what should be."""
+    return lambda: (*decode(shallow, on_gpu(shallow), GROWING, prompt=LONG), wanted)
+
+
+@pytest.mark.parametrize("watching", [False, True])
+def test_every_policy_writes_on_the_gpu_what_it_writes_on_a_cpu(model: ModelHandle, gpu: Gpu, watching: bool) -> None:
+    names = tuple(name for name in EVERY if (Signal.ATTENTION in policies.policies.get(name).observes) == watching)
+    seen = {signal for name in names for signal in policies.policies.get(name).observes}
+    assert seen == ({Signal.ATTENTION} if watching else set(Signal) - {Signal.ATTENTION})
+    engine, written = decode(model, on_gpu(model), names)
+    assert written == decode(model, on_cpu(model), names, "reference")[1]
+    assert engine.graphs is not None
+    assert engine.cache.keys[0].device.type == "cuda"
+    assert bool(gpu.captured) is bool(engine.graphs.steps) is not watching
+
+
+def test_steps_are_graphs_through_growth(captured: Callable[..., Any], gpu: Gpu) -> None:
+    engine, written, wanted = captured()
+    assert written == wanted
+    assert engine.graphs.steps > 18
+    # One generation of graphs after the other: each has its pool, and left nothing in the last one.
+    assert engine.cache.moves > 1
+    assert len(gpu.pools) > 1
+    assert [pool.retired for pool in gpu.pools] == [True] * (len(gpu.pools) - 1) + [False]
+
+
+def test_a_step_asks_the_host_for_nothing(
+    captured: Callable[..., Any], gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the device go two tables and the streams; nothing comes back but, after the step, the sampled tokens."""
+    reads: list[int] = []
+    run = CudaGraphRunner.run
+
+    def counted(self: CudaGraphRunner, *given: Any) -> Any:
+        before = gpu.reads
+        step = run(self, *given)
+        if step is not None:
+            reads.append(gpu.reads - before)
+        return step
+
+    monkeypatch.setattr(CudaGraphRunner, "run", counted)
+    captured()
+    assert set(reads) == {3}
+
+
+# -- each fault is noticed ---------------------------------------------------------------------------------------
+
+
+def test_a_value_read_in_a_step_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    work = CapturedStep.work
+
+    def read(self: CapturedStep) -> None:
+        work(self)
+        self.logits.sum().item()
+
+    monkeypatch.setattr(CapturedStep, "work", read)
+    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*_local_scalar_dense"):
+        captured()
+
+
+def test_numbers_of_the_host_in_a_step_are_noticed(
+    captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = CapturedStep.work
+
+    def made(self: CapturedStep) -> None:
+        work(self)
+        self.sampled = self.sampled + torch.tensor([0] * len(self.sampled), device=self.sampled.device)
+
+    monkeypatch.setattr(CapturedStep, "work", made)
+    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*_to_copy"):
+        captured()
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_number_of_python_that_changes_is_noticed(
+    captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, graph: bool
+) -> None:
+    """Position as the host knows it: right in every step that Python runs, and that of the capture in each replay."""
+    from kvatlas.engine import graphs
+
+    sample, run, now = graphs.sample, CudaGraphRunner.run, [0]
+
+    def noted(self: CudaGraphRunner, batch: ForwardBatch, streams: Any) -> Any:
+        now[0] = batch.first_positions[0] + 1
+        return run(self, batch, streams)
+
+    def sampled(logits: Any, sampling: Any, streams: Any, positions: Any) -> Any:
+        return sample(logits, sampling, streams, positions - positions[0] + now[0])
+
+    monkeypatch.setattr(CudaGraphRunner, "run", noted)
+    monkeypatch.setattr(graphs, "sample", sampled)
+    if not graph:
+        monkeypatch.setattr(CudaGraphRunner, "_capture", lambda *_: True)
+    _, written, wanted = captured()
+    assert (written != wanted) is graph
+
+
+def test_a_pool_used_again_is_noticed(captured: Callable[..., Any], gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = gpu.new_pool()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: pool)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*use_count > 0"):
+        captured()
+
+
+def test_a_workspace_left_in_a_pool_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    with pytest.raises(AssertionError, match="a pool was left with the workspaces of cuBLAS in it"):
+        captured()
+
+
+def test_a_graph_that_outlives_its_cache_is_noticed(
+    captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop = CudaGraphRunner._drop_moved
+
+    def keep(self: CudaGraphRunner) -> None:
+        if self._moves < 0:
+            drop(self)
+
+    monkeypatch.setattr(CudaGraphRunner, "_drop_moved", keep)
+    with pytest.raises(AssertionError, match="a graph reads memory that was given back"):
+        captured()
+
+
+def test_a_tensor_on_the_wrong_device_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    work = CapturedStep.work
+
+    def mixed(self: CapturedStep) -> None:
+        work(self)
+        self.sampled = self.sampled + torch.zeros(len(self.sampled), dtype=torch.long)
+
+    monkeypatch.setattr(CapturedStep, "work", mixed)
+    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*two devices, cuda:0 and cpu"):
+        captured()

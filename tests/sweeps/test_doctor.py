@@ -1,0 +1,115 @@
+"""`kvatlas doctor`, here and on a stand-in for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.engine.attention import ReferenceBackend
+from kvatlas.engine.graphs import CapturedStep
+from kvatlas.findings import Finding, Status
+from kvatlas.models import ModelHandle
+from kvatlas.models.loaded import loaded
+from kvatlas.native import load
+from kvatlas.sweeps import doctor
+from tests.engine.gpu_stand_in import Gpu, gpu
+
+__all__ = ["gpu"]
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, Finding]]:
+    """What is found on the GPU, which decodes and reads little."""
+    monkeypatch.setattr(doctor, "STEPS", 8)
+    monkeypatch.setattr(doctor, "SIZES", {"cuda": (2, 1 << 20)})
+    monkeypatch.setattr(doctor, "TOKENS", 200)
+    return lambda: {finding.name: finding for finding in doctor.check_machine()}
+
+
+def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SIZES", {"cpu": (1, 1 << 24)})
+    first, *lines, last = succeed("doctor", "--device", "cpu").splitlines()
+    assert first == last == "```"
+    assert [line.split()[:2] for line in lines][2:] == [
+        ["ok" if load() else "warning", "kernels"],
+        ["ok", "tokens"],
+        ["ok", "memory"],
+    ]
+
+
+def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu) -> None:
+    found = examined()
+    assert {finding.status for finding in found.values()} == {Status.OK}
+    assert "70.0 GiB free of 80.0; GPUs: 1" in found["device"].message
+    assert found["CUDA graphs"].message.startswith("captured: ")
+    assert "flex against reference" in found["tokens"].message
+    assert "attention (flex) to 2 x 200 tokens in bfloat16" in found["memory"].message
+    assert gpu.captured
+
+
+def test_why_steps_are_no_graphs_is_said(
+    examined: Callable[[], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = CapturedStep.work
+
+    def read(self: CapturedStep) -> None:
+        work(self)
+        self.logits.sum().item()
+
+    monkeypatch.setattr(CapturedStep, "work", read)
+    found = examined()
+    assert found["CUDA graphs"].status is Status.WARNING
+    assert "stream is capturing" in found["CUDA graphs"].message
+    assert found["tokens"].status is Status.OK
+
+
+def test_wrong_tokens_are_a_failure(
+    examined: Callable[[], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.engine import gpu_stand_in
+
+    paged = gpu_stand_in.paged_attention
+    monkeypatch.setattr(gpu_stand_in, "paged_attention", lambda *given, **named: paged(*given, **named) * 0.5)
+    found = examined()
+    assert found["tokens"].status is Status.FAILED
+    assert " of 9 sequences differ, the first from new token 2 on (flex against" in found["tokens"].message
+
+
+def test_a_gpu_that_runs_out_of_memory_is_a_failure(
+    examined: Callable[[], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(ReferenceBackend, "attend", full)
+    found = examined()
+    assert found["decoding"].status is Status.FAILED
+    assert found["decoding"].message == "CUDA out of memory"
+
+
+def test_weights_larger_than_a_gpu_are_refused(
+    random_models: dict[str, ModelHandle], gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from kvatlas import models
+
+    model = models.find(random_models["llama"].name, device="cuda:0", dtype="float32")
+    assert model.network().device.type == "cuda"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1000, 80 << 30))
+    with pytest.raises(KvatlasError, match=r"GiB of weights, cuda:0 has 0\.0 GiB free of 80\.0; valid are models that"):
+        model.network()
+
+
+def test_a_model_on_several_devices_is_refused(random_models: dict[str, ModelHandle], tmp_path: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = random_models["llama"].folder
+    network = AutoModelForCausalLM.from_pretrained(
+        folder, device_map={"model": "cpu", "lm_head": "disk"}, offload_folder=tmp_path
+    )
+    with pytest.raises(KvatlasError, match=r"lie on several devices \(0\.0 GiB on cpu, 0\.0 GiB on meta\)"):
+        loaded(network, None, frozenset({1}))
