@@ -123,9 +123,8 @@ SERVED = Setting("served")  # a model behind an API, of whose cache nothing is k
 class Costs:
     """What a trace cost; None where it is not known, as of traces that another program decoded.
 
-    `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step and before
-    a compression that it sets off: what memory has to hold. `thinking_tokens` are 0 where nothing opens thinking.
-    `seconds` is the trace's share of the wall time of the batches that it was part of.
+    `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step, before it
+    is compressed. `thinking_tokens` are 0 where nothing opens thinking; `seconds` is its share of its batches' time.
     """
 
     prompt_tokens: int | None
