@@ -172,7 +172,7 @@ def _contrast(one, other):
 def test_a_map_of_equal_cells_has_a_scale():
     cell = Cell(Setting.of("p"), Estimate(1.0, 0.9, 1.0, 30, 1))
     flat = Map("m", "b", "pass@1", "p", (("a", (1, 2)), ("b", (1, 2))), {(1, 1): cell})
-    assert style.scale([flat]) == (99.5, 100.5)
+    assert style.scale([flat]) == (99.0, 100.0)
     series_figure([flat])
 
 
