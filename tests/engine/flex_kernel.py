@@ -33,8 +33,8 @@ LENGTHS = (0, 1, 127, 128, 129, 255, 325)
 #: Of each compute capability: bytes of shared memory that a block may have.
 SHARED = {80: 166_912, 90: 232_448, 100: 232_448}
 KV_HEADS = 2
-#: Numbers that a program of what is not attention computes.
-BLOCK = 64
+#: Numbers that a program computes of what is not attention: compiled, and interpreted, which costs by the program.
+BLOCK, INTERPRETED_BLOCK = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class Launcher:
             self.function[x, y, z](*given)
         else:
             count = given[self.function.arg_names.index("xnumel")]
-            self.function[-(-count // BLOCK), 1, 1](*given, XBLOCK=BLOCK)
+            self.function[-(-count // INTERPRETED_BLOCK), 1, 1](*given, XBLOCK=INTERPRETED_BLOCK)
 
 
 def _plain(module: ModuleType, but: str = "") -> None:
