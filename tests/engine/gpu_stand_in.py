@@ -9,7 +9,6 @@ Allocation pools follow PyTorch's: see `Pool`.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,29 +26,9 @@ from transformers.models.llama import modeling_llama  # noqa: F401 (asks for GPU
 
 from kvatlas.models.options import Options
 from kvatlas.models.weights import load_weights
+from tests.engine.cuda_device import DEVICE, without_cuda
 
-DEVICE = torch.device("cuda:0")
-#: Numbers of device types in torch (c10/core/DeviceType.h).
-CUDA, META = 1, 14
 CAPTURING = "operation not permitted when stream is capturing"
-
-
-@contextmanager
-def without_cuda() -> Iterator[None]:
-    """What fake tensors need in a build without CUDA: a guard of devices, and tensors that are made on the host first.
-
-    Meta tensors have a guard that does nothing. Devices must be named with their number.
-    """
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * 32).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    guard, lifted = guards[CUDA], torch._C._only_lift_cpu_tensors()
-    guards[CUDA] = guard or guards[META]
-    torch._C._set_only_lift_cpu_tensors(True)
-    try:
-        yield
-    finally:
-        guards[CUDA] = guard
-        torch._C._set_only_lift_cpu_tensors(lifted)
 
 
 class GpuTensor(torch.Tensor):
