@@ -153,7 +153,9 @@ def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reason
     assert all(generation.usage.compressions for generation in found)
     assert {generation.usage.thinking_tokens for generation in found} == {0}
     tickets: Any = [
-        SimpleNamespace(generation=SimpleNamespace(result=lambda own=own: own), ask=SimpleNamespace(prompt=(1,), opened=None))
+        SimpleNamespace(
+            generation=SimpleNamespace(result=lambda own=own: own), ask=SimpleNamespace(prompt=(1,), opened=None)
+        )
         for own in found
     ]
     assert usage_of(tickets)["completion_tokens_details"] == {"reasoning_tokens": 0}
