@@ -23,6 +23,7 @@ from tqdm import tqdm
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Options, embedded, find
+from kvatlas.models.gguf import PACKAGED
 from kvatlas.service import Decoder, Detokenizer, chosen, stream_of
 from kvatlas.service.request_validation import drawing, room_for
 
@@ -63,7 +64,7 @@ class SelectedLM(HFLM):
     ) -> None:
         known = {each.name for each in fields(Options)} - {"device"}
         options = {name: value for name, value in arguments.items() if name in known}
-        address = pretrained if pretrained.startswith(("hf:", *embedded())) else f"hf:{pretrained}"
+        address = pretrained if pretrained.startswith(("hf:", *embedded(), *PACKAGED)) else f"hf:{pretrained}"
         # The harness says cuda:0 where its user says nothing, also on machines without a GPU.
         if device and not (device.startswith("cuda") and not torch.cuda.is_available()):
             options["device"] = device
