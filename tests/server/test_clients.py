@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -226,13 +227,14 @@ def test_memory_is_flat_over_500_requests(server: Running) -> None:
                 assert answer.status_code == 200
 
     asyncio.run(ask(200))
-    before, cache = server.memory(), server.metrics()["kvatlas_kv_bytes"]
-    asyncio.run(ask(250))
-    asyncio.run(ask(250))
+    held, cache = [server.memory()], server.metrics()["kvatlas_kv_bytes"]
+    for _ in range(4):
+        asyncio.run(ask(125))
+        held.append(server.memory())
     assert server.metrics()["kvatlas_kv_bytes"] == cache
     assert idle(server)
-    # A request that left 10 kB behind would add 5 MB.
-    assert server.memory() - before < 4 * 2**20
+    # A request that left 10 kB behind would add 1.25 MB each time; an allocator takes its pages now and then.
+    assert min(after - before for before, after in pairwise(held)) < 2**20
 
 
 def lasting_seed(text: str, tokens: int) -> Any:

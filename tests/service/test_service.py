@@ -13,7 +13,8 @@ import pytest
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle, find
-from kvatlas.service import BusyError, ClosedError, GenerationRequest, Service, chosen, stream_of
+from kvatlas.service import BusyError, ClosedError, GenerationRequest, RequestHandle, Service, chosen, stream_of
+from kvatlas.service.logits import Steering
 from kvatlas.service.request_validation import LengthError, drawing, room_for
 from tests.engine.test_loop import prompts
 
@@ -70,12 +71,33 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle
         return await asyncio.gather(*(_collect(handle) for handle in handles))
 
     async def _collect(handle: Any) -> list[list[int]]:
-        return [tokens async for tokens in handle.pieces()]
+        found = [piece async for piece in handle.pieces()]
+        assert [last for _, last in found] == [False] * (len(found) - 1) + [True]
+        return [tokens for tokens, _ in found]
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
         assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(pieces))
         assert len(pieces[-1]) == 40
+
+
+def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: ModelHandle) -> None:
+    import torch
+
+    steering = Steering(top_logprobs=1)
+    handle = RequestHandle(GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, steering=steering), service)
+    engines: list[int] = []
+    for token in (5, 6, 7):
+        assert handle.steerer is not None
+        handle.steerer([*handle.ask.prompt, *engines], torch.zeros(20))
+        told = list(handle.tokens)
+        engines.append(token)
+        # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
+        assert list(handle.tokens) == told == engines[:-1]
+        handle.stopping_criterion(engines)
+        assert [each.token for each in handle.steerer.logprobs] == list(handle.tokens) == engines
+    handle.begin()
+    assert not handle.tokens
 
 
 def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:

@@ -333,8 +333,7 @@ async def _pieces(shape: Shape | ResponsesShape, index: int, handle: RequestHand
     begin = shape.begin(index)
     if begin:
         yield begin
-    async for tokens in handle.pieces():
-        last = handle.generation.done()
+    async for tokens, last in handle.pieces():
         thinking, answer = writing.push(decoder.push(tokens, last), last)
         if thinking or answer:
             yield shape.news(index, handle, (thinking, answer), tokens, told, offset)

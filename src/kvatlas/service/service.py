@@ -41,21 +41,27 @@ class ClosedError(KvatlasError):
 
 
 class RequestHandle:
-    """One ask on its way. `tokens` are its new tokens so far, `generation` the future of the finished one."""
+    """One ask on its way; `generation` is the future of the finished one."""
 
     def __init__(self, ask: GenerationRequest, service: Service) -> None:
         model = service.model
         self.ask, self.model, self._service = ask, model, service
-        self.tokens: Sequence[int] = ()
         self.generation: Future[Generation[RequestHandle]] = Future()
         self._gone = False
         self.begin()
 
     def begin(self) -> None:
         """Nothing of it is decoded yet, or nothing any more: its tokens will be the same."""
+        self._tokens: Sequence[int] = ()
+        self._noted = 0
         self._decoder = Decoder(self.model)
         self._writing = self.ask.detokenizer(self.model)
         self.steerer = self.ask.steerer(self.model)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Its new tokens so far. The engine's own list may have one more, of which nothing is noted yet."""
+        return self._tokens[: self._noted]
 
     def cancel(self) -> None:
         """Nobody waits for this any more."""
@@ -70,20 +76,19 @@ class RequestHandle:
 
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """The engine's side: note new tokens, say whether this ends here."""
-        if len(tokens) >= len(self.tokens):
-            self.tokens = tokens
         if self.steerer is not None:
             self.steerer.note(tokens[-1])
+        self._tokens, self._noted = tokens, len(tokens)
         if self.ask.stop and not self._gone:
             self._writing.push(self._decoder.push(tokens))
         return self._gone or self._writing.stopped
 
-    async def pieces(self) -> AsyncIterator[list[int]]:
-        """All new tokens so far, each time that there are more of them, until the generation is finished.
+    async def pieces(self) -> AsyncIterator[tuple[list[int], bool]]:
+        """All new tokens so far, each time that there are more of them, and whether these are all there will be.
 
         Raises what the generation ended with. The busier the service, the rarer are pieces.
         """
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop, news, told = asyncio.get_running_loop(), asyncio.Event(), 0
 
         def end(_: object) -> None:
             # Who is finished is told at once: the next question of the same client has a row to fill. A loop that was
@@ -96,9 +101,12 @@ class RequestHandle:
             while not self.generation.done():
                 await news.wait()
                 news.clear()
-                if not self.generation.done():
-                    yield list(self.tokens)
-        yield list(self.generation.result().tokens)
+                tokens = list(self.tokens)
+                # Who begins again has fewer of them.
+                if len(tokens) > told and not self.generation.done():
+                    told = len(tokens)
+                    yield tokens, False
+        yield list(self.generation.result().tokens), True
 
     async def finished(self) -> Generation[RequestHandle]:
         """The finished generation; cancelled with the task that waits for it."""
