@@ -21,6 +21,11 @@ class Example:
     results: tuple[tuple[str, int, int], ...]
     weights: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def thinking_end(self) -> int:
+        """The place of the word that ends the thinking."""
+        return self.words.index(END_THINK)
+
 
 @dataclass
 class Scribe:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from examples import Example
-from vocabulary import END_THINK
 
 Mask = npt.NDArray[np.bool_]
 
@@ -73,7 +72,7 @@ def undecided(example: Example, visible: Mask) -> list[int]:
     stated: dict[str, list[int]] = {}
     results = sorted(example.results, key=lambda result: result[2])
     places: list[int] = []
-    for place in range(example.prompt + 1, example.words.index(END_THINK) + 1):
+    for place in range(example.prompt + 1, example.thinking_end + 1):
         if example.words[place - 1] == " .\n":
             while results and results[0][2] <= place:
                 name, _, last = results.pop(0)
@@ -140,7 +139,7 @@ def _firings(example: Example, rng: random.Random) -> tuple[list[int], int]:
 
 def _hide(visible: Mask, example: Example, firings: list[int], window: int, scheme: Scheme) -> None:
     """Clears, for the queries after each firing, the keys that are gone by then. `visible` is [length, length]."""
-    end, prompt = example.words.index(END_THINK), example.prompt
+    end, prompt = example.thinking_end, example.prompt
     alive = np.ones(len(example.words), dtype=bool)
     for firing in firings:
         old = min(firing - window, end)

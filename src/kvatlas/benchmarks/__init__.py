@@ -35,6 +35,7 @@ families: Registry[Family] = Registry(
         "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
         "RULER": "kvatlas.benchmarks.ruler:Ruler",
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
+        "WORDS": "kvatlas.benchmarks.words:Words",
     }
     | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
     _fault,

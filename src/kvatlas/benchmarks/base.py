@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
 
 from kvatlas.core import Grade, KvatlasError, Problem
 
@@ -53,6 +56,51 @@ class Family(Protocol):
     def named(self, rest: str, **options: Any) -> Benchmark:
         """The benchmark; KvatlasError says which are valid. A family read from files takes the option `file`."""
         ...
+
+
+@dataclass(frozen=True)
+class Sized(ABC):
+    """A generated benchmark: `FAMILYn` (`smallest` and `largest` are n), or `FAMILYm-n`, whose problem i is of size k
+    for k from m to n in turn: a mixture of easy and hard problems, as public benchmarks are."""
+
+    smallest: int
+    largest: int
+    family: ClassVar[str]
+    #: The smallest and the largest size there is.
+    sizes: ClassVar[tuple[int, int]]
+    standard_problems: ClassVar[int] = 300
+
+    @classmethod
+    def named(cls, size: str) -> Self:
+        """Of size 12 from "12", of sizes 8 to 15 from "8-15"; KvatlasError outside `sizes`."""
+        first, dash, last = size.partition("-")
+        found = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
+        if not cls.sizes[0] <= found[0] <= found[1] <= cls.sizes[1] or (dash and found[0] == found[1]):
+            raise KvatlasError(
+                f"Unknown benchmark '{cls.family}{size}'; valid are {cls.family}{cls.sizes[0]} to "
+                f"{cls.family}{cls.sizes[1]}, and ranges of these sizes with the smaller one first, as in "
+                f"{cls.family}8-15."
+            )
+        return cls(*found)
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}{self.smallest}" + (f"-{self.largest}" if self.largest > self.smallest else "")
+
+    def problems(self, limit: int | None = None) -> Sequence[Problem]:
+        """Generated from (size, index) alone: the same problems on every machine, disjoint from training seeds."""
+        return [self.problem(i) for i in range(self.standard_problems if limit is None else limit)]
+
+    def problem(self, index: int) -> Problem:
+        """The problem of that index."""
+        return self.drawn(self.smallest + index % (self.largest - self.smallest + 1), index)
+
+    @abstractmethod
+    def drawn(self, size: int, index: int) -> Problem:
+        """The problem of that size and index."""
+
+    def prompt(self, problem: Problem) -> str:
+        return problem.question
 
 
 def nth(benchmark: Benchmark, index: int) -> Problem:

@@ -13,14 +13,11 @@ from __future__ import annotations
 import random
 import re
 import string
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvatlas.core import Grade, KvatlasError, Problem, Status
-
-SMALLEST, LARGEST = 3, 26
-STANDARD_PROBLEMS = 300
+from kvatlas.benchmarks.base import Sized
+from kvatlas.core import Grade, Problem, Status
 
 
 @dataclass(frozen=True)
@@ -83,50 +80,23 @@ def draw(size: int, rng: random.Random) -> System:
     return System(tuple(definitions), tuple(stated), tuple(queries))
 
 
-@dataclass(frozen=True)
-class Chain:
-    """The benchmark CHAINn (`smallest` and `largest` are n), or CHAINm-n, whose problem i is that of CHAINk for k from
-    m to n in turn: a mixture of easy and hard problems, as public benchmarks are."""
+class Chain(Sized):
+    """The benchmark CHAINn, or CHAINm-n."""
 
-    smallest: int
-    largest: int
     version: ClassVar[int] = 2
+    family: ClassVar[str] = "CHAIN"
+    sizes: ClassVar[tuple[int, int]] = (3, 26)
     about: ClassVar[str] = "shuffled definitions over digits, to be evaluated one after another (generated)"
-    examples: ClassVar[str] = f"CHAIN{SMALLEST} ... CHAIN{LARGEST}, CHAIN8-15"
-
-    @classmethod
-    def named(cls, size: str) -> Chain:
-        """CHAIN12 from "12", CHAIN8-15 from "8-15"; KvatlasError outside CHAIN3 ... CHAIN26."""
-        first, dash, last = size.partition("-")
-        sizes = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
-        if not SMALLEST <= sizes[0] <= sizes[1] <= LARGEST or (dash and sizes[0] == sizes[1]):
-            raise KvatlasError(
-                f"Unknown benchmark 'CHAIN{size}'; valid are CHAIN{SMALLEST} to CHAIN{LARGEST}, and ranges of "
-                "these sizes with the smaller one first, as in CHAIN8-15."
-            )
-        return cls(*sizes)
-
-    @property
-    def name(self) -> str:
-        return f"CHAIN{self.smallest}" + (f"-{self.largest}" if self.largest > self.smallest else "")
+    examples: ClassVar[str] = f"CHAIN{sizes[0]} ... CHAIN{sizes[1]}, CHAIN8-15"
 
     @property
     def typical_output_tokens(self) -> int:
         # What embedded:tiny-llama writes with the full cache: 238 tokens at size 8, 509 at 14.
         return max(20, 21 * (self.smallest + self.largest) - 90)
 
-    def problems(self, limit: int | None = None) -> Sequence[Problem]:
-        """Generated from (size, index) alone: the same problems on every machine, disjoint from training seeds."""
-        return [self.problem(i) for i in range(STANDARD_PROBLEMS if limit is None else limit)]
-
-    def problem(self, index: int) -> Problem:
-        """The problem of that index."""
-        size = self.smallest + index % (self.largest - self.smallest + 1)
+    def drawn(self, size: int, index: int) -> Problem:
         system = draw(size, random.Random(f"kvatlas chain {size} test {index}"))
         return Problem(f"{self.name}-{index:04d}", system.question, system.answer, {"n": size})
-
-    def prompt(self, problem: Problem) -> str:
-        return problem.question
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct when every queried value is right; progress is the share of right ones. The last statement counts."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, matching
+from kvatlas.models.adapters import Adapter
 from kvatlas.models.options import Options
 from kvatlas.models.templates import Messages, TemplateRefusedError, Values, render
 from kvatlas.models.thinking import Thinking, thinking
@@ -60,6 +61,11 @@ class ModelHandle:
         # must not choose another type than the run key says.
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**found, "options": replace(self.options, dtype=self.dtype)}
+
+    @property
+    def adapter(self) -> Adapter:
+        """What is added to its weights."""
+        return Adapter(self.options.adapter)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -149,6 +155,7 @@ class ModelHandle:
         """Raise KvatlasError for all that can be known to fail before weights are loaded."""
         # What needs no imports comes first: a wrong folder is told at once.
         self._check_weights()
+        self.adapter.check()
         self._check_template()
         self.check_type()
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
@@ -159,7 +166,7 @@ class ModelHandle:
         except (OSError, ValueError):
             config = {}
         there = any((self.folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
-        if not (there or config.get("chat_template")):
+        if not (there or config.get("chat_template") or self.adapter.templates):
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
 
     def check_type(self) -> None:
@@ -216,13 +223,13 @@ class ModelHandle:
                 self._no_weights(list(files))
         if not sums:
             self._no_weights([path.name for path in self.folder.glob("*")])
-        return combined({"config.json": sha256(self.folder / "config.json"), **sums})
+        return combined({"config.json": sha256(self.folder / "config.json"), **sums, **self.adapter.digests()})
 
     @cached_property
     def tokenizer_digest(self) -> str:
         """SHA-256 over the tokenizer files and the chat template: part of the run key."""
-        there = [self.folder / name for name in _TOKENIZER_FILES if (self.folder / name).is_file()]
-        return combined({path.name: sha256(path) for path in there})
+        files = {name: self.folder / name for name in _TOKENIZER_FILES} | self.adapter.templates
+        return combined({name: sha256(path) for name, path in files.items() if path.is_file()})
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -235,6 +242,8 @@ class ModelHandle:
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise KvatlasError(f"The tokenizer of the model {self.name!r} cannot be loaded ({reason}).") from error
+        for path in self.adapter.templates.values():
+            tokenizer.chat_template = path.read_text()
         if not tokenizer.chat_template:
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
         return tokenizer
@@ -370,8 +379,7 @@ class ModelHandle:
         """How many new tokens are thinking that ends at `end`; if that is None all, or none where nothing opened it."""
         if end is not None:
             return end
-        opened = self.opens_thinking or self._thinks(self.text(tokens))
-        return len(tokens) if opened else 0
+        return len(tokens) if self.opens_thinking or self._thinks(self.text(tokens)) else 0
 
     def _thinks(self, text: str) -> bool:
         """Whether thinking is open at the end of a text that does not end it."""
@@ -387,5 +395,6 @@ class ModelHandle:
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         network = load_weights(self.name, folder, self.dtype, self.device)
+        self.adapter.merge(self.name, network)
         pack(network)
         return network

@@ -20,6 +20,7 @@ class Options:
     device: auto (a GPU where there is one), cpu, cuda or cuda:N.
     revision: of a hub id: branch, tag or commit.
     cache: folder for what comes from the hub, or is made of a GGUF.
+    adapter: folder of a LoRA adapter as peft writes it, added to the weights; its chat template counts.
     think_close: the text that ends thinking, where it is not found; '' for a model without thinking.
     think_open: text put behind the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
     date: YYYY-MM-DD, the day that chat templates take for today, so that prompts do not change from day to day.
@@ -29,6 +30,7 @@ class Options:
     device: str = "auto"
     revision: str = ""
     cache: str = ""
+    adapter: str = ""
     think_close: str | None = None
     think_open: str = ""
     date: str = "2024-07-26"

@@ -1,0 +1,122 @@
+"""LoRA adapters: what is decoded equals the merged weights, and what is none is refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle, find
+from tests.r1 import save_model
+
+LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none"}
+
+
+def save_adapter(base: ModelHandle, folder: Path, **changes: Any) -> Path:
+    """A random adapter of two layers, as peft writes it."""
+    folder.mkdir(exist_ok=True)
+    weights = load_file(base.folder / "model.safetensors")
+    made = {}
+    for layer in LAYERS:
+        out, into = weights[f"{layer}.weight"].shape
+        made[f"base_model.model.{layer}.lora_A.weight"] = torch.randn(4, into)
+        made[f"base_model.model.{layer}.lora_B.weight"] = torch.randn(out, 4)
+    save_file(made, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
+    return save_model("llama", tmp_path_factory.mktemp("base") / "m")
+
+
+def with_adapter(base: ModelHandle, folder: Path) -> ModelHandle:
+    return find(f"hf:{base.folder}", adapter=str(folder))
+
+
+@pytest.mark.parametrize(("changes", "scale"), [({}, 1.5), ({"use_rslora": True}, 3.0)])
+def test_logits_are_those_of_the_merged_weights(
+    base: ModelHandle, tmp_path: Path, changes: dict[str, Any], scale: float
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    adapted = with_adapter(base, save_adapter(base, tmp_path / "a", **changes))
+    adapted.check()
+    made = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    merged = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
+    for layer in LAYERS:
+        a, b = (made[f"base_model.model.{layer}.lora_{part}.weight"] for part in "AB")
+        merged.get_submodule(layer).weight.data += scale * b @ a
+    ids = torch.tensor([adapted.encode("Is it so?")])
+    with torch.no_grad():
+        wanted, plain = merged(ids).logits, base.network()(ids).logits
+        torch.testing.assert_close(adapted.network()(ids).logits, wanted, atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(plain, wanted, atol=0.1)
+
+
+def test_an_adapter_makes_another_run_and_brings_its_template(base: ModelHandle, tmp_path: Path) -> None:
+    folder = save_adapter(base, tmp_path / "a")
+    adapted = with_adapter(base, folder)
+    assert adapted.weights_digest != base.weights_digest
+    assert adapted.tokenizer_digest == base.tokenizer_digest
+    assert adapted.prompt("x") == base.prompt("x")
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}<think>")
+    again = replace(adapted)
+    assert again.prompt("x") == "x<think>"
+    assert again.tokenizer_digest != base.tokenizer_digest
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "adapter_model.safetensors")
+    assert replace(adapted).weights_digest != adapted.weights_digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "use_dora True; valid is False"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'; valid is 'LORA'"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]; valid is None"),
+        ({"r": 0}, "r 0; valid are ranks from 1"),
+        ({"r": "many"}, "no readable adapter_config.json"),
+    ],
+)
+def test_what_the_formula_does_not_cover_is_refused(
+    base: ModelHandle, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(KvatlasError, match=message):
+        with_adapter(base, save_adapter(base, tmp_path / "a", **changes)).check()
+
+
+def test_a_folder_that_is_none(base: ModelHandle, tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match=r"lacks adapter_config\.json; valid are folders of LoRA adapters"):
+        with_adapter(base, tmp_path).check()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda made: {name.replace("q_proj", "x_proj"): made[name] for name in made}, "does not fit the model"),
+        (lambda made: {name: tensor[:, :3] for name, tensor in made.items()}, "does not fit the model"),
+        (lambda made: {name: made[name] for name in made if "lora_A" in name}, "has no pairs of lora_A and lora_B"),
+        (lambda made: {"lm_head.weight": torch.zeros(2, 2)}, "holds 'lm_head.weight'"),
+        (lambda made: {name: tensor * torch.inf for name, tensor in made.items()}, "no finite numbers"),
+    ],
+)
+def test_tensors_of_another_model(base: ModelHandle, tmp_path: Path, damage: Any, message: str) -> None:
+    folder = save_adapter(base, tmp_path / "a")
+    made = load_file(folder / "adapter_model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in damage(made).items()}, folder / "adapter_model.safetensors"
+    )
+    with pytest.raises(KvatlasError, match=message):
+        with_adapter(base, folder).network()
+    (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(KvatlasError, match=r"no readable adapter_model\.safetensors"):
+        with_adapter(base, folder).network()
