@@ -20,6 +20,8 @@ __all__ = ["kvatlas", "succeed"]
 # Before torch is imported, and for the processes that tests start: as many threads as cores in each would wait for
 # one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers would wait for every other process on the machine: their default is 15.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
 #: Window of the layers that have one: some in gemma3, all in mistral, none in the others.
