@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--mean", "--columns", "2"], ["tiny | mean of 2 | dynts"]),
         (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
         (["--mean", "--against", "full"], ["tiny | mean of 2 | random", "to −"]),
+        (
+            ["--against", "random"],
+            ["tiny | CHAIN6", "Pass@1 minus that of random, in points, paired by problem.", "is shown"],
+        ),
+        (["--metric", "mean_kv_tokens", "--against", "random"], ["Change of KV Tokens against random, in percent."]),
+        (
+            ["--layout", "1x4", "--no-intervals", "--label", "CHAIN6=Six", "--font", "DejaVu Serif"],
+            ["tiny | Six | dynts"],
+        ),
         (["--metric", "mean_kv_tokens"], ["KV Tokens", "Mean cached tokens per sequence."]),
         (
             ["--metric", "seconds", "--against", "full", "--columns", "1"],
@@ -52,6 +62,29 @@ def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: li
     for text in texts:
         assert text in svg
     assert out.with_suffix(".data.csv").read_text().startswith("model,benchmark,policy,")
+
+
+def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    worse = tmp_path / "worse"
+    with Store.create(worse) as held:
+        plan = manifest(grid("dynts", "random"), problems=20)
+        held.put_manifest(plan)
+        for key, trace in traces(plan, lambda setting: setting.values.get("ratio", 1.0) / 10):
+            held.add(key, trace)
+    out = tmp_path / "a.svg"
+    assert kvatlas("map", run, "--against", worse, "--mean", "--out", out)[0] == 0
+    rows = list(csv.DictReader(out.with_suffix(".data.csv").open()))
+    assert len(rows) == 18
+    assert {row["shows"] for row in rows} == {"Pass@1 minus worse"}
+    shown = [row for row in rows if row["text"].endswith("*")]
+    assert {row["ratio"] for row in shown} >= {"0.5"}
+    assert all(float(row["value"]) > 0 for row in shown)
+    sources = "published:dynts_r1_llama", "published:dynts_r1_qwen"
+    assert kvatlas("map", *sources, "--against", "R1-Llama", "--mean", "--out", out)[0] == 0
+    (row, *_) = csv.DictReader(out.with_suffix(".data.csv").open())
+    assert (row["model"], row["shows"], row["small"]) == ("R1-Qwen", "Pass@1 minus R1-Llama", "")
+    assert kvatlas("map", sources[0], "--against", sources[0], "--out", out)[0] == 0
+    assert {row["text"] for row in csv.DictReader(out.with_suffix(".data.csv").open())} == {"0.0"}
 
 
 @pytest.mark.parametrize("option", [["--mean"], ["--against", "full"]])
@@ -90,7 +123,15 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
     ("words", "sentence"),
     [
         (("--metric", "watts"), "Unknown metric 'watts'"),
-        (("--against", "nothing"), "has no baseline 'nothing'; its baselines are: full"),
+        (("--against", "nothing"), "no baseline, policy or model 'nothing' to compare with"),
+        (("--against", "nothing"), "there are: full, dynts, random, tiny"),
+        (("--against", "tiny"), "No map has the model, benchmark, policy and axes of a map of tiny"),
+        (("--layout", "4"), "--layout is ROWSxPANELS, such as 1x4; '4' was given"),
+        (("--layout", "1x2"), "The layout 1x2 has room for 2 panels, and the figure has 4"),
+        (("--label", "CHAIN6"), "--label is NAME=TEXT"),
+        (("--label", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, CHAIN6"),
+        (("--font", "Nope"), "There is no font 'Nope' here"),
+        (("--no-notes",), "--no-notes leaves notes to the caption alone; name its file with --caption"),
         (("--metric", "kv_memory"), "Unknown model 'tiny'"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
     ],

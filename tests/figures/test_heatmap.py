@@ -8,7 +8,8 @@ import pytest
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import style
-from kvatlas.figures.heatmap import means_figure, save, series_figure
+from kvatlas.figures.heatmap import means_figure, plot, save, series_figure
+from kvatlas.figures.panels import metric_panels
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
@@ -61,16 +62,27 @@ def test_the_largest_window_is_on_top(llama):
 
 
 def test_scales_are_own_or_shared(llama, tmp_path):
-    assert len(set(_scales(series_figure(llama)))) == 4
-    assert _scales(series_figure(llama))[0] == (39.3, 49.3)
+    own = series_figure(llama, shared=False)
+    assert len(set(_scales(own))) == 4
+    assert _scales(own)[0] == (39.3, 49.3)
     shared = series_figure(llama, shared=True)
-    assert set(_scales(shared)) == {(24.0, 89.0)}
+    low, high = _scales(shared)[0]
+    assert (low, high) == (24.0, 89.0)
     assert "differ" not in " ".join(_texts(shared, tmp_path))
 
 
+def test_colours_tell_no_difference_that_is_smaller_than_an_interval(llama):
+    for one, (low, high) in zip(llama, _scales(series_figure(llama)), strict=True):
+        widths = [cell.estimate.high - cell.estimate.low for cell in one.cells.values()]
+        assert high - low == pytest.approx(100 * sum(widths) / len(widths), abs=1e-4)
+        values = [100 * cell.estimate.value for cell in one.cells.values()]
+        assert low <= min(values) <= max(values) <= high
+
+
 def test_means_share_one_scale_and_one_bar(means, tmp_path):
-    figure = means_figure(means)
+    figure = plot(metric_panels(means), one_bar=True, shared=False)
     assert _scales(figure) == [(49.05, 56.35)]
+    assert _scales(means_figure(means))[0][0] < 49.05
     texts = _texts(figure, tmp_path)
     assert {"R1-Llama | mean of 4", "R1-Qwen | mean of 4"} <= set(texts)
     assert texts.count("Pass@1") == 1

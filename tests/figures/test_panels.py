@@ -6,10 +6,12 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import style
+from kvatlas.figures.difference_panels import Against, cost_change_panels, difference_panels
 from kvatlas.figures.heatmap import DIFFER, means_figure, plot, series_figure
 from kvatlas.figures.look import Look, save
 from kvatlas.figures.panels import (
@@ -17,7 +19,6 @@ from kvatlas.figures.panels import (
     cost_of,
     cost_panels,
     data_csv,
-    difference_panels,
     metric_panels,
 )
 from kvatlas.figures.plateau import border
@@ -26,7 +27,8 @@ from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
-from kvatlas.stats.pairs.differences import differences_of_run
+from kvatlas.stats.pairs.differences import differences_of_run, differences_of_runs
+from kvatlas.stats.pairs.paired import paired_difference
 from kvatlas.stats.run_analysis import with_regions
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -71,14 +73,17 @@ def test_a_plateau_is_framed_and_said(llama, tmp_path):
     }  # fmt: skip
     found = {tuple(tuple(map(int, point)) for point in line) for line in frames[0].get_segments()}
     assert found == expected
-    assert "Outlined: statistically tied with the best." in " ".join(texts(figure, tmp_path))
+    dimmed = {patch.get_xy() for patch in figure.axes[0].patches if patch.get_gid() == "dimmed"}
+    assert dimmed == {(x, y) for x in range(5) for y in range(4)} - {(1, 1), (1, 2), (2, 2)}
+    assert "Outlined: statistically tied with the best; others are dimmed." in " ".join(texts(figure, tmp_path))
 
 
 def test_a_border_goes_round_holes_and_islands():
     assert len(border({(0, 0)})) == 4
     assert len(border({(0, 0), (1, 0)})) == 6
     ring = {(x, y) for x in range(3) for y in range(3)} - {(1, 1)}
-    assert len(border(ring)) == 16
+    # A hole has no frame, or it would look like a winner.
+    assert len(border(ring)) == 12
     assert border(set()) == []
 
 
@@ -152,7 +157,7 @@ def test_kv_memory_reckons_with_the_model():
 def test_costs_against_a_baseline_are_changes_in_percent(run):
     _, _, maps = run
     half = {"full": replace(maps[0].baselines["full"], mean_kv_tokens=121.0)}
-    (panel,) = cost_panels([replace(maps[0], baselines=half)], "mean_kv_tokens", "full")
+    (panel,) = cost_change_panels([replace(maps[0], baselines=half)], "mean_kv_tokens", Against("full"))
     assert {shown.text for shown in panel.cells.values()} == {"−50"}
     assert panel.measure.centred
     assert panel.measure.label == "KV Tokens against full (%)"
@@ -162,13 +167,13 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
     plan, held, maps = run
     found = differences_of_run(RunData(plan, held), "full")
     assert set(found) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
-    panels = difference_panels([*maps, *mean_maps(maps)], found, "full")
+    panels = difference_panels([*maps, *mean_maps(maps)], found, Against("full"))
     assert len(panels) == 3
     for one in panels:
         for place, shown in one.cells.items():
             contrast = found[one.model, one.benchmark, one.policy][place]
             assert shown.value == pytest.approx(100 * contrast.value)
-            assert shown.bold == (not contrast.low <= 0 <= contrast.high)
+            assert shown.bold == shown.text.endswith("*") == (contrast.p < 0.05)
     assert any(shown.bold for one in panels for shown in one.cells.values())
     said = texts(plot(panels[:2]), tmp_path)
     assert "Pass@1 minus full" in said
@@ -181,21 +186,56 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
 
 def test_the_scale_of_differences_has_0_in_its_middle(run):
     plan, held, maps = run
-    figure = plot(difference_panels(maps, differences_of_run(RunData(plan, held), "full"), "full"))
+    figure = plot(difference_panels(maps, differences_of_run(RunData(plan, held), "full"), Against("full")))
     for bar in (axes for axes in figure.axes if axes.get_ylabel() == "Pass@1 minus full"):
         low, high = bar.get_ylim()
         assert low == pytest.approx(-high)
 
 
-def test_the_mean_of_differences_recovers_its_interval():
-    plan = manifest(grid("dynts"), problems=4)
-    held = list(traces(plan))
-    found = differences_of_run(RunData(plan, held), "full")
-    parts = [found["tiny", name, "dynts"][8, 0.1] for name in ("CHAIN6", "CHAIN8")]
-    mean = found["tiny", "mean of 2", "dynts"][8, 0.1]
-    assert mean.value == pytest.approx(sum(part.value for part in parts) / 2)
-    half = sum((part.value - part.low) ** 2 for part in parts) ** 0.5 / 2
-    assert mean.low == pytest.approx(max(-1, mean.value - half))
+def test_differences_hold_over_all_cells_together(run):
+    """A cell's interval is wider than alone, and so is that of the mean over benchmarks."""
+    plan, held, _ = run
+    whole = RunData(plan, held)
+    found = differences_of_run(whole, "full")
+    cells = {(cell.expected.benchmark, cell.expected.setting): cell for cell in whole.cells}
+    full = {name: cells[name, Setting.of("full")].compared() for name in ("CHAIN6", "CHAIN8")}
+    own = {
+        name: next(
+            cell.compared()
+            for (benchmark, setting), cell in cells.items()
+            if benchmark == name and setting.policy != "full" and cell.coord(whole.axes) == (8, 0.3)
+        )
+        for name in full
+    }
+    alone = {name: paired_difference(own[name], full[name]) for name in full}
+    for name in full:
+        contrast = found["tiny", name, "dynts"][8, 0.3]
+        assert contrast.value == pytest.approx(alone[name].value)
+        assert contrast.low < alone[name].low
+        assert contrast.high > alone[name].high
+        assert contrast.p >= alone[name].p
+    mean = found["tiny", "mean of 2", "dynts"][8, 0.3]
+    assert mean.value == pytest.approx((alone["CHAIN6"].value + alone["CHAIN8"].value) / 2)
+    assert mean.high - mean.low < min(
+        found["tiny", name, "dynts"][8, 0.3].high - found["tiny", name, "dynts"][8, 0.3].low for name in full
+    )
+
+
+def test_policies_are_compared_cell_by_cell():
+    plan = manifest(grid("dynts", "random"), problems=20)
+    held = list(traces(plan, lambda setting: {"dynts": 0.9, "random": 0.2}.get(setting.policy, 0.9)))
+    whole = RunData(plan, held)
+    found = differences_of_runs(whole, whole, lambda name: name._replace(policy="random"))
+    assert {name.policy for name in found} == {"dynts"}
+    maps = {one.name: one for one in maps_of_run(whole)}
+    for name in (name for name in maps if name.policy == "dynts"):
+        other = maps[name._replace(policy="random")]
+        for place, cell in maps[name].cells.items():
+            contrast = found[name][place]
+            assert contrast.value == pytest.approx(cell.estimate.value - other.cells[place].estimate.value)
+            assert contrast.p < 0.05
+    assert found["tiny", "mean of 2", "dynts"][8, 0.1].low > 0
+    assert differences_of_runs(whole, RunData(plan, held, fix={}), lambda name: name._replace(model="x")) == {}
 
 
 def test_cells_without_a_pair_are_left_out():
@@ -209,7 +249,7 @@ def test_cells_without_a_pair_are_left_out():
 
 def test_csv_maps_have_plain_differences(llama):
     base = {"full": Cell(Setting.of("full"), Estimate(0.4, None, None, 30, 5))}
-    (panel,) = difference_panels([replace(llama[0], baselines=base)], {}, "full")
+    (panel,) = difference_panels([replace(llama[0], baselines=base)], {}, Against("full"))
     assert panel.cells[2000, 0.3].text == "+9.3"
     assert panel.cells[2000, 0.3].small == ""
     assert "not paired" in " ".join(panel.measure.about)
@@ -220,9 +260,9 @@ def test_csv_maps_have_plain_differences(llama):
     [
         (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; valid are: mean_kv_tokens"),
         (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
-        (lambda maps: difference_panels(maps, {}, "full"), "no baseline 'full'; its baselines are: none"),
+        (lambda maps: difference_panels(maps, {}, Against("full")), "no baseline 'full'; its baselines are: none"),
         (
-            lambda maps: cost_panels([_costly(maps[0])], "mean_kv_tokens", "full"),
+            lambda maps: cost_change_panels([_costly(maps[0])], "mean_kv_tokens", Against("full")),
             "has no mean_kv_tokens to compare with",
         ),
         (lambda maps: Look(columns=3), "fills 3 columns; valid are 1 and 2"),
@@ -261,7 +301,7 @@ def test_figures_fill_the_columns_of_a_paper(llama, tmp_path, columns, inches):
     for figure in (series_figure(llama, look=look), means_figure(mean_maps(llama), look=look)):
         assert figure.get_figwidth() == pytest.approx(inches)
         width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
-        figure.canvas.draw()
+        FigureCanvasAgg(figure).draw()
         for axes in figure.axes:
             for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label):
                 box = text.get_window_extent()
@@ -275,7 +315,7 @@ def test_figures_fill_the_columns_of_a_paper(llama, tmp_path, columns, inches):
 def test_texts_stay_inside_their_cells(llama):
     for look in (Look(), Look(1), Look(2)):
         figure = series_figure(llama, look=look)
-        figure.canvas.draw()
+        FigureCanvasAgg(figure).draw()
         for axes in (a for a in figure.axes if a.get_title()):
             wide = axes.get_window_extent().width / 5
             for text in axes.texts[1:]:
@@ -359,7 +399,7 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     one = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
     (panel,) = metric_panels([one])
     assert panel.outlined == {(2000, 0.3)}
-    assert "Outlined: shown to lose at most 3 points against the full cache." in panel.measure.about
+    assert "Outlined: shown to lose at most 3 points against the full cache; others are dimmed." in panel.measure.about
     assert metric_panels([one], Frame.PLATEAU)[0].outlined == {(500, 0.1)}
     assert not metric_panels([one], Frame.NONE)[0].outlined
     (empty,) = metric_panels([replace(one, keeps=frozenset())])

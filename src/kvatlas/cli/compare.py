@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvatlas.cli.figure_options import with_figure_options
+
 if TYPE_CHECKING:
     from kvatlas.core import Note
     from kvatlas.stats.pairs.systems import System
@@ -26,6 +28,7 @@ Partial = Annotated[bool, typer.Option("--partial", help="Draw what is there alt
 Json = Annotated[bool, typer.Option("--json", help="The numbers as data.")]
 
 
+@with_figure_options
 def compare(
     runs: Runs,
     out: Out,
@@ -36,8 +39,13 @@ def compare(
     benchmark: Annotated[
         list[str] | None, typer.Option(help="Problems of this benchmark alone. Repeat it; default: all.")
     ] = None,
+    density: Annotated[
+        bool, typer.Option("--density", help="Densities also where a few values hold most problems, which are counted.")
+    ] = False,
     partial: Partial = False,
     as_json: Json = False,
+    *,
+    look: Any,
 ) -> None:
     """Draw every two systems against each other, problem by problem, with the line where they are equal."""
     from kvatlas.figures.look import check_figure
@@ -50,7 +58,8 @@ def compare(
     check_panels(systems)
     pairs = pairs_of(systems)
     names = names_of(systems)
-    written = save_pairwise(pairwise_figure(systems, pairs, metric, notes), out, systems, metric)
+    figure = pairwise_figure(systems, pairs, metric, notes, density=density, look=look)
+    written = save_pairwise(figure, out, systems, metric, look=look)
     documents = [pair.to_json(names[i], names[j]) for i, j, pair in pairs]
     if as_json:
         typer.echo(
@@ -68,6 +77,7 @@ def compare(
         )
 
 
+@with_figure_options
 def curves(
     runs: Runs,
     out: Out,
@@ -78,6 +88,8 @@ def curves(
     published: Annotated[bool, typer.Option(help="Published decays as grey lines.")] = True,
     partial: Partial = False,
     as_json: Json = False,
+    *,
+    look: Any,
 ) -> None:
     """Draw success and progress against difficulty; against L with the fitted decay exp(-L / L0)."""
     from kvatlas.figures.decay import curves_figure, depth_text
@@ -88,8 +100,8 @@ def curves(
     success, notes = _systems(runs, "pass@1", only, partial)
     progress, _ = _systems(runs, "progress", only, partial)
     names = names_of(success)
-    figure, fitted = curves_figure(success, progress, names, by=by, published=published, notes=notes)
-    written = save(figure, out)
+    figure, fitted = curves_figure(success, progress, names, by=by, published=published, notes=notes, look=look)
+    written = save(figure, out, look=look)
     if as_json:
         data = [
             {
@@ -124,6 +136,7 @@ def _systems(
     return chosen, check_complete(chosen, partial)
 
 
+@with_figure_options
 def maze(
     benchmark: Annotated[str, typer.Argument(metavar="SEQBENCH-...", help="A seqBench benchmark.")],
     out: Out,
@@ -133,6 +146,8 @@ def maze(
         str | None, typer.Option("--only", metavar="NAME", help="Whose path, if the run has several.")
     ] = None,
     sample: Annotated[int, typer.Option(min=0, help="Which of its samples.")] = 0,
+    *,
+    look: Any,
 ) -> None:
     """Draw one maze with the optimal path and, from a run, a model's path with its first error."""
     from kvatlas.benchmarks import find, nth
@@ -154,7 +169,7 @@ def maze(
     trace = None
     if run is not None:
         trace = trace_of(RunData.open(run), asked.id, sample, only)
-    for path in save(maze_figure(asked, trace), out):
+    for path in save(maze_figure(asked, trace, look=look), out, look=look):
         typer.echo(path)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvatlas.cli import completing
+from kvatlas.cli.figure_options import with_figure_options
 from kvatlas.cli.results import Fix, Inputs, LoseAtMost, Partial, PolicyOption, fixed
 from kvatlas.core import KvatlasError
 
@@ -24,17 +25,27 @@ MapMetric = Annotated[
 ]
 
 
+@with_figure_options
 def map_(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")],
     mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
     shared: Annotated[
-        bool, typer.Option("--shared/--own", help="One colour scale for all panels, or each its own.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--shared/--own",
+            help="One colour scale for all panels, or one from the lowest to the highest cell of each. "
+            "Default: one for each, as wide as an interval at least.",
+        ),
+    ] = None,
     policy: PolicyOption = None,
     metric: MapMetric = None,
     against: Annotated[
-        str | None, typer.Option(metavar="BASELINE", help="Differences to a baseline, such as full, in pairs.")
+        str | None,
+        typer.Option(
+            metavar="NAME|RUN|CSV",
+            help="Differences to a baseline (full), a policy, a model, another run or CSV map, in pairs.",
+        ),
     ] = None,
     frame: Annotated[
         str,
@@ -44,18 +55,15 @@ def map_(
         ),
     ] = "margin",
     lose_at_most: LoseAtMost = None,
-    columns: Annotated[
-        int | None, typer.Option(min=1, max=2, help="Fill one or two columns of a paper (3.35 or 7 inches).")
-    ] = None,
-    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
     partial: Partial = False,
     fix: Fix = None,
+    *,
+    look: Any,
 ) -> None:
     """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
 
     Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
     """
-    from kvatlas.figures.look import Look
     from kvatlas.report.map_figure import plot_sources
 
     written = plot_sources(
@@ -68,7 +76,7 @@ def map_(
         against=against,
         frame=_frame(frame),
         lose_at_most=lose_at_most,
-        look=Look(columns, dark),
+        look=look,
         partial=partial,
         fix=fixed(fix),
     )

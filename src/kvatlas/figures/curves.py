@@ -10,7 +10,7 @@ import numpy as np
 
 from kvatlas.core import Cell, KvatlasError
 from kvatlas.figures import style
-from kvatlas.figures.look import FootLine, Look, canvas, rows_csv, settle, title
+from kvatlas.figures.look import Foot, Look, canvas, rows_csv, settle, title
 from kvatlas.figures.panels import cost_of, cost_of_cell
 from kvatlas.stats.estimates.curves import POLICY, Curve
 
@@ -38,9 +38,10 @@ def curve_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look
         groups.setdefault((curve.model, curve.benchmark), []).append(curve)
     policies = list(dict.fromkeys(curve.policy for curve in curves))
     count = len(groups)
-    across = min(count, 2 if count <= 8 else math.ceil(math.sqrt(count)), {None: count, 1: 1, 2: 3}[look.columns])
-    wide = (look.width or across * _PANEL[0]) / across
-    titles = [title(f"{style.model(model)} | {benchmark}", wide - 0.2) for model, benchmark in groups]
+    across = look.across(count, 1 if look.columns == 1 else 2 if count <= 8 else 3)
+    wide = (look.width or min(across * _PANEL[0], look.widest)) / across
+    names = [" | ".join(map(look.named, (style.model(model), benchmark))) for model, benchmark in groups]
+    titles = [title(name, wide - 0.2) for name in names]
     over = 0.13 * max(text.count("\n") for text, _ in titles)
     across_legend = max(1, int(across * wide / 0.85))
     legend = 0.15 * math.ceil((len(policies) + len(curves[0].baselines)) / across_legend)
@@ -56,13 +57,13 @@ def curve_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look
                 handles, labels, loc="outside upper center", ncols=min(len(labels), across_legend), fontsize=6.5,
                 frameon=False, handlelength=1.8, columnspacing=1.2, borderpad=0.2,
             )  # fmt: skip
-        settle(figure)
+        settle(figure, look)
         return figure
 
 
-def _foot(curves: Sequence[Curve], cost: str | None, inches: float, look: Look) -> list[FootLine]:
+def _foot(curves: Sequence[Curve], cost: str | None, inches: float, look: Look) -> Foot:
     notes = dict.fromkeys(note for curve in curves for note in curve.notes)
-    metric = f"{style.label(curves[0].metric)} in percent with 95 % intervals."
+    metric = f"{style.label(curves[0].metric)} in percent{' with 95 % intervals' if look.intervals else ''}."
     return look.foot(notes, [cost_of(cost, curves[0].model).about if cost else metric], inches)
 
 
@@ -94,8 +95,9 @@ def _plot(axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: str
         y, low, high = (
             np.array(numbers) for numbers in zip(*(_values(curve, c, cost) for _, c in curve.points), strict=True)
         )
+        low, high = (low, high) if look.intervals else (y, y)
         marker = style.MARKERS[number % len(style.MARKERS)]
-        label = curve.policy or None
+        label = look.named(curve.policy) if curve.policy else None
         if as_text:
             axes.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, ms=4, lw=1, capsize=2, label=label)
         else:
@@ -103,8 +105,11 @@ def _plot(axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: str
             axes.plot(x, y, color=colour, marker=marker, ms=3.5, lw=1.4, label=label)
     for number, (name, cell) in enumerate(group[0].baselines.items()):
         dashes = ("--", ":", "-.")[number % 3]
-        axes.axhline(_values(group[0], cell, cost)[0], color=look.soft, lw=1, ls=dashes, label=f"{name} (baseline)")
-    axes.set_ylabel(cost_of(cost, group[0].model).label if cost else style.label(group[0].metric), labelpad=3)
+        axes.axhline(
+            _values(group[0], cell, cost)[0], color=look.soft, lw=1, ls=dashes, label=f"{look.named(name)} (baseline)"
+        )
+    shown = cost_of(cost, group[0].model).label if cost else style.label(group[0].metric)
+    axes.set_ylabel(look.named(shown), labelpad=3)
     _ticks(axes, group, positions, look)
 
 
@@ -119,7 +124,7 @@ def _ticks(axes: Axes, group: Sequence[Curve], positions: dict[Any, float], look
         values = sorted({float(value) for curve in group for value, _ in curve.points})
         if len(values) <= 8:
             axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.set_xlabel(style.label(group[0].axis), labelpad=2)
+    axes.set_xlabel(look.named(style.label(group[0].axis)), labelpad=2)
     axes.grid(axis="y", linewidth=0.4, color=look.soft, alpha=0.35)
     axes.spines[["top", "right"]].set_visible(False)
 

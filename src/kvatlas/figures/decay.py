@@ -11,7 +11,7 @@ import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.figures.look import Look, canvas, settle
+from kvatlas.figures.look import Look, canvas, settle, wrapped
 from kvatlas.stats.estimates.decay import PUBLISHED_L0, Decay, fit
 from kvatlas.stats.estimates.pass_at_1 import pass_at_1
 from kvatlas.stats.pairs.systems import ProblemKey, System
@@ -28,7 +28,7 @@ DIFFICULTIES: Mapping[str, str] = {
     "n": "Definitions n of the chain",
 }
 _BINS = 8
-_GREY = "#c4c4c4"
+_GREY = ("#c4c4c4", "#525c66")
 #: Of the fit with amplitude 1, and of the one with a free amplitude.
 _DASHES: tuple[Any, ...] = ("-", (0, (3, 2)))
 #: Where a logarithmic axis may begin. What lies below is plotted as an arrow down from its upper limit.
@@ -94,6 +94,7 @@ def curves_figure(
     by: str = "L",
     published: bool = True,
     notes: Sequence[Note] = (),
+    look: Look | None = None,
 ) -> tuple[Figure, list[Curve]]:
     """Success above, progress below; left on a linear, right on a logarithmic axis. Returns the success curves, too.
 
@@ -104,26 +105,37 @@ def curves_figure(
     most = len(style.LINES)
     if len(success) > most:
         raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {most} can be plotted.")
-    look = Look()
+    look = look or Look()
+    names = [look.named(name) for name in names]
     curves = [curve(system, by, decay=by == "L") for system in success]
     rows = {"Pass@1": curves, "Progress ratio": [curve(system, by) for system in progress]}
-    size = (10.1 if by == "L" else 9.3, 5.3)
+    across = look.across(4, 1 if look.columns == 1 else 2)
+    wide = look.widest
     with look.applied():
-        figure, panels = canvas(size, 4, 2, look.foot([*notes, *_left_out(success, by)], _about(by), size[0]))
+        handles = _legend(names, curves, published and by == "L", look)
+        in_row = min(len(handles), max(1, int(wide / 2.1)))
+        down = math.ceil(len(handles) / in_row)
+        lines = [handle.get_label().count("\n") + 1.4 for handle in handles]
+        legend = 0.115 * max(sum(lines[n : n + down]) for n in range(0, len(lines), down))
+        size = (wide, math.ceil(4 / across) * max(1.7, 0.62 * wide / across) + legend)
+        figure, panels = canvas(
+            size, 4, across, look.foot([*notes, *_left_out(success, by)], _about(by, look), size[0])
+        )
         for number, panel in enumerate(panels):
             label, scale = list(rows)[number // 2], ("linear", "log")[number % 2]
-            _panel(panel, rows[label], scale, grey=published and number < 2 and by == "L")
-            panel.set_xlabel(DIFFICULTIES[by] if number > 1 else "", labelpad=2)
-            panel.set_ylabel(label if scale == "linear" else f"{label}, logarithmic", labelpad=3)
+            _panel(panel, rows[label], scale, look, grey=published and number < 2 and by == "L")
+            panel.set_xlabel(look.named(DIFFICULTIES[by]) if number >= 4 - across else "", labelpad=2, fontsize=7.5)
+            metric = look.named(label)
+            panel.set_ylabel(metric if scale == "linear" else f"{metric}, logarithmic", labelpad=3, fontsize=7.5)
         figure.legend(
-            handles=_legend(names, curves, published and by == "L"), loc="outside right upper", fontsize=6.8,
-            frameon=False, handlelength=1.6, labelspacing=0.75,
+            handles=handles, loc="outside upper left", fontsize=6.5, ncols=in_row, frameon=False, handlelength=1.6,
+            labelspacing=0.5, columnspacing=1.2,
         )  # fmt: skip
-        settle(figure)
+        settle(figure, look)
     return figure, curves
 
 
-def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> None:
+def _panel(panel: Axes, curves: Sequence[Curve], scale: str, look: Look, *, grey: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     levels = [level for curve in curves for level, _ in curve.points]
@@ -134,13 +146,13 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> N
     smooth = np.linspace(max(left - margin, 1e-6), right + margin, 200)
     if grey:
         for depth in PUBLISHED_L0.values():
-            panel.plot(smooth, np.exp(-smooth / depth), color=_GREY, linewidth=0.8, zorder=1)
+            panel.plot(smooth, np.exp(-smooth / depth), color=_GREY[look.dark], linewidth=0.8, zorder=1)
     for number, curve in enumerate(curves):
         for decay, dashes in zip(curve.decays, _DASHES, strict=False):
-            panel.plot(smooth, decay(smooth), color=style.LINES[number], lw=1.0, ls=dashes, alpha=0.8, zorder=2)
+            panel.plot(smooth, decay(smooth), color=_colour(number, look), lw=1.0, ls=dashes, alpha=0.8, zorder=2)
         # A little apart, so that intervals of several systems at the same difficulty can be told apart.
         shift = (number - (len(curves) - 1) / 2) * 0.008 * (right - left or 1.0)
-        _points(panel, curve, number, shift, least)
+        _points(panel, curve, number, shift, least, look)
     panel.set_xlim(left - margin, right + margin)
     # Depths and doors are whole numbers, ratios are not.
     panel.xaxis.set_major_locator(MaxNLocator(7, integer=right > 1, steps=[1, 2, 5, 10]))
@@ -152,19 +164,20 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, *, grey: bool) -> N
         panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         panel.minorticks_off()
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=7)
-    panel.grid(color="#ececec", linewidth=0.5)
+    panel.grid(color=look.soft, alpha=0.25, linewidth=0.5)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _points(panel: Axes, curve: Curve, number: int, shift: float, least: float) -> None:
+def _points(panel: Axes, curve: Curve, number: int, shift: float, least: float, look: Look) -> None:
     """Means with their intervals, joined where no decay is; `least` is where a logarithmic axis begins, or 0."""
-    colour = style.LINES[number]
+    colour = _colour(number, look)
     shown = [(level + shift, e) for level, e in curve.points if e.value >= least]
     low = [e.value - max(e.low or 0.0, least / 10) for _, e in shown]
     high = [(1.0 if e.high is None else e.high) - e.value for _, e in shown]
+    bars = [low, high] if look.intervals else None
     panel.errorbar(
-        [level for level, _ in shown], [e.value for _, e in shown], yerr=[low, high], color=colour,
+        [level for level, _ in shown], [e.value for _, e in shown], yerr=bars, color=colour,
         marker=style.MARKERS[number], markersize=3.6, linewidth=0.9, linestyle="none" if curve.decays else "-",
         elinewidth=0.8, capsize=1.5, zorder=3,
     )  # fmt: skip
@@ -176,22 +189,28 @@ def _points(panel: Axes, curve: Curve, number: int, shift: float, least: float) 
             )  # fmt: skip
 
 
-def _legend(names: Sequence[str], curves: Sequence[Curve], published: bool) -> list[Any]:
+def _colour(number: int, look: Look) -> str:
+    return look.ink if style.LINES[number] == "#000000" else style.LINES[number]
+
+
+def _legend(names: Sequence[str], curves: Sequence[Curve], published: bool, look: Look) -> list[Any]:
     from matplotlib.lines import Line2D
 
     handles = []
-    for name, curve, colour, marker in zip(names, curves, style.LINES, style.MARKERS, strict=False):
-        lines = [name]
+    for number, (name, curve, marker) in enumerate(zip(names, curves, style.MARKERS, strict=False)):
+        lines, colour = wrapped(name, 1.7), _colour(number, look)
         if curve.decays:
             fitted, free = curve.decays
             lines += [f"L0 {depth_text(fitted)}", f"A = {style.fixed(free.amplitude, 2)}: L0 {depth_text(free)}"]
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=3.6, label="\n".join(lines)))
     if any(curve.decays for curve in curves):
         for dashes, text in zip(_DASHES, ("fit, amplitude 1", "fit, free amplitude A"), strict=True):
-            handles.append(Line2D([], [], color="#555555", linewidth=1.0, linestyle=dashes, label=text))
+            handles.append(Line2D([], [], color=look.soft, linewidth=1.0, linestyle=dashes, label=text))
     if published:
         depths = "\n".join(f"   {name} {depth}" for name, depth in PUBLISHED_L0.items())
-        handles.append(Line2D([], [], color=_GREY, label=f"published L0 (B = 2, N = 0),\nfrom above:\n{depths}"))
+        handles.append(
+            Line2D([], [], color=_GREY[look.dark], label=f"published L0 (B = 2, N = 0),\nfrom above:\n{depths}")
+        )
     return handles
 
 
@@ -201,8 +220,9 @@ def depth_text(decay: Decay) -> str:
     return f"{value} ({low}–{high})"
 
 
-def _about(by: str) -> list[str]:
-    points = "Points: means over problems with 95 % intervals clustered by problem"
+def _about(by: str, look: Look) -> list[str]:
+    points = "Points: means over problems"
+    points += " with 95 % intervals clustered by problem" if look.intervals else ""
     if by != "L":
         return [f"{points}."]
     return [

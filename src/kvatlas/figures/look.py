@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import math
-import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
+from kvatlas.figures import fonts
 from kvatlas.results.csv_maps import VALUE_COLUMNS
 from kvatlas.results.export import check_target, csv_text, replacing
 from kvatlas.visible import guarded, visible
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
-_FONT = "DejaVu Sans"
-#: Where the first font has no glyph for a character, those of these that the machine has are tried.
-_MORE_FONTS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei",
-    "Droid Sans Fallback", "Microsoft YaHei", "PingFang SC", "Hiragino Sans", "Arial Unicode MS", "Noto Sans Arabic",
-    "Noto Sans Hebrew", "Noto Sans Devanagari",
-)  # fmt: skip
+_LATEX = str.maketrans(
+    {mark: f"\\{mark}" for mark in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"−": "$-$", "–": "--", "⟨": r"\textlangle{}", "⟩": r"\textrangle{}", "∞": r"$\infty$"}
+)
 #: Pixels of a PNG at most: larger figures are written with fewer dots per inch.
 _PIXELS = 80_000_000
 
 
 #: Points of the text at the foot, inches from one of its lines to the next.
 SMALL_TYPE, LINE_HEIGHT = 6.5, 0.128
+#: Points: no text of a figure is smaller on paper.
+LEAST_TYPE = 5.0
 
 
 class FootLine(NamedTuple):
@@ -50,21 +49,71 @@ class FootLine(NamedTuple):
     weight: str = "normal"
 
 
+class Foot(NamedTuple):
+    """The lines under a figure, and all of it as the text of a caption."""
+
+    lines: Sequence[FootLine] = ()
+    caption: str = ""
+
+
 @dataclass(frozen=True)
 class Look:
-    """The paper's `columns` that a figure fills (1 or 2; None for as wide as it needs), and whether it is `dark`."""
+    """How a figure looks: what every command that draws one offers.
+
+    It fills `columns` of a paper (1 or 2; None for as wide as it needs, a page at most), in a `layout` of (rows, panels
+    in a row) or one of its own, `dark` or light, in an installed `font`. `labels` are names to be shown for those of
+    models, benchmarks, policies, axes and metrics. Without `intervals` none are printed; without `notes` what stands
+    under a figure is only in its `caption`, a file for LaTeX, but for warnings. Raises KvatlasError for what is not
+    valid.
+    """
 
     columns: int | None = None
     dark: bool = False
+    layout: tuple[int, int] | None = None
+    font: str = fonts.OWN
+    labels: Mapping[str, str] = field(default_factory=dict)
+    intervals: bool = True
+    notes: bool = True
+    caption: Path | None = None
+    #: The names that a figure asked for, which `labels` may replace.
+    _names: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.columns not in (None, *WIDTHS):
             raise KvatlasError(f"A figure fills {self.columns} columns; valid are 1 and 2.")
+        if self.layout is not None and min(self.layout) < 1:
+            raise KvatlasError("A layout is ROWSxPANELS, both 1 or more, such as 1x4.")
+        fonts.check(self.font)
+        if self.caption is not None:
+            check_target(self.caption)
+        elif not self.notes:
+            raise KvatlasError("Notes are left out of a figure only where they go to its caption; name it a FILE.tex.")
 
     @property
     def width(self) -> float | None:
         """Inches, None for as many as the figure needs."""
         return None if self.columns is None else WIDTHS[self.columns]
+
+    @property
+    def widest(self) -> float:
+        """Inches that the figure may take."""
+        return self.width or WIDTHS[2]
+
+    def across(self, count: int, wanted: int) -> int:
+        """How many of so many panels stand in a row: as the layout says, else as many as wanted."""
+        if self.layout is None:
+            return max(1, min(count, wanted))
+        if math.prod(self.layout) < count:
+            rows, across = self.layout
+            raise KvatlasError(
+                f"The layout {rows}x{across} has room for {rows * across} panels, and the figure has {count}."
+            )
+        return self.layout[1]
+
+    def named(self, name: str) -> str:
+        """The name to be shown for this one."""
+        self._names[name] = None
+        return self.labels.get(name, name)
 
     @property
     def ground(self) -> str:
@@ -86,14 +135,19 @@ class Look:
         """Text that must not be missed."""
         return "#ff9b90" if self.dark else "#a11a1a"
 
-    def foot(self, notes: Iterable[Note], about: Iterable[str], inches: float) -> list[FootLine]:
+    def foot(self, notes: Iterable[Note], about: Iterable[str], inches: float) -> Foot:
         """What stands under a figure so wide: notes, warnings in their colour, then sentences about what is shown."""
+        notes, about = list(notes), [text for text in about if text]
         lines = []
         for note in notes:
             colour = self.warning if note.is_warning or note.kind is NoteKind.SCALES else self.soft
             weight = "bold" if note.is_warning else "normal"
-            lines += [FootLine(line, colour, weight) for line in wrapped(note.text, inches - 0.2)]
-        return lines + [FootLine(line, self.soft) for text in about for line in wrapped(text, inches - 0.2)]
+            if self.notes or note.is_warning:
+                lines += [FootLine(line, colour, weight) for line in wrapped(note.text, inches - 0.2)]
+        if self.notes:
+            lines += [FootLine(line, self.soft) for text in about for line in wrapped(text, inches - 0.2)]
+        sentences = [note.text for note in notes] + about
+        return Foot(lines, " ".join(text if text.endswith(".") else f"{text}." for text in sentences))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -101,10 +155,10 @@ class Look:
         import matplotlib as mpl
 
         settings: Any = {
-            "font.family": [_FONT, *_installed()],
+            "font.family": [*dict.fromkeys((self.font, fonts.OWN)), *fonts.installed()],
             "font.size": 8.0,
             "axes.linewidth": 0.6,
-            "figure.constrained_layout.w_pad": 0.09,
+            "figure.constrained_layout.w_pad": 0.06,
             "figure.constrained_layout.h_pad": 0.06,
             "svg.fonttype": "none",
             "svg.hashsalt": "kvatlas",
@@ -141,7 +195,7 @@ def title(text: str, inches: float) -> tuple[str, float]:
 
 
 def canvas(
-    size: tuple[float, float], count: int = 1, across: int = 1, foot: Sequence[FootLine] = ()
+    size: tuple[float, float], count: int = 1, across: int = 1, foot: Foot | None = None
 ) -> tuple[Figure, list[Axes]]:
     """A figure of so many panels, `across` in a row, which make room for their labels, above the lines at its foot.
 
@@ -150,23 +204,33 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure((size[0], size[1] + LINE_HEIGHT * len(foot)), layout="constrained")
-    if foot:
+    lines, caption = foot or Foot()
+    figure = Figure((size[0], size[1] + LINE_HEIGHT * len(lines)), layout="constrained")
+    figure.set_label(caption)
+    if lines:
         legend = figure.legend(
-            [Line2D([], [])] * len(foot), [line.text for line in foot], loc="outside lower left", frameon=False,
-            labelcolor=[line.colour for line in foot], fontsize=SMALL_TYPE, handlelength=0, handletextpad=0,
+            [Line2D([], [])] * len(lines), [line.text for line in lines], loc="outside lower left", frameon=False,
+            labelcolor=[line.colour for line in lines], fontsize=SMALL_TYPE, handlelength=0, handletextpad=0,
             borderpad=0.3, labelspacing=0.25,
         )  # fmt: skip
-        for text, line in zip(legend.get_texts(), foot, strict=True):
+        for text, line in zip(legend.get_texts(), lines, strict=True):
             text.set_fontweight(line.weight)
     return figure, [figure.add_subplot(math.ceil(count / across), across, number + 1) for number in range(count)]
 
 
-def settle(figure: Figure) -> None:
-    """Lay the panels out now and for good: every format shows the same, and positions can be read."""
+def settle(figure: Figure, look: Look) -> None:
+    """Lay the panels out now and for good: every format shows the same, and positions can be read.
+
+    Raises KvatlasError for a label of what the figure does not name.
+    """
+    for name in look.labels:
+        if name not in look._names:
+            raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(look._names)}.")
     _make_visible(figure)
     engine = figure.get_layout_engine()
     if engine is not None:
+        # Twice: only then are titles where the panels ended up.
+        engine.execute(figure)
         engine.execute(figure)
     figure.set_layout_engine("none")
 
@@ -179,13 +243,6 @@ def _make_visible(figure: Figure) -> None:
         text.set_text(visible(text.get_text()))
 
 
-def _installed() -> list[str]:
-    from matplotlib import font_manager
-
-    known = set(font_manager.get_font_names())
-    return [name for name in _MORE_FONTS if name in known]
-
-
 def check_figure(path: Path) -> None:
     """Raise KvatlasError for a suffix that no figure has and a path that cannot be written to."""
     if path.suffix.lower() not in SUFFIXES:
@@ -193,11 +250,14 @@ def check_figure(path: Path) -> None:
     check_target(path)
 
 
-def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None) -> list[Path]:
+def save(
+    figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None, look: Look | None = None
+) -> list[Path]:
     """Write a figure as PNG (300 dpi), SVG (text as text) or PDF, fonts embedded, and return the paths written.
 
-    Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
-    equal bytes. Raises KvatlasError for another suffix and for a path that cannot be written.
+    Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map; the caption that the
+    `look` names is written, too. Equal figures give equal bytes. Raises KvatlasError for another suffix and for a path
+    that cannot be written.
     """
     check_figure(path)
     content = rendered(figure, path.suffix.lower())
@@ -205,12 +265,19 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
         part.write_bytes(content)
     if data is None and maps and len({(shown.metric, *(name for name, _ in shown.axes)) for shown in maps}) == 1:
         data = csv_text(maps) if maps[0].metric in VALUE_COLUMNS else None
-    if data is None:
-        return [path]
-    table = path.with_suffix(".data.csv")
-    with replacing(table) as part:
-        part.write_text(data, "utf-8", newline="")
-    return [path, table]
+    texts = {path.with_suffix(".data.csv"): data}
+    if look is not None and look.caption is not None:
+        texts[look.caption] = f"\\caption{{{latex(str(figure.get_label()))}}}\n"
+    written = {target: text for target, text in texts.items() if text is not None}
+    for target, text in written.items():
+        with replacing(target) as part:
+            part.write_text(text, "utf-8", newline="")
+    return [path, *written]
+
+
+def latex(text: str) -> str:
+    """A text as LaTeX prints it."""
+    return visible(text).translate(_LATEX)  # type: ignore[no-any-return]
 
 
 def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
@@ -222,8 +289,11 @@ def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
     """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`, fonts embedded."""
+    from matplotlib.text import Text
+
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     _make_visible(figure)
+    family = next((text.get_fontfamily()[0] for text in figure.findobj(Text)), fonts.OWN)
     inches = figure.get_figwidth() * figure.get_figheight()
     file = io.BytesIO()
     with Look().applied():
@@ -234,36 +304,4 @@ def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
             metadata=dates,
             facecolor=figure.get_facecolor(),
         )
-    return _with_font(file.getvalue().decode()).encode() if suffix == ".svg" else file.getvalue()
-
-
-def _with_font(svg: str) -> str:
-    """The SVG with its first font's glyphs that it uses inside, regular and bold, so that it looks alike anywhere."""
-    characters = set(re.sub(r"<[^>]*>", "", svg)) | set(" &<>\"'")
-    faces = []
-    for weight, name in (("normal", "DejaVuSans.ttf"), ("bold", "DejaVuSans-Bold.ttf")):
-        if weight == "bold" and not re.search(r"font: (bold|700)|font-weight: (bold|700)", svg):
-            continue
-        coded = base64.b64encode(_subset(name, characters)).decode()
-        faces.append(
-            f"@font-face{{font-family:'{_FONT}';font-weight:{weight};"
-            f"src:url(data:font/woff;base64,{coded}) format('woff')}}"
-        )
-    return svg.replace("<defs>", f'<defs><style type="text/css">{"".join(faces)}</style></defs>\n <defs>', 1)
-
-
-def _subset(name: str, characters: set[str]) -> bytes:
-    from fontTools import subset
-    from fontTools.ttLib import TTFont
-    from matplotlib import get_data_path
-
-    options = subset.Options(flavor="woff", layout_features=[], hinting=False, notdef_outline=True)
-    options.drop_tables = [*options.drop_tables, "FFTM"]
-    font = TTFont(Path(get_data_path()) / "fonts" / "ttf" / name, recalcTimestamp=False)
-    subsetter = subset.Subsetter(options)
-    subsetter.populate(unicodes=sorted(map(ord, characters)))
-    subsetter.subset(font)
-    font.flavor = "woff"
-    file = io.BytesIO()
-    font.save(file)
-    return file.getvalue()
+    return fonts.embedded(file.getvalue().decode(), family).encode() if suffix == ".svg" else file.getvalue()

@@ -9,7 +9,7 @@ from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.figures import style
-from kvatlas.figures.look import FootLine, Look, canvas, settle
+from kvatlas.figures.look import LEAST_TYPE, Foot, FootLine, Look, canvas, settle, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 
-_ROOM, _OPTIMAL, _OTHER, _WRONG = "#e4e7ea", "#0072b2", "#d55e00", "#c1121f"
+#: The floor, light and dark.
+_ROOM = ("#e4e7ea", "#2b323a")
+_OPTIMAL, _OTHER, _WRONG = "#0072b2", "#d55e00", "#c1121f"
 #: Colours of the keys that the plan needs and their doors; the others are grey.
 _KEYS = ("#009e73", "#8e5ea2", "#b8860b", "#56b4e9", "#cc79a7")
 _DECOY = "#9aa1a8"
 #: Inches of a room's side, and how much of it the floor takes.
-_LARGEST, _SMALLEST, _FLOOR = 0.62, 0.17, 0.72
+_LARGEST, _FLOOR = 0.62, 0.72
+#: Inches of a side from which on a room holds texts.
+_READABLE = 0.4
 
 ERROR_TEXTS = {
     "bad_start": "does not start where Bob is",
@@ -39,7 +43,7 @@ ERROR_TEXTS = {
 }
 
 
-def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
+def maze_figure(problem: Problem, trace: Trace | None = None, *, look: Look | None = None) -> Figure:
     """The maze of a seqBench problem; with a trace, the model's path up to its first error, which is marked and named.
 
     Raises KvatlasError for a problem that is no maze and a trace of another problem.
@@ -53,21 +57,23 @@ def maze_figure(problem: Problem, trace: Trace | None = None) -> Figure:
     spots = {room: _spot(room) for room in maze.rooms}
     xs, ys = [x for x, _ in spots.values()], [y for _, y in spots.values()]
     columns, rows = max(xs) - min(xs) + 1, max(ys) - min(ys) + 1
-    side = max(_SMALLEST, min(_LARGEST, 7.0 / max(columns, rows)))
-    with Look().applied():
-        size = (max(columns * side + 0.3, 4.6), rows * side + 0.5)
-        figure, (panel,) = canvas(size, foot=_foot(problem, maze, reference, trace))
+    look = look or Look()
+    look.across(1, 1)
+    side = min(_LARGEST, (look.widest - 0.3) / max(columns, rows))
+    with look.applied():
+        size = (look.width or max(columns * side + 0.3, 4.6), rows * side + 0.5)
+        figure, (panel,) = canvas(size, foot=_foot(problem, maze, reference, trace, size[0], look))
         panel.set(xlim=(min(xs) - 0.5, max(xs) + 0.5), ylim=(max(ys) + 0.5, min(ys) - 0.5), aspect="equal")
         panel.axis("off")
-        panel.set_title(problem.id, fontsize=9)
-        _rooms(panel, maze, reference, spots, side)
+        panel.set_title(look.named(problem.id), fontsize=9)
+        _rooms(panel, maze, reference, spots, side, look)
         # Side by side where they run together.
         apart = 0.09 if trace else 0.0
         _path(panel, _walk(reference), spots, _OPTIMAL, -apart, side)
         if trace is not None:
             _attempt(panel, maze, reference, trace, spots, apart, side)
-        _people(panel, maze, spots, side)
-        settle(figure)
+        _people(panel, maze, spots, side, look)
+        settle(figure, look)
     return figure
 
 
@@ -82,26 +88,26 @@ def _spot(room: str) -> Point:
     return float(column), float(match[2])
 
 
-def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], side: float) -> None:
+def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], side: float, look: Look) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    gap = 1 - _FLOOR
+    gap, floor = 1 - _FLOOR, _ROOM[look.dark]
     for a, b in maze.open_doors:
-        _passage(panel, spots[a], spots[b], _ROOM, gap)
+        _passage(panel, spots[a], spots[b], floor, gap)
     needed = [key for name, key in reference if name == "use_key"]
     colours = {key: _KEYS[i % len(_KEYS)] for i, key in enumerate(needed)}
     for x, y in spots.values():
         panel.add_patch(
             FancyBboxPatch(
                 (x - _FLOOR / 2, y - _FLOOR / 2), _FLOOR, _FLOOR, boxstyle="round,pad=0,rounding_size=0.08",
-                facecolor=_ROOM, edgecolor="none", zorder=1,
+                facecolor=floor, edgecolor="none", zorder=1,
             )
         )  # fmt: skip
-    small = side * 72 * 0.2
+    small = max(LEAST_TYPE, side * 72 * 0.18)
     for a, b, key in maze.locked_doors:
         _passage(panel, spots[a], spots[b], colours.get(key, _DECOY), gap)
         x, y = (spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2
-        if side > 0.3:
+        if side > _READABLE:
             panel.text(x, y, key, fontsize=small, color="white", ha="center", va="center", zorder=6, fontweight="bold")
     held: dict[str, int] = {}
     for key, room in maze.keys:
@@ -109,17 +115,17 @@ def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], si
         shift = held.get(room, 0)
         held[room] = shift + 1
         colour = colours.get(key, _DECOY)
-        if side > 0.3:
+        if side > _READABLE:
             panel.text(
-                x - _FLOOR / 2 + 0.06, y - _FLOOR / 2 + 0.15 + 0.22 * shift, f"key {key}", fontsize=small * 0.9,
+                x - _FLOOR / 2 + 0.06, y - _FLOOR / 2 + 0.15 + 0.22 * shift, f"key {key}", fontsize=small,
                 color=colour, ha="left", va="center", zorder=6, fontweight="bold",
             )  # fmt: skip
         else:
             panel.plot(x - 0.2 + 0.2 * shift, y - 0.2, marker="P", markersize=side * 20, color=colour, zorder=6)
-    if side > 0.3:
+    if side > _READABLE:
         for room, (x, y) in spots.items():
             panel.text(
-                x + _FLOOR / 2 - 0.05, y + _FLOOR / 2 - 0.06, room, fontsize=small * 0.8, color="#8a9097", ha="right",
+                x + _FLOOR / 2 - 0.05, y + _FLOOR / 2 - 0.06, room, fontsize=small, color="#8a9097", ha="right",
                 va="bottom", zorder=2,
             )  # fmt: skip
 
@@ -177,37 +183,42 @@ def _attempt(
     )  # fmt: skip
 
 
-def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float) -> None:
+def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float, look: Look) -> None:
     marks: tuple[tuple[str, str, Any], ...] = ((AGENT, maze.start, "o"), (TARGET, maze.goal, "*"))
     for person, room, marker in marks:
         x, y = spots[room]
         panel.plot(
-            x, y, marker=marker, markersize=max(side, 0.4) * (15 if marker == "o" else 24), color="#111111",
-            markeredgecolor="white", markeredgewidth=side * 1.5, zorder=7,
+            x, y, marker=marker, markersize=max(side, 0.4) * (15 if marker == "o" else 24), color=look.ink,
+            markeredgecolor=look.ground, markeredgewidth=side * 1.5, zorder=7,
         )  # fmt: skip
-        if side > 0.3:
+        if side > _READABLE:
             panel.text(
-                x - _FLOOR / 2 + 0.06, y + 0.27, person, fontsize=side * 72 * 0.16, ha="left", va="center", zorder=9,
-                color="#111111",
+                x - _FLOOR / 2 + 0.06, y + 0.27, person, fontsize=max(LEAST_TYPE, side * 72 * 0.16), ha="left",
+                va="center", zorder=9, color=look.ink,
             )  # fmt: skip
 
 
-def _foot(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None) -> list[FootLine]:
+def _foot(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None, inches: float, look: Look) -> Foot:
+    told = _told(maze, reference, trace)
+    lines = [FootLine(line, colour) for text, colour in told for line in wrapped(text, inches - 0.2)]
+    return Foot(lines if look.notes else [], ". ".join([problem.id, *(text for text, _ in told)]) + ".")
+
+
+def _told(maze: Maze, reference: Plan, trace: Trace | None) -> list[tuple[str, str]]:
+    """What is said of the paths, in their colours."""
     doors = sum(name == "use_key" for name, _ in reference)
     people = f"circle: {AGENT}, star: {TARGET}"
-    lines = [FootLine(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
+    told = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
     if trace is None:
-        return lines
+        return told
     who = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"
     plan = parse_plan(trace.grade.answer or "")
     if plan is None:
-        return [*lines, FootLine(f"{who}: no plan ({trace.grade.status.value})", _OTHER)]
+        return [*told, (f"{who}: no plan ({trace.grade.status.value})", _OTHER)]
     verdict = judge(maze, reference, plan)
-    progress = style.fixed(verdict.progress, 2)
-    lines.append(FootLine(f"{who}: {len(plan)} actions, progress ratio {progress}", _OTHER))
+    told.append((f"{who}: {len(plan)} actions, progress ratio {style.fixed(verdict.progress, 2)}", _OTHER))
     if not verdict.solved:
         index = verdict.first_error_index
         action = f"{plan[index][0]} {plan[index][1]}".strip() if index < len(plan) else "the end"
-        error = ERROR_TEXTS[verdict.first_error]
-        lines.append(FootLine(f"first error at action {index + 1} ({action}): {error}", _WRONG))
-    return lines
+        told.append((f"first error at action {index + 1} ({action}): {ERROR_TEXTS[verdict.first_error]}", _WRONG))
+    return told

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
-from kvatlas.figures.look import FootLine, Look, canvas, rows_csv, save, settle, title
+from kvatlas.figures.look import LEAST_TYPE, Foot, Look, canvas, fitting, rows_csv, save, settle, title, wrapped
 from kvatlas.stats.pairs.pairwise import Correlation, Floats, Pair
 from kvatlas.stats.pairs.systems import System
 
@@ -24,14 +24,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
-#: Inches of a panel with its labels and numbers, and of the colour bar's strip.
-_STEP, _BAR = (4.03, 2.93), 0.75
+#: Inches of a panel's labels, and of the colour bar's strip.
+_LABELS, _BAR = 0.55, 0.55
+#: Points of names and numbers.
+_NAMES = 6.0
 #: Density is shown from this share of a panel's densest point on; below, the paper stays white.
 _LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _GRID = 120
 #: The least bandwidth (Scott's rule gives 0 where all problems agree), in units of the metric.
 _NARROWEST = 0.025
 _TICKS = (0.2, 0.4, 0.6, 0.8)
+#: Where so few places hold this share of the problems, a density would be discs around them: problems are counted.
+_PLACES, _SHARE = 4, 0.5
+#: Values of both sides up to which each has its own row and column of counts; more are counted in tenths.
+_VALUES = 11
 
 
 def names_of(systems: Sequence[System]) -> list[str]:
@@ -75,31 +81,64 @@ def _whole_name(name: str, system: System) -> str:
 
 
 def pairwise_figure(
-    systems: Sequence[System], pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note] = ()
+    systems: Sequence[System],
+    pairs: Sequence[tuple[int, int, Pair]],
+    metric: str,
+    notes: Sequence[Note] = (),
+    *,
+    density: bool = False,
+    look: Look | None = None,
 ) -> Figure:
-    """One panel for every pair, three in a row for up to nine; KvatlasError for more than 28 panels."""
+    """One panel for every pair, three in a row for up to nine; KvatlasError for more than 28 panels.
+
+    Where a few places hold most problems they are counted, with `density` smoothed all the same.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
 
     check_panels(systems)
-    names = [_whole_name(name, system) for name, system in zip(names_of(systems), systems, strict=True)]
-    titles = [title(f"x: {names[i]} vs y: {names[j]}", _STEP[0] - 0.4) for i, j, _ in pairs]
-    over = 0.13 * max(text.count("\n") for text, _ in titles)
-    across = _across(len(pairs))
-    size = (across * _STEP[0] + _BAR, math.ceil(len(pairs) / across) * (_STEP[1] + over))
-    look = Look()
+    look = look or Look()
+    short = [look.named(name) for name in names_of(systems)]
+    names = [_whole_name(name, system) for name, system in zip(short, systems, strict=True)]
+    across = look.across(len(pairs), 1 if look.columns == 1 else 3 if len(pairs) <= 9 else 4)
+    step = min(2.8, (look.widest - _BAR) / across)
+    wide = look.width or across * step + _BAR
+    step = (wide - _BAR) / across
+    shown = look.named(style.label(metric))
+    titles = [title(f"x: {names[i]} vs y: {names[j]}", step - 0.15) for i, j, _ in pairs]
+    beneath = [_lines(pair, step, look) for _, _, pair in pairs]
+    axes = [[wrapped(f"{shown}, {short[i]}", step - _LABELS, _NAMES) for i in pair[:2]] for pair in pairs]
+    over = max(text.count("\n") + 1 for text, _ in titles)
+    below = max(len(x) + len(told) for (x, _), told in zip(axes, beneath, strict=True))
+    high = step - _LABELS + 0.135 * over + 0.1 * below + 0.4
+    size = (wide, math.ceil(len(pairs) / across) * high)
+    counted = [not density and _is_discrete(pair) for _, _, pair in pairs]
     with look.applied():
-        figure, panels = canvas(size, len(pairs), across, _foot(pairs, metric, notes, size[0], look))
+        figure, panels = canvas(size, len(pairs), across, _foot(pairs, names, metric, notes, counted, wide, look))
         colours = ScalarMappable(BoundaryNorm(_LEVELS, 256), "viridis")
-        for panel, (_, _, pair), (text, points) in zip(panels, pairs, titles, strict=True):
-            _panel(panel, pair, metric, colours)
-            panel.set_title(text, fontsize=points, pad=5, loc="left", x=-0.1)
-        _bar(figure, panels, colours)
-        settle(figure)
+        for panel, (_, _, pair), as_counts in zip(panels, pairs, counted, strict=True):
+            _counts(panel, pair, colours, step - _LABELS) if as_counts else _densities(panel, pair, colours)
+            _parity(panel, look)
+        for panel, (text, _), (x, y), under in zip(panels, titles, axes, beneath, strict=True):
+            panel.set_title(text, fontsize=min(points for _, points in titles), pad=4)
+            # Numbers belong to the label, whose width the panels need not make room for.
+            panel.set_xlabel("\n".join([*x, "", *under]), labelpad=2, fontsize=_NAMES, linespacing=1.15)
+            panel.set_ylabel("\n".join(y), labelpad=2, fontsize=_NAMES)
+        _bar(figure, panels, colours, across)
+        settle(figure, look)
     return figure
 
 
-def save_pairwise(figure: Figure, path: Path, systems: Sequence[System], metric: str) -> list[Path]:
+def _lines(pair: Pair, step: float, look: Look) -> list[str]:
+    """What stands under a panel."""
+    if not look.notes:
+        return []
+    return [line for text in numbers(pair, look.intervals) for line in wrapped(text, step - 0.25, 1.05 * _NAMES)]
+
+
+def save_pairwise(
+    figure: Figure, path: Path, systems: Sequence[System], metric: str, *, look: Look | None = None
+) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
     keys = list(dict.fromkeys(key for values in means for key in values))
@@ -108,13 +147,13 @@ def save_pairwise(figure: Figure, path: Path, systems: Sequence[System], metric:
     for key in keys:
         values = ["" if key not in own else round(own[key], 6) for own in means]
         rows.append([*key, about.get(key, {}).get("L", ""), *values])
-    return save(figure, path, data=rows_csv(rows))
+    return save(figure, path, data=rows_csv(rows), look=look)
 
 
-def _across(panels: int) -> int:
-    if panels <= 9:
-        return min(panels, 3)
-    return 5 if panels <= 15 else 7
+def _is_discrete(pair: Pair) -> bool:
+    """Whether a few places hold most of the problems."""
+    _, counts = np.unique(np.column_stack([pair.x, pair.y]).round(9), axis=0, return_counts=True)
+    return bool(np.sort(counts)[-_PLACES:].sum() >= _SHARE * counts.sum())
 
 
 def density(x: Floats, y: Floats) -> Floats:
@@ -130,80 +169,105 @@ def density(x: Floats, y: Floats) -> Floats:
     return np.asarray(smooth / smooth.max(), float)
 
 
-def _panel(panel: Axes, pair: Pair, metric: str, colours: ScalarMappable) -> None:
+def _densities(panel: Axes, pair: Pair, colours: ScalarMappable) -> None:
     grid = (np.arange(_GRID) + 0.5) / _GRID
     # The outermost centres stand for the edges, so that colour reaches the frame.
     grid[0], grid[-1] = 0.0, 1.0
     panel.contourf(
         grid, grid, density(pair.x, pair.y), levels=_LEVELS, cmap=colours.get_cmap(), norm=colours.norm, zorder=1
     )
-    # White under the dashes, so that they are seen on dark colours as well.
-    panel.plot([0, 1], [0, 1], color="white", linewidth=1.8, alpha=0.75, zorder=2)
-    panel.plot([0, 1], [0, 1], linestyle=(0, (4, 3)), color="#222222", linewidth=0.9, zorder=3)
     panel.scatter(pair.x, pair.y, s=7, color="#a8a8a8", alpha=0.55, edgecolors="none", zorder=4, clip_on=False)
+
+
+def _counts(panel: Axes, pair: Pair, colours: ScalarMappable, inches: float) -> None:
+    """How many problems are at each value of both, or in each tenth, in their colours and as numbers."""
+    from matplotlib.colors import to_hex
+
+    values = np.unique(np.concatenate([pair.x, pair.y]).round(9))
+    few = 1 < len(values) <= _VALUES
+    edges = np.concatenate([[0.0], (values[1:] + values[:-1]) / 2, [1.0]]) if few else np.linspace(0, 1, 11)
+    counts, _, _ = np.histogram2d(pair.y, pair.x, bins=[edges, edges])
+    shares = np.ma.masked_equal(np.maximum(counts / counts.max(), _LEVELS[0] * (counts > 0)), 0)
+    norm: Any = colours.norm
+    panel.pcolormesh(edges, edges, shares, cmap=colours.get_cmap(), norm=norm, zorder=1, snap=True)
+    for row, column in np.argwhere(counts > 0):
+        across, up = ((edges[n] + edges[n + 1]) / 2 for n in (column, row))
+        text = f"{counts[row, column]:.0f}"
+        size = fitting(inches * float(np.diff(edges)[[row, column]].min()), len(text), 7.0)
+        if size >= LEAST_TYPE:
+            ground: Any = colours.to_rgba(float(shares[row, column]))  # type: ignore[arg-type]
+            panel.text(
+                across, up, text, fontsize=size, color=style.text_on(to_hex(ground)), ha="center", va="center",
+                zorder=5, bbox={"facecolor": ground, "edgecolor": "none", "pad": 0.4},
+            )  # fmt: skip
+
+
+def _parity(panel: Axes, look: Look) -> None:
+    """The line of equality, and the frame of a panel."""
+    # The ground under the dashes, so that they are seen on dark colours as well.
+    panel.plot([0, 1], [0, 1], color=look.ground, linewidth=1.8, alpha=0.75, zorder=2)
+    panel.plot([0, 1], [0, 1], linestyle=(0, (4, 3)), color=look.ink, linewidth=0.9, zorder=3)
     panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=_TICKS, yticks=_TICKS)
-    panel.tick_params(length=2, width=0.5, pad=2, labelsize=7)
-    panel.set_xlabel(f"{style.label(metric)} of x", labelpad=2, fontsize=7.5)
-    panel.set_ylabel(f"{style.label(metric)} of y", labelpad=3, fontsize=7.5)
-    panel.text(
-        1.05, 1.0, "\n".join(numbers(pair)), transform=panel.transAxes, fontsize=6.6, color="#222222", va="top",
-        linespacing=1.32,
-    )  # fmt: skip
+    panel.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
 
 
-def numbers(pair: Pair) -> list[str]:
-    """What stands right of a panel."""
+def numbers(pair: Pair, intervals: bool = True) -> list[str]:
+    """What stands under a panel."""
+
+    def told(value: float, low: float, high: float, digits: int) -> str:
+        between = f" ({style.signed(low, digits)} to {style.signed(high, digits)})" if intervals else ""
+        return f"{style.signed(value, digits)}{between}"
+
+    def correlation(found: Correlation | None) -> str:
+        return "undefined, a side does not vary" if found is None else told(found.value, found.low, found.high, 2)
+
+    def given_depth() -> str:
+        if pair.depth is None:
+            return "unknown, no plan lengths"
+        if np.ptp(pair.depth) == 0:
+            return "unknown, plans equally long"
+        return correlation(pair.given_depth)
+
+    ahead, equal, behind = (style.percent(share) for share in (pair.above, pair.on, pair.below))
+    difference = pair.difference
     return [
         f"{len(pair.places)} problems",
-        f"y ahead {style.percent(pair.above)} %",
-        f"equal {style.percent(pair.on)} %",
-        f"x ahead {style.percent(pair.below)} %",
-        "",
-        "mean of x − y",
-        style.signed(pair.difference.value, 3),
-        f"({style.signed(pair.difference.low, 3)} to {style.signed(pair.difference.high, 3)})",
-        "",
-        "Spearman",
-        *_correlation(pair.spearman),
-        "",
-        "given L",
-        *_given_depth(pair),
+        f"ahead: y {ahead} %, x {behind} %; equal {equal} %",
+        f"mean of x − y {told(difference.value, difference.low, difference.high, 3)}",
+        f"Spearman {correlation(pair.spearman)}",
+        f"given L {given_depth()}",
     ]
 
 
-def _given_depth(pair: Pair) -> list[str]:
-    if pair.depth is None:
-        return ["unknown: problems", "have no plan length"]
-    if np.ptp(pair.depth) == 0:
-        return ["unknown: all plans", "are equally long"]
-    return _correlation(pair.given_depth)
-
-
-def _correlation(estimate: Correlation | None) -> list[str]:
-    if estimate is None:
-        return ["undefined: a side", "does not vary"]
-    value, low, high = (style.signed(number, 2) for number in (estimate.value, estimate.low, estimate.high))
-    return [value, f"({low} to {high})"]
-
-
-def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable) -> None:
+def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable, across: int) -> None:
     bar = figure.colorbar(
         colours, ax=panels, spacing="proportional", ticks=[0.05, 0.2, 0.4, 0.6, 0.8, 1.0], aspect=None, pad=0.01,
-        fraction=0.03 / _across(len(panels)),
+        fraction=0.04 / across,
     )  # fmt: skip
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
     bar.ax.minorticks_off()
-    bar.set_label("Density of problems\n(share of the panel's densest point)", fontsize=7, labelpad=4)
+    bar.set_label("Problems (share of the panel's densest point)", fontsize=_NAMES, labelpad=3)
 
 
 def _foot(
-    pairs: Sequence[tuple[int, int, Pair]], metric: str, notes: Sequence[Note], inches: float, look: Look
-) -> list[FootLine]:
-    about = (
-        f"A dot is a problem: {style.label(metric).lower()}, mean over its samples. Above the dashed line y is ahead. "
-        "Colour is density, white below 5 % of the densest point. In brackets: 95 % intervals over problems."
-    )
+    pairs: Sequence[tuple[int, int, Pair]],
+    names: Sequence[str],
+    metric: str,
+    notes: Sequence[Note],
+    counted: Sequence[bool],
+    inches: float,
+    look: Look,
+) -> Foot:
+    about = [f"{style.label(metric)} of a problem is the mean over its samples. Above the dashed line y is ahead."]
+    if not all(counted):
+        about.append("A dot is a problem, colour is density, none below 5 % of the densest point.")
+    if any(counted):
+        about.append("Numbers in a panel count the problems at these values.")
+    if look.intervals:
+        about.append("In brackets: 95 % intervals over problems.")
     if any(pair.given_depth for _, _, pair in pairs):
-        about += " Given L: partial Spearman correlation, with what a shared plan length explains taken out."
-    return look.foot(notes, [about], inches)
+        about.append("Given L: partial Spearman correlation, with what a shared plan length explains taken out.")
+    found = look.foot(notes, [" ".join(about)], inches)
+    told = [f"x: {names[i]} vs y: {names[j]}: {'; '.join(numbers(pair, look.intervals))}." for i, j, pair in pairs]
+    return found if look.notes else found._replace(caption=" ".join([found.caption, *told]))

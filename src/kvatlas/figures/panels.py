@@ -1,17 +1,20 @@
-"""What a heatmap shows: maps as panels of numbers and texts, for a metric, a cost, or a difference to a baseline."""
+"""What a heatmap shows: maps as panels of numbers and texts, for a metric or a cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, Note, NoteKind
+from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.stats.inference.resampling import Contrast
-from kvatlas.stats.pairs.differences import Differences
 from kvatlas.visible import guarded
+
+#: How far apart the ends of a scale are at least where they are the lowest and the highest cell.
+NARROWEST = 1.0
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,15 @@ class Measure:
     colours: str = style.VALUES
     #: Whether 0 has the middle colour.
     centred: bool = False
-    #: How far apart the ends of the scale are at least.
-    least: float = 1.0
+    #: How far apart the ends of the scale are at least, so that colours do not tell of noise.
+    least: float = NARROWEST
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One heatmap to draw; `outlined` cells are framed together, `baselines` stand over the cells.
+    """One heatmap to draw; `outlined` cells are framed together and the others dimmed.
+
+    `baselines` stand over the cells, each with its interval.
 
     `cornered` gives the share of problems in which policies have nothing to choose, for cells in which there are any.
     """
@@ -50,7 +55,7 @@ class Panel:
     axes: tuple[tuple[str, tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
     cells: Mapping[CellCoord, Shown]
     measure: Measure
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = field(default_factory=frozenset)
     cornered: Mapping[CellCoord, float] = field(default_factory=dict)
@@ -135,25 +140,24 @@ def _metric_panel(one: Map, region: frozenset[CellCoord], about: str) -> Panel:
         notes = (*notes, Note(NoteKind.INTERVAL, f"no cell is {about}"))
     outlined = frozenset() if everything else region
     if outlined:
-        sentences.append(f"Outlined: {about}.")
-    cornered = _cornered(one)
-    if cornered:
+        sentences.append(f"Outlined: {about}; others are dimmed.")
+    corners = cornered(one)
+    if corners:
         sentences.append(CORNER)
-    measure = Measure(label, tuple(sentences))
-    baselines = tuple(style.baseline_texts(one.baselines))
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, notes, outlined, cornered)
+    measure = Measure(label, tuple(sentences), least=noise(cell.estimate for cell in one.cells.values()))
+    baselines = style.baseline_texts(one.baselines)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, notes, outlined, corners)
 
 
-def _cornered(one: Map) -> dict[CellCoord, float]:
+def noise(estimates: Iterable[Estimate | Contrast]) -> float:
+    """The mean width of intervals in points: what colours of a scale as narrow as that would tell is noise."""
+    widths = [100 * (one.high - one.low) for one in estimates if one.low is not None and one.high is not None]
+    return max(NARROWEST, math.fsum(widths) / max(len(widths), 1))
+
+
+def cornered(one: Map) -> dict[CellCoord, float]:
+    """The share of problems in which policies have nothing to choose, where there are any."""
     return {place: cell.audit.no_choice for place, cell in one.cells.items() if cell.audit and cell.audit.no_choice}
-
-
-def cost_panels(maps: Sequence[Map], name: str, against: str | None = None) -> list[Panel]:
-    """Maps of a cost of `COSTS` or of `KV_MEMORY` (MiB); `against` a baseline: the change in percent of its cost.
-
-    Raises KvatlasError where the maps do not carry that cost, or lack the baseline.
-    """
-    return [_cost_panel(one, cost_of(name, one.model), name, against) for one in maps]
 
 
 def cost_of(name: str, model: str) -> Cost:
@@ -180,65 +184,26 @@ def cost_of_cell(name: str, model: str, benchmark: str, cell: Cell) -> float:
     return value
 
 
-def _cost_panel(one: Map, cost: Cost, name: str, against: str | None) -> Panel:
+def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
+    """Maps of a cost of `COSTS` or of `KV_MEMORY` (MiB); KvatlasError where the maps do not carry it."""
+    return [_cost_panel(one, cost_of(name, one.model), name) for one in maps]
+
+
+def known_costs(one: Map, cost: Cost, name: str) -> dict[CellCoord, float]:
+    """A cost of a map's cells, where it is known; KvatlasError where it is of none."""
     known = {place: value for place, cell in one.cells.items() if (value := cost.value(cell)) is not None}
     if not known:
         raise KvatlasError(f"The map of {one.model} on {one.benchmark} does not tell {name} of its cells.")
-    if against is None:
-        cells = {place: Shown(value, cost.text(value)) for place, value in known.items()}
-        baselines = tuple(
-            f"{text} {cost.text(value)}"
-            for text, cell in one.baselines.items()
-            if (value := cost.value(cell)) is not None
-        )
-        measure = Measure(cost.label, (cost.about,), style.COSTS, least=0.02 * max(known.values()) or 1.0)
-        return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks)
-    base = cost.value(_baseline(one, against))
-    if not base:
-        raise KvatlasError(f"The baseline {against!r} of {one.model} on {one.benchmark} has no {name} to compare with.")
-    changes = {place: 100 * (value / base - 1) for place, value in known.items()}
-    cells = {place: Shown(change, style.signed(change, 0)) for place, change in changes.items()}
-    about = f"Change of {cost.label} against {against}, in percent."
-    measure = Measure(f"{cost.label} against {against} (%)", (about,), f"{style.DIFFERENCES}_r", centred=True)
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, (), one.remarks)
+    return known
 
 
-def difference_panels(maps: Sequence[Map], differences: Differences, against: str) -> list[Panel]:
-    """Maps of cell minus baseline in points: paired where `differences` are known, else plain, without intervals.
-
-    Raises KvatlasError where a map has no such baseline.
-    """
-    return [_difference_panel(one, differences.get(one.name, {}), against) for one in maps]
-
-
-def _difference_panel(one: Map, paired: Mapping[CellCoord, Contrast], against: str) -> Panel:
-    base = _baseline(one, against)
-    cells: dict[CellCoord, Shown] = {}
-    for place, cell in one.cells.items():
-        found = paired.get(place)
-        value = 100 * (found.value if found else cell.estimate.value - base.estimate.value)
-        small = f"{style.signed(100 * found.low, 0)} to {style.signed(100 * found.high, 0)}" if found else ""
-        cells[place] = Shown(value, style.signed(value), small, found is not None and not found.low <= 0 <= found.high)
-    about = [f"{style.label(one.metric)} minus that of {against}, in points{', paired' if paired else ', not paired'}."]
-    if paired:
-        about += [SMALL, "Bold: the interval excludes 0."]
-    cornered = _cornered(one)
-    if cornered:
-        about.append(CORNER)
-    measure = Measure(f"{style.label(one.metric)} minus {against}", tuple(about), style.DIFFERENCES, centred=True)
-    baselines = tuple(style.baseline_texts({against: base}))
-    return Panel(
-        one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks, cornered=cornered
-    )
-
-
-def _baseline(one: Map, against: str) -> Cell:
-    if against not in one.baselines:
-        known = ", ".join(one.baselines) or "none"
-        raise KvatlasError(
-            f"The map of {one.model} on {one.benchmark} has no baseline {against!r}; its baselines are: {known}."
-        )
-    return one.baselines[against]
+def _cost_panel(one: Map, cost: Cost, name: str) -> Panel:
+    known = known_costs(one, cost, name)
+    cells = {place: Shown(value, cost.text(value)) for place, value in known.items()}
+    of_baselines = {text: value for text, cell in one.baselines.items() if (value := cost.value(cell)) is not None}
+    baselines = tuple((f"{text} {cost.text(value)}", "") for text, value in of_baselines.items())
+    measure = Measure(cost.label, (cost.about,), style.COSTS, least=0.02 * max(known.values()) or 1.0)
+    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks)
 
 
 def data_csv(panels: Sequence[Panel]) -> str:

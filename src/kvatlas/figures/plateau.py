@@ -14,11 +14,14 @@ Segment = tuple[tuple[int, int], tuple[int, int]]
 
 
 def border(cells: Collection[tuple[int, int]]) -> list[Segment]:
-    """The sides of cells (x, y) of size 1 whose neighbour is not among them."""
+    """The outer border of cells (x, y) of size 1: its sides, without those around holes."""
+    from scipy.ndimage import binary_fill_holes
+
     size = max((max(cell) for cell in cells), default=0) + 3
     inside = np.zeros((size, size), bool)
     for x, y in cells:
         inside[x + 1, y + 1] = True
+    inside = np.asarray(binary_fill_holes(inside), bool)
     upright = [((x, y - 1), (x, y)) for x, y in np.argwhere(np.diff(inside, axis=0)).tolist()]
     return upright + [((x - 1, y), (x, y)) for x, y in np.argwhere(np.diff(inside, axis=1)).tolist()]
 

@@ -73,12 +73,9 @@ def interval(estimate: Estimate) -> str:
     return f"{percent(estimate.low)}–{percent(estimate.high)}"
 
 
-def baseline_texts(cells: Mapping[str, Cell]) -> list[str]:
-    """The baselines as texts: `full 97.0 (94.1–98.6)`, `window 12.0 (8.3–17.1)`."""
-    return [
-        f"{name} {percent(cell.estimate.value)}" + (f" ({between})" if (between := interval(cell.estimate)) else "")
-        for name, cell in cells.items()
-    ]
+def baseline_texts(cells: Mapping[str, Cell]) -> tuple[tuple[str, str], ...]:
+    """The baselines as texts, each with its interval: (`full 97.0`, `94.1–98.6`)."""
+    return tuple((f"{name} {percent(cell.estimate.value)}", interval(cell.estimate)) for name, cell in cells.items())
 
 
 def scale(maps: Sequence[Map]) -> tuple[float, float]:

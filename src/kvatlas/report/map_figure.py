@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
+from kvatlas.figures.difference_panels import cost_change_panels, difference_panels
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.look import Look, check_figure, save
-from kvatlas.figures.panels import Frame, cost_panels, data_csv, difference_panels, metric_panels
+from kvatlas.figures.panels import Frame, cost_panels, data_csv, metric_panels
 from kvatlas.report.describe import of_policy
-from kvatlas.results.csv_maps import read_maps
+from kvatlas.report.map_differences import compare
+from kvatlas.results.csv_maps import PUBLISHED, read_maps
 from kvatlas.results.export import csv_text
 from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
@@ -22,11 +24,13 @@ from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.inference.map_tests import Verdict
-from kvatlas.stats.pairs.differences import differences_of_run
 from kvatlas.stats.run_analysis import RunAnalysis, with_regions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Source = str | Path | RunData
 
 
 def plot_sources(
@@ -35,7 +39,7 @@ def plot_sources(
     *,
     metric: str | None = None,
     mean: bool = False,
-    shared: bool = False,
+    shared: bool | None = None,
     policy: str | None = None,
     against: str | None = None,
     frame: Frame = Frame.MARGIN,
@@ -48,18 +52,22 @@ def plot_sources(
 
     `metric` may be a cost; without one it is pass@1, and of runs that were graded again by other
     graders the verdicts of these beside it, on one scale. `mean` draws means over benchmarks, side by side on one
-    colour scale; `shared` one scale for all panels; `against` differences to that baseline; `frame` says which cells
-    are framed. KvatlasError for what cannot be drawn.
+    colour scale; `shared` says how far scales go (`figures.heatmap.plot`); `against` draws differences to a baseline,
+    a policy, a model, or the maps of another run or CSV file; `frame` says which cells are framed. KvatlasError for
+    what cannot be drawn.
     """
     check_figure(out)
     if lose_at_most is not None:
         margin_of({"lose_at_most": lose_at_most})
     cost = metric if metric in COSTS else None
     graded = None if cost else metric or "pass@1"
-    opened = {
-        source: RunData.open(source, graded, partial, fix, lose_at_most) for source in sources if Path(source).is_dir()
-    }
-    runs = list(opened.values())
+
+    def opened(source: str | Path) -> Source:
+        is_run = Path(source).is_dir()
+        return RunData.open(source, graded, partial, fix, lose_at_most) if is_run else source
+
+    given = [opened(source) for source in sources]
+    runs = [source for source in given if isinstance(source, RunData)]
     if any(run.is_line for run in runs):
         if len(sources) > 1:
             raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
@@ -69,23 +77,31 @@ def plot_sources(
                     f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out."
                 )
         return _line_chart(runs[0], out, cost, policy, look)
-    given = [opened.get(source, source) for source in sources]
     if cost or against:
-        single = of_policy([one for source in given for one in maps_of_source(source, partial)], policy)
-        shown = mean_maps(single) if mean else single
-        if cost:
-            panels = cost_panels(shown, cost, against)
-        elif against:
-            pairs = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
-            panels = difference_panels(shown, pairs, against)
-        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
+        shown = [one for source in given for one in maps_of_source(source, partial)]
+        if against:
+            is_source = Path(against).exists() or against.startswith(PUBLISHED)
+            other = opened(against) if is_source else None
+            theirs = [] if other is None else maps_of_source(other, partial)
+            found = compare(shown, runs, against, theirs, other if isinstance(other, RunData) else None)
+            found = replace(found, maps=of_policy(found.maps, policy))
+            found = found.of_means() if mean else found
+            panels = (
+                cost_change_panels(found.maps, cost, found.against)
+                if cost
+                else difference_panels(found.maps, found.differences, found.against)
+            )
+        else:
+            shown = of_policy(shown, policy)
+            panels = cost_panels(mean_maps(shown) if mean else shown, cost or "")
+        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
     first, *also = [_framed(given, policy, mean, frame, partial), *_graded(given, metric, policy, mean, frame)]
-    other = next((one for one in first if metric and one.metric != metric), None)
-    if other is not None:
-        raise KvatlasError(f"The map of {other.model} on {other.benchmark} shows {other.metric} and no {metric!r}.")
+    unlike = next((one for one in first if metric and one.metric != metric), None)
+    if unlike is not None:
+        raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
     panels = [panel for maps in zip(first, *also, strict=True) for panel in metric_panels(maps, frame)]
-    figure = plot(panels, shared=shared or bool(also), one_bar=mean and not also, look=look)
-    return save(figure, out, first, data=csv_text(first, also) if also else None)
+    figure = plot(panels, shared=True if also else shared, one_bar=mean and not also, look=look)
+    return save(figure, out, first, data=csv_text(first, also) if also else None, look=look)
 
 
 def graders_figure(run: RunData) -> Figure:
@@ -95,9 +111,7 @@ def graders_figure(run: RunData) -> Figure:
     return plot(panels, shared=True)
 
 
-def _framed(
-    given: Sequence[str | Path | RunData], policy: str | None, mean: bool, frame: Frame, partial: bool = False
-) -> list[Map]:
+def _framed(given: Sequence[Source], policy: str | None, mean: bool, frame: Frame, partial: bool = False) -> list[Map]:
     """The maps to draw, with the regions that are framed."""
     single = of_policy([one for source in given for one in maps_of_source(source, partial)], policy)
     shown = mean_maps(single) if mean else single
@@ -109,7 +123,7 @@ def _framed(
 
 
 def _graded(
-    given: Sequence[str | Path | RunData], metric: str | None, policy: str | None, mean: bool, frame: Frame
+    given: Sequence[Source], metric: str | None, policy: str | None, mean: bool, frame: Frame
 ) -> Iterator[list[Map]]:
     """The same maps by each further grader of the runs; none where a metric was asked for, or maps have no traces."""
     runs = [source for source in given if isinstance(source, RunData)]
@@ -122,7 +136,7 @@ def _graded(
             yield _framed([replace(run, metric=grader) for run in runs], policy, mean, framed)
 
 
-def maps_of_source(source: str | Path | RunData, partial: bool = False) -> list[Map]:
+def maps_of_source(source: Source, partial: bool = False) -> list[Map]:
     """The maps of a run, or of a CSV map with the intervals of the binomial bound."""
     if isinstance(source, RunData):
         return maps_of_run(source)
@@ -146,4 +160,4 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
         there = ", ".join(dict.fromkeys(one.policy for one in curves))
         raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
     figure = line_charts.curve_figure(chosen, cost=cost, look=look)
-    return save(figure, out, data=line_charts.data_csv(chosen, cost))
+    return save(figure, out, data=line_charts.data_csv(chosen, cost), look=look)

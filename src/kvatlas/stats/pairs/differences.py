@@ -1,26 +1,32 @@
-"""Every cell of a run's maps against a baseline, in pairs: the numbers of difference maps."""
+"""Difference maps in pairs: every cell of a run's maps against a baseline, or against the same cell of another map."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from kvatlas.core import CellCoord, MapName
 from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.grid import short_names
+from kvatlas.stats.estimates.grid import Axes, short_names
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.resampling import Contrast, mean_contrast
-from kvatlas.stats.pairs.paired import problem_differences
+from kvatlas.stats.inference.map_tests import table
+from kvatlas.stats.inference.resampling import Contrast, joint_contrasts
 
-#: Cell minus baseline, in [-1, 1], by map and place on its axes.
+#: Cell minus what it is compared with, in [-1, 1], by map and place on its axes. Intervals and p-values hold over all
+#: cells of a map together.
 Differences = Mapping[MapName, Mapping[CellCoord, Contrast]]
+
+#: The cells of a map, and what each of them is compared with.
+_Sides = tuple[Sequence[CellTraces], Mapping[CellCoord, CellTraces]]
 
 
 def differences_of_run(run: RunData, baseline: str) -> Differences:
-    """Cell minus `baseline` (its short name, such as `full`), on the problems and samples that both have.
+    """Cell minus `baseline` (its short name, such as `full`), on the problems and samples that all cells have.
 
-    Means over benchmarks are there too. Cells without a pair are left out. Raises KvatlasError as `maps_of_run` does
-    for axes and metric.
+    Means over benchmarks are there too. None of maps that share no sample with the baseline, and of adaptive sweeps:
+    which problems two of their cells share depends on their outcomes. Raises KvatlasError as `maps_of_run` does for
+    axes and metric.
     """
     baselines = [cell for cell in run.cells if cell.expected.baseline and cell.measured]
     names = short_names(cell.expected.setting for cell in baselines)
@@ -29,42 +35,71 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
         for cell in baselines
         if names[cell.expected.setting.id] == baseline
     }
-    by_map: dict[MapName, dict[CellCoord, Contrast]] = {}
-    for name, group in run.with_cells([cell for cell in run.cells if cell.measured]).groups.items():
+    sides = {}
+    for name, group in _groups(run).items():
         other = base.get((name.model, name.benchmark))
         if other is not None:
-            pairs = {cell.coord(run.axes): _pair(cell, other) for cell in group}
-            by_map[name] = {coord: contrast for coord, contrast in pairs.items() if contrast is not None}
-    return {**by_map, **_means(by_map)}
+            sides[name] = group, {cell.coord(run.axes): other for cell in group}
+    return _with_means(sides, run.axes)
 
 
-def _pair(cell: CellTraces, other: CellTraces) -> Contrast | None:
-    """The mean over problems of the differences of the samples that both have; None where there are none."""
-    differences, pairs = problem_differences(cell.compared(), other.compared())
-    if not pairs:
-        return None
-    return mean_contrast(differences)
+def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
+    """Cell minus the same cell of a map of `other`, the `partner` of the cell's map; else as `differences_of_run`.
+
+    Nothing where the two runs have unlike axes.
+    """
+    if other.axes != run.axes:
+        return {}
+    theirs = _groups(other)
+    sides = {}
+    for name, group in _groups(run).items():
+        if partner(name) in theirs and (other is not run or partner(name) != name):
+            sides[name] = group, {cell.coord(run.axes): cell for cell in theirs[partner(name)]}
+    return _with_means(sides, run.axes)
 
 
-def _means(by_map: Differences) -> dict[MapName, dict[CellCoord, Contrast]]:
-    groups: dict[tuple[str, str], list[Mapping[CellCoord, Contrast]]] = {}
-    for name, contrasts in by_map.items():
-        groups.setdefault((name.model, name.policy), []).append(contrasts)
-    return {
-        MapName.of_mean(model, len(group), policy): {
-            coord: _mean([contrasts[coord] for contrasts in group])
-            for coord in group[0]
-            if all(coord in contrasts for contrasts in group)
-        }
-        for (model, policy), group in groups.items()
-        if len(group) > 1
+def _groups(run: RunData) -> Mapping[MapName, Sequence[CellTraces]]:
+    return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive]).groups
+
+
+def _with_means(sides: Mapping[MapName, _Sides], axes: Axes) -> Differences:
+    by_policy: dict[tuple[str, str], list[_Sides]] = {}
+    for name, of_map in sides.items():
+        by_policy.setdefault((name.model, name.policy), []).append(of_map)
+    means = {
+        MapName.of_mean(model, len(parts), policy): parts
+        for (model, policy), parts in by_policy.items()
+        if len(parts) > 1
     }
+    single = {name: [of_map] for name, of_map in sides.items()}
+    return {name: _contrasts(parts, axes) for name, parts in {**single, **means}.items()}
 
 
-def _mean(differences: Sequence[Contrast]) -> Contrast:
-    """The mean over benchmarks; their problems are independent, so half widths add in squares (Zou and Donner 2008)."""
-    count = len(differences)
-    value = math.fsum(one.value for one in differences) / count
-    below = math.hypot(*(one.value - one.low for one in differences)) / count
-    above = math.hypot(*(one.high - one.value for one in differences)) / count
-    return Contrast(value, max(-1.0, value - below), min(1.0, value + above))
+def _contrasts(parts: Sequence[_Sides], axes: Axes) -> dict[CellCoord, Contrast]:
+    """The differences over one or more benchmarks; empty where no problem has a sample that all cells have."""
+    groups = []
+    names: dict[int, tuple[str, str]] = {}
+    for own, others in parts:
+        mine = [cell for cell in own if cell.coord(axes) in others]
+        theirs = {id(cell): cell for cell in others.values()}
+        names |= {id(cell): ("theirs", cell.expected.setting.id) for cell in theirs.values()}
+        names |= {id(cell): ("mine", cell.expected.setting.id) for cell in mine}
+        groups.append([*mine, *theirs.values()])
+    cells = table(groups, lambda cell: names[id(cell)])
+    if cells is None:
+        return {}
+    at = {name: number for number, name in enumerate(cells.columns)}
+    own, others = parts[0]
+    pairs = {}
+    for cell in own:
+        other = others.get(cell.coord(axes))
+        if other is not None:
+            pair = names[id(cell)], names[id(other)]
+            if pair[0] in at and pair[1] in at:
+                pairs[cell.coord(axes)] = at[pair[0]], at[pair[1]]
+    if not pairs:
+        return {}
+    rows = np.zeros((len(pairs), len(at)))
+    for row, (plus, minus) in zip(rows, pairs.values(), strict=True):
+        row[plus], row[minus] = 1, -1
+    return dict(zip(pairs, joint_contrasts(cells.means, cells.strata, rows)[1], strict=True))

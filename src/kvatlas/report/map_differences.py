@@ -1,0 +1,87 @@
+"""Which map each map is compared with, and the paired differences where there are traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName
+from kvatlas.figures import style
+from kvatlas.figures.difference_panels import Against
+from kvatlas.stats.estimates.maps import mean_map, mean_maps
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats.pairs.differences import Differences, differences_of_run, differences_of_runs
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The maps that are compared, what with, and the differences that are paired."""
+
+    maps: Sequence[Map]
+    against: Against
+    differences: Differences
+
+    def of_means(self) -> Compared:
+        """The same for means over benchmarks."""
+        by_policy: dict[tuple[str, str], list[Map]] = {}
+        for one in self.maps if self.against.others else ():
+            by_policy.setdefault((one.model, one.policy), []).append(one)
+        others = {
+            MapName.of_mean(model, len(group), policy): mean_map([self.against.others[one.name] for one in group])
+            for (model, policy), group in by_policy.items()
+            if len(group) > 1
+        }
+        against = Against(self.against.name, {**self.against.others, **others})
+        return Compared(mean_maps(self.maps), against, self.differences)
+
+
+def compare(
+    maps: Sequence[Map], runs: Sequence[RunData], against: str, theirs: Sequence[Map], other: RunData | None
+) -> Compared:
+    """Maps against a baseline, a policy, a model, or `theirs`, the maps of another source and of its run.
+
+    Raises KvatlasError where nothing has that name, and where no map can be compared with it.
+    """
+    if theirs:
+        return _compared(maps, Path(against).name, theirs, lambda name: name, runs, [other] if other else [])
+    if any(against in one.baselines for one in maps):
+        found = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
+        return Compared(maps, Against(against), found)
+    if any(against == one.policy for one in maps):
+        rest = [one for one in maps if one.policy != against]
+        return _compared(rest, against, maps, lambda name: name._replace(policy=against), runs, runs)
+    models = dict.fromkeys(one.model for one in maps)
+    model = next((name for name in models if against in (name, style.model(name))), None)
+    if model is not None:
+        rest, full = [one for one in maps if one.model != model], model
+        return _compared(rest, style.model(full), maps, lambda name: name._replace(model=full), runs, runs)
+    named = dict.fromkeys([*(name for one in maps for name in one.baselines), *(one.policy for one in maps), *models])
+    raise KvatlasError(
+        f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
+        f"{', '.join(filter(None, named))}."
+    )
+
+
+def _compared(
+    maps: Sequence[Map],
+    name: str,
+    theirs: Sequence[Map],
+    partner: Callable[[MapName], MapName],
+    runs: Sequence[RunData],
+    other_runs: Sequence[RunData],
+) -> Compared:
+    by_name = {(one.name, *(axis for axis, _ in one.axes)): one for one in theirs}
+    others = {}
+    for one in maps:
+        other = by_name.get((partner(one.name), *(axis for axis, _ in one.axes)))
+        if other is not None:
+            others[one.name] = other
+    if not others:
+        raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
+    found: dict[MapName, Mapping[CellCoord, Contrast]] = {}
+    for run in runs:
+        for other_run in other_runs:
+            found |= differences_of_runs(run, other_run, partner)
+    return Compared([one for one in maps if one.name in others], Against(name, others), found)

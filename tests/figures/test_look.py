@@ -1,0 +1,156 @@
+"""What all figures share: their options, the smallest type on paper, the caption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from kvatlas.benchmarks import find
+from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
+from kvatlas.figures.curves import curve_figure
+from kvatlas.figures.decay import curves_figure
+from kvatlas.figures.heatmap import means_figure, series_figure
+from kvatlas.figures.look import LEAST_TYPE, WIDTHS, Look, save
+from kvatlas.figures.maze import maze_figure
+from kvatlas.figures.pairwise import names_of, pairwise_figure
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.estimates.curves import curves_of_run
+from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.pairs.pairwise import pairs_of
+from kvatlas.stats.pairs.systems import systems_of, trace_of
+from tests.stats.synthetic import grid, manifest, traces
+from tests.wanderers import maze_run
+
+FULL = Setting.of("full")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return with_binomial_bounds(read_maps("published:dynts_r1_llama"))
+
+
+@pytest.fixture(scope="module")
+def mazes(tmp_path_factory):
+    solvers = {("A", FULL): 0.01, ("A", Setting.of("window", ratio=0.1)): 0.15, ("C", SERVED): 0.08}
+    return RunData.open(maze_run(tmp_path_factory.mktemp("look"), solvers, problems=30))
+
+
+@pytest.fixture(scope="module")
+def line():
+    plan = manifest(grid("dynts", "random"), problems=4)
+    return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
+
+
+def figures(look: Look, llama, mazes, line) -> dict[str, Figure]:
+    """Every kind of figure."""
+    success, progress = systems_of([mazes], "pass@1"), systems_of([mazes], "progress")
+    wide = tuple(n / 100 for n in range(1, 21))
+    cell = llama[0].cells[500, 0.1]
+    dense = replace(
+        llama[0],
+        axes=(("local_window", tuple(range(1, 21))), ("ratio", wide)),
+        cells={(row, column): cell for row in range(1, 21) for column in wide},
+    )
+    policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
+    problem = find("SEQBENCH-6x6-B1").problems(4)[3]
+    return {
+        "series": series_figure(llama[:2], look=look),
+        "policies": series_figure(policies[:3], look=look),
+        "means": means_figure(policies, look=look),
+        "dense": series_figure([dense], look=look),
+        "line": curve_figure(line, look=look),
+        "curves": curves_figure(success, progress, names_of(success), look=look)[0],
+        "pairs": pairwise_figure(progress, pairs_of(progress), "progress", look=look),
+        "counts": pairwise_figure(success, pairs_of(success), "pass@1", look=look),
+        "maze": maze_figure(problem, trace_of(mazes, problem.id, 0, "window"), look=look),
+        "large maze": maze_figure(find("SEQBENCH-40x40-L60-B1-N1").problems(1)[0], look=look),
+    }
+
+
+@pytest.mark.parametrize("look", [Look(), Look(1, dark=True)], ids=["own width", "one column"])
+def test_no_type_is_smaller_than_5_points_on_paper(look, llama, mazes, line):
+    for kind, figure in figures(look, llama, mazes, line).items():
+        inches = figure.get_figwidth()
+        assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
+        FigureCanvasAgg(figure).draw()
+        texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+        small = {text.get_text() for text in texts if text.get_fontsize() < LEAST_TYPE}
+        assert (kind, small) == (kind, set())
+        outside = {
+            text.get_text()
+            for axes in figure.axes
+            for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)
+            if text.get_text() and not _inside(text.get_window_extent(), figure.bbox)
+        }
+        assert (kind, outside) == (kind, set())
+
+
+def _inside(box, whole) -> bool:
+    return box.x0 >= -1.5 and box.y0 >= -1.5 and box.x1 <= whole.x1 + 1.5 and box.y1 <= whole.y1 + 1.5
+
+
+def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
+    look = Look(dark=True, font="DejaVu Serif", intervals=False, notes=False, caption=tmp_path / "c.tex")
+    made = figures(look, llama, mazes, line)
+    for kind in ("series", "line", "curves", "counts", "maze"):
+        figure = made[kind]
+        path, *_ = save(figure, tmp_path / "f.svg", look=look)
+        svg = path.read_text()
+        assert look.ground in svg, kind
+        assert "font-family:'DejaVu Serif'" in svg, kind
+        assert "95 %" not in svg, kind
+        assert (tmp_path / "c.tex").read_text().startswith(r"\caption{"), kind
+        shown = {text.get_text() for text in figure.findobj(Text)}
+        assert not any(" to +" in text or "highest in bold" in text for text in shown), kind
+
+
+def test_a_layout_says_how_panels_stand(llama):
+    def rows(layout):
+        figure = series_figure(llama, look=Look(2, layout=layout))
+        return len({round(axes.get_position().y0, 6) for axes in figure.axes if axes.get_title()})
+
+    assert [rows((1, 4)), rows((2, 2)), rows((4, 1)), rows((2, 3))] == [1, 2, 4, 2]
+    with pytest.raises(KvatlasError, match="The layout 1x3 has room for 3 panels, and the figure has 4"):
+        rows((1, 3))
+    row = series_figure(llama, look=Look(2, layout=(1, 4)))
+    assert [axes.get_ylabel() for axes in row.axes if axes.get_title()] == ["Local Window Size", "", "", ""]
+
+
+def test_labels_stand_for_names(llama):
+    look = Look(labels={"AIME24": "AIME 2024", "Ratio": "Share kept", "R1-Llama": "Llama 8B"})
+    (panel, _) = series_figure(llama[:1], look=look).axes
+    assert (panel.get_title(), panel.get_xlabel()) == ("Llama 8B | AIME 2024", "Share kept")
+    with pytest.raises(KvatlasError, match=r"does not show the name 'AIME99'; it shows: R1-Llama, AIME24, "):
+        series_figure(llama[:1], look=Look(labels={"AIME99": "x"}))
+
+
+def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
+    look = Look(notes=False, caption=tmp_path / "c.tex")
+    vacuous = replace(llama[0], notes=(), validity=None)
+    save(series_figure([vacuous], look=look), tmp_path / "f.png", look=look)
+    caption = (tmp_path / "c.tex").read_text()
+    assert caption == "\\caption{Policy: dynts. Pass@1 in percent, highest in bold. Small type: 95 \\% interval.}\n"
+    partial = replace(llama[0], notes=(Note(NoteKind.PARTIAL, "PARTIAL: 3_000 traces"),))
+    figure = series_figure([partial], look=look)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PARTIAL: 3_000 traces."]
+    save(figure, tmp_path / "f.png", look=look)
+    assert r"PARTIAL: 3\_000 traces." in (tmp_path / "c.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"layout": (0, 4)}, "A layout is ROWSxPANELS"),
+        ({"font": "No Such Font"}, "There is no font 'No Such Font' here; there are: .*DejaVu Sans"),
+        ({"notes": False}, "only where they go to its caption"),
+    ],
+)
+def test_what_is_not_valid_is_said(options, sentence):
+    with pytest.raises(KvatlasError, match=sentence):
+        Look(**options)
