@@ -1,50 +1,10 @@
 /* Traces: which ones a cell has, and one of them token by token. */
 const traceView = { cell: null, mode: "fate", trace: null, beside: "" };
-const traceAt = (cell, problem) => data.traces.find((trace) => trace.cell === cell && trace.problem === problem);
 const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => data.letters.indexOf(letter)) : coded);
 
 function home(number) {
   const map = (data.maps || []).find((each) => each.cells.flat().includes(number) || each.beside.includes(number));
   return map ? `${map.short} | ${map.benchmark}` : "";
-}
-
-/* The traces of a cell; of a mean over benchmarks those of the same setting on each of them. */
-function tracesOf(number) {
-  const own = data.traces.filter((trace) => trace.cell === number);
-  const same = (one, other) => one.name === other.name && one.model === other.model;
-  return own.length ? own : data.traces.filter((trace) => same(data.cells[trace.cell], data.cells[number]));
-}
-
-function openCell(number) {
-  hideTip();
-  traceView.cell = number;
-  const first = tracesOf(number)[0];
-  traceView.trace = first ?? null;
-  listTraces();
-  if (first) showTrace(first);
-  else byId("trace").replaceChildren(el("p", {}, "This page holds no trace of this cell; export the run to read them."));
-  byId("traces").scrollIntoView();
-  byId("trace").focus({ preventScroll: true });
-}
-
-function openTrace(trace) {
-  traceView.cell = trace.cell;
-  traceView.trace = trace;
-  listTraces();
-  showTrace(trace);
-  byId("traces").scrollIntoView();
-  byId("trace").focus({ preventScroll: true });
-}
-
-function listTraces() {
-  const cells = unique(data.traces.map((trace) => trace.cell));
-  const options = [["", `all (${data.traces.length})`], ...cells.map((n) => [String(n), `${home(n)} | ${data.cells[n].short}`.trim()])];
-  const controls = [choice("Cell", options, traceView.cell === null ? "" : String(traceView.cell), (v) => { traceView.cell = v === "" ? null : Number(v); listTraces(); })];
-  if (traceView.cell !== null && data.folder && cells.includes(traceView.cell)) controls.push(el("a", { href: `${encodeURIComponent(data.folder)}/${traceView.cell}.html` }, "All traces of this cell"));
-  byId("traces-controls").replaceChildren(...controls);
-  const shown = (traceView.cell === null ? data.traces : tracesOf(traceView.cell)).slice(0, 400);
-  byId("traces-list").replaceChildren(...shown.map((trace) => el("li", {}, el("button", { onclick: () => { showTrace(trace); listTraces(); byId("trace").focus(); }, "aria-current": trace === traceView.trace },
-    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} | ${data.cells[trace.cell].short}, ` : ""}${trace.tokens === null ? "" : `${whole(trace.tokens)} tokens`}${trace.measured ? ", with measured attention" : ""}`)))));
 }
 
 const badge = (trace) => el("span", { class: trace.right ? "badge right" : "badge wrong" }, trace.verdict);
@@ -54,7 +14,8 @@ function costs(trace) {
   const said = [];
   if (trace.tokens !== null) said.push(`${whole(trace.tokens)} new tokens (${whole(trace.thinking)} of thinking)`, `prompt ${whole(trace.prompt)}`);
   if (trace.peak !== null) said.push(`${whole(trace.peak)} cached at the peak`, `${trace.compressions} ${trace.compressions === 1 ? "compression" : "compressions"}`);
-  if (trace.prompt_left) said.push(`${trace.prompt_left} prompt tokens evicted`);
+  const gone = (trace.prompt_left ?? []).reduce((a, b) => a + b, 0);
+  if (gone) said.push(`${gone} prompt tokens evicted`);
   return said.join(", ") || "unknown";
 }
 
@@ -72,14 +33,17 @@ function showTrace(trace) {
   if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "fate";
   const parts = [el("h3", {}, badge(trace), `${trace.problem}, sample ${trace.sample}`), facts(trace)];
   if (trace.lengths) {
-    const others = sameSample(trace), other = others.find((each) => data.cells[each.cell].short === traceView.beside);
+    const others = go.others(trace), other = go.other(trace);
     const names = others.map((each) => [data.cells[each.cell].short, `${data.cells[each.cell].short} (${each.verdict})`]);
     const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
     parts.push(el("div", { class: "controls" }, choice("Colour by", modes, traceView.mode, (v) => { traceView.mode = v; showTrace(trace); }),
-      choice("Beside it", [["", "nothing"], ...names], other ? traceView.beside : "", (v) => { traceView.beside = v; showTrace(trace); })), legendOf(trace));
+      choice("Beside it", [["", "nothing"], ...names], other ? traceView.beside : "", (v) => go.beside(trace, v))), legendOf(trace));
     const text = tokenText(trace, info), chips = trace.departs ? departure(trace, text) : null;
-    if (other) parts.push(info, sideBySide(trace, other, text, info));
+    const columns = [{ trace, text }, ...(other ? [{ trace: other, text: tokenText(other, info) }] : [])];
+    if (trace.left !== undefined) parts.push(motion(columns));
+    if (other) parts.push(info, sideBySide(...columns));
     else parts.push(info, text.box);
+    traceView.text = text;
     if (chips) parts.splice(2, 0, chips);
     if (trace.measured) parts.push(scatter(trace));
   } else parts.push(el("pre", { tabindex: 0 }, trace.text));
@@ -88,22 +52,18 @@ function showTrace(trace) {
   for (const node of byId("trace").querySelectorAll(".token.parts")) node.parentElement.scrollTop = node.offsetTop - node.parentElement.clientHeight / 2;
 }
 
-/* Other settings' traces of the same model, problem and sample, the full cache first. */
-function sameSample(trace) {
-  const same = data.traces.filter((each) => each !== trace && each.lengths && home(each.cell) === home(trace.cell) && each.problem === trace.problem && each.sample === trace.sample);
-  return same.sort((a, b) => (data.cells[b.cell].short === "full") - (data.cells[a.cell].short === "full"));
-}
-
 function pieces(trace) {
   let at = 0;
   return numbers(trace.lengths).map((length) => trace.text.slice(at, (at += length)));
 }
 
+/* The first token in which two traces differ, -1 where one only ends sooner or they are the same. */
+const departsAt = (own, others) => own.findIndex((piece, index) => piece !== others[index]);
+
 /* Two traces in two columns, each scrolled to the first token in which they differ. */
-function sideBySide(trace, other, text, info) {
+function sideBySide({ trace, text }, { trace: other, text: beside }) {
   const [own, others] = [pieces(trace), pieces(other)];
-  const at = own.findIndex((piece, index) => piece !== others[index]);
-  const beside = tokenText(other, info);
+  const at = departsAt(own, others);
   const column = (each, held) => {
     if (at >= 0) held.nodes[at]?.classList.add("parts");
     return el("section", { "aria-label": data.cells[each.cell].short }, el("h4", {}, badge(each), data.cells[each.cell].short), held.box);
@@ -121,8 +81,8 @@ function departure(trace, text) {
   const all = pieces(trace);
   for (const [index] of missed) text.nodes[index]?.classList.add("missed");
   const chips = missed.filter(([index]) => index < all.length).map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
-  const full = traceView.beside !== "full" && sameSample(trace).some((each) => data.cells[each.cell].short === "full");
-  const reader = full ? [el("button", { class: "plain", onclick: () => { traceView.beside = "full"; showTrace(trace); } }, "Read both side by side")] : [];
+  const full = traceView.beside !== "full" && go.others(trace).some((each) => data.cells[each.cell].short === "full");
+  const reader = full ? [el("button", { class: "plain", onclick: () => go.beside(trace, "full") }, "Read both side by side")] : [];
   return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache. Where it does, the full cache pays ${percent(share)} of its attention (mean over layers and heads) to tokens that ${trace.holders ? "every layer and head had evicted here" : "were evicted here"}${prompt > 0 ? ` (${percent(prompt)} to the prompt's)` : ""}; most of it to:`),
     el("div", { class: "controls" }, ...chips, ...reader));
 }
@@ -169,9 +129,10 @@ function tokenText(trace, info) {
     current = index;
     nodes[current].classList.add("at");
     if (shown) nodes[current].scrollIntoView({ block: "nearest" });
+    if (shown !== null) go.token?.(trace, index);
     info.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
   };
-  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
+  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index), null); });
   box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -203,11 +164,3 @@ function scatter(trace) {
   picture.append(svg("text", { x: (pad + width) / 2, y: height - 8, "text-anchor": "middle" }, "Predicted importance (1 = mean)"), svg("text", { transform: `translate(11 ${(height - pad) / 2}) rotate(-90)`, "text-anchor": "middle" }, "Attention of the answer (1 = mean)"));
   return el("figure", { class: "scatter" }, el("figcaption", {}, el("strong", {}, "Predicted importance against later attention"), ` of the ${predicted.length} thinking tokens, measured with the full cache on this trace's tokens. Spearman's rank correlation: ${agreement === null ? "unknown" : fixed(agreement, 2)}.`), picture);
 }
-
-/* The page begins here, when all its parts are there. */
-listTraces();
-if (data.maps) {
-  drawMaps();
-  drawCosts();
-  if (data.outcomes.length) drawProblems();
-} else if (data.traces.length) showTrace(data.traces[0]);
