@@ -15,7 +15,7 @@ function cacheSizes(trace, length) {
 function follower({ trace, text }) {
   const length = text.nodes.length, left = trace.left === undefined ? [] : numbers(trace.left);
   const leaving = new Map();
-  left.forEach((number, index) => { if (number) { const step = trace.steps[number - 1]; leaving.set(step, [...(leaving.get(step) ?? []), text.nodes[index]]); } });
+  left.forEach((number, index) => { if (number) { const step = trace.steps[number - 1]; if (!leaving.has(step)) leaving.set(step, []); leaving.get(step).push(text.nodes[index]); } });
   let now = length;
   const sizes = cacheSizes(trace, length);
   const show = (moment) => {
@@ -98,8 +98,8 @@ function sizeChart(parts, last) {
   const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "sizes", preserveAspectRatio: "none", role: "img", "aria-label": `Cached tokens over time of ${names}, ${whole(most)} at most` });
   const px = (at) => (at / Math.max(last, 1)) * width, py = (size) => height - 2 - (size / most) * (height - 6);
   parts.forEach((part, index) => {
-    const every = Math.max(1, Math.floor(part.sizes.length / 1200)), path = [];
-    part.sizes.forEach((size, at) => { if (at % every === 0 || part.steps.includes(at) || at === part.length) path.push(`${px(at).toFixed(1)} ${py(size).toFixed(1)}`); });
+    const every = Math.max(1, Math.floor(part.sizes.length / 1200)), path = [], steps = new Set(part.steps);
+    part.sizes.forEach((size, at) => { if (at % every === 0 || steps.has(at) || at === part.length) path.push(`${px(at).toFixed(1)} ${py(size).toFixed(1)}`); });
     node.append(svg("path", { class: index ? "other" : "own", d: `M${path.join("L")}` }));
   });
   const mark = svg("line", { class: "moment", x1: width, x2: width, y1: 0, y2: height });

@@ -278,11 +278,13 @@ async function live() {
     state.runs = runs;
     for (const run of runs) state.versions.set(run.name, run.version);
     const { parts } = here(), name = parts[0];
-    const changed = parts.length ? before.get(name) !== state.versions.get(name) : runs.some((run) => before.get(run.name) !== run.version);
+    const about = parts[0] === "compare" ? parts.slice(1) : parts.length ? [name] : runs.map((run) => run.name);
+    const changed = about.some((each) => before.get(each) !== state.versions.get(each));
     if (changed && !["trace", "find"].includes(parts[1]) && before.size) {
       const focused = document.activeElement?.dataset?.cell;
       await route(false);
-      if (focused) document.querySelector(`td[data-cell="${focused}"]`)?.focus({ preventScroll: true });
+      const again = focused && document.querySelector(`td[data-cell="${focused}"]`);
+      if (again) { again.closest("details")?.setAttribute("open", ""); again.focus({ preventScroll: true }); }
     }
     say();
   } catch (error) { byId("live").textContent = "The server does not answer."; }
