@@ -87,8 +87,8 @@ function motion(columns) {
 function follow(part, moment) {
   const node = part.text.nodes[Math.min(moment, part.length) - 1], box = part.text.box;
   if (!node) { box.scrollTop = 0; return; }
-  const top = node.offsetTop, room = box.clientHeight;
-  if (top < box.scrollTop || top > box.scrollTop + room - 48) box.scrollTop = top - room / 2;
+  const top = node.getBoundingClientRect().top - box.getBoundingClientRect().top;
+  if (top < 0 || top > box.clientHeight - 48) centre(box, node);
 }
 
 /* Cached tokens against new tokens, a line for each trace, and a mark for the moment. */

@@ -23,7 +23,7 @@ function facts(trace) {
   const rows = [["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Answer", trace.answer ?? "none"], ["Reference", trace.reference],
     ["Grade", `${trace.verdict}${trace.progress > 0 && trace.progress < 1 ? `, progress ${fixed(100 * trace.progress)} %` : ""}`],
     ["Cost", costs(trace)]];
-  return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", { tabindex: String(value).length > 300 || String(value).split("\n").length > 5 ? 0 : null }, value)]));
 }
 
 function showTrace(trace) {
@@ -49,7 +49,7 @@ function showTrace(trace) {
   } else parts.push(el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
   byId("trace").replaceChildren(...parts);
-  for (const node of byId("trace").querySelectorAll(".token.parts")) node.parentElement.scrollTop = node.offsetTop - node.parentElement.clientHeight / 2;
+  for (const node of byId("trace").querySelectorAll(".token.parts")) centre(node.closest("pre"), node);
 }
 
 function pieces(trace) {
@@ -113,16 +113,34 @@ function tokenWords(trace, left, held, index, text) {
   return parts.join(", ");
 }
 
+/* Tokens in blocks that end with a line, so that a browser lays out only those in sight. */
+function chunks(nodes) {
+  const blocks = [];
+  let block = [];
+  for (const node of nodes) {
+    block.push(node);
+    if (block.length >= 300 && node.textContent.endsWith("\n")) { blocks.push(el("div", { class: "chunk" }, ...block)); block = []; }
+  }
+  return [...blocks, ...(blocks.length ? [el("div", { class: "chunk" }, ...block)] : block)];
+}
+
+/* Scrolls a box so that a token in it is in its middle. */
+function centre(box, node) {
+  box.scrollTop += node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
+}
+
 function tokenText(trace, info) {
   /* Isolating each token costs a second for 16,000 of them, and keeps apart only scripts that run from right to left. */
   const box = el("pre", { tabindex: 0, role: "group", "aria-label": "Tokens of the trace", class: /[\u0590-\u08ff\ufb1d-\ufefc]|[\ud802\ud803\ud83a\ud83b]/.test(trace.text) ? "isolated" : null });
   const left = trace.left === undefined ? null : numbers(trace.left), held = trace.held === undefined ? null : numbers(trace.held);
   const nodes = pieces(trace).map((text, index) => {
-    const node = el("span", { class: `token ${tokenClass(trace, left, held, index)}` }, text);
-    node.dataset.index = index;
+    const node = document.createElement("span");
+    node.className = `token ${tokenClass(trace, left, held, index)}`;
+    node.textContent = text;
+    node.place = index;
     return node;
   });
-  box.append(...nodes);
+  box.append(...chunks(nodes));
   let current = -1;
   const select = (index, shown = false) => {
     if (index < 0 || index >= nodes.length) return;
@@ -133,8 +151,8 @@ function tokenText(trace, info) {
     if (shown !== null) go.token?.(trace, index);
     info.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
   };
-  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index), null); });
-  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
+  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(node.place, null); });
+  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(node.place); });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;

@@ -53,10 +53,10 @@ function said(run) {
 
 function showRuns() {
   open_("runs", "Runs", []);
-  const rows = state.runs.map((run) => el("tr", {}, el("th", { scope: "row" }, link(to(run.name), run.name)), el("td", {}, run.models.join(", ")), el("td", {}, run.benchmarks.join(", ")), el("td", { class: "number" }, whole(run.settings)), el("td", { class: "number" }, said(run)),
-    el("td", {}, ...state.runs.filter((other) => other !== run).flatMap((other) => [link(to("compare", run.name, other.name), `with ${other.name}`), " "]))));
   const several = state.runs.length > 1;
-  byId("runs").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "list" }, el("caption", { class: "unseen" }, "Runs"), el("thead", {}, el("tr", {}, ...["Run", "Models", "Benchmarks"].map((name) => el("th", { scope: "col" }, name)), ...["Settings", "Traces"].map((name) => el("th", { scope: "col", class: "number" }, name)), el("th", { scope: "col" }, several ? "Compare" : ""))), el("tbody", {}, ...rows))));
+  const rows = state.runs.map((run) => el("tr", {}, el("th", { scope: "row" }, link(to(run.name), run.name)), el("td", {}, run.models.join(", ")), el("td", {}, run.benchmarks.join(", ")), el("td", { class: "number" }, whole(run.settings)), el("td", { class: "number" }, said(run)),
+    several ? el("td", {}, ...state.runs.filter((other) => other !== run).flatMap((other) => [link(to("compare", run.name, other.name), `with ${other.name}`), " "])) : null));
+  byId("runs").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "list" }, el("caption", { class: "unseen" }, "Runs"), el("thead", {}, el("tr", {}, ...["Run", "Models", "Benchmarks"].map((name) => el("th", { scope: "col" }, name)), ...["Settings", "Traces"].map((name) => el("th", { scope: "col", class: "number" }, name)), several ? el("th", { scope: "col" }, "Compare") : null)), el("tbody", {}, ...rows))));
 }
 
 /* -- one run ------------------------------------------------------------------------------------------------------- */
