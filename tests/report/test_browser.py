@@ -70,7 +70,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     said: list[str] = []
     requests: list[str] = []
 
-    def open_(path: Path, width: int = 1280, scheme: str = "light") -> Any:
+    def open_(path: Path, width: int = 1280, scheme: str = "light", unfold: bool = True) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
@@ -78,6 +78,8 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
+        if unfold:
+            page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
         return page
 
     yield open_
@@ -426,6 +428,7 @@ def test_all_traces_of_a_cell_are_a_page_away(browser: Any, tmp_path: Path, monk
     )
     page = browser.new_page()
     page.goto((tmp_path / "the report.html").as_uri())
+    page.click("text=Each benchmark")
     page.locator("table.heat >> nth=1 >> td[data-cell] >> nth=0").click()
     page.click("text=All traces of this cell")
     page.wait_for_load_state()

@@ -317,11 +317,11 @@ def test_chosen_traces_share_a_problem_and_show_both_verdicts():
 
 def test_fates_are_coded_for_the_page():
     fate = Fate(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
-    assert coded_fate(fate, 2, 6, 1) == {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": 1}
+    assert coded_fate(fate, 2, 6, 1) == {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": [0, 1]}
     shared = coded_fate(Fate(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
     assert shared["holders"] == 4
     assert len(shared["held"]) == 2
-    assert coded_fate(Fate(1, (0,), (1,)), 1, 0, 8) == {"steps": [], "left": "", "judged": 0, "prompt_left": 0}
+    assert coded_fate(Fate(1, (0,), (1,)), 1, 0, 8) == {"steps": [], "left": "", "judged": 0, "prompt_left": []}
     many = coded_fate(Fate(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
     assert many["left"] == list(range(1, 301))
 

@@ -20,7 +20,7 @@ class Bytes:
 def test_texts_of_tokens_join_to_the_whole(text: str) -> None:
     model: Any = SimpleNamespace(tokenizer=Bytes())
     tokens = tuple(text.encode())
-    texts = token_texts(model, tokens)
+    texts = token_texts(model.tokenizer, tokens)
     assert len(texts) == len(tokens)
     assert "".join(texts) == text
 

@@ -35,6 +35,7 @@ def new_app() -> typer.Typer:
         results,
         serve,
         sweeps,
+        view,
     )
 
     app = typer.Typer(
@@ -46,7 +47,7 @@ def new_app() -> typer.Typer:
     )
     rooms = (
         *(sweeps, serve, lm_eval, maps, results, compare, grading),
-        *(imports, predictor, calibration, benchmarks, lists, models, doctor),
+        *(imports, predictor, calibration, benchmarks, lists, models, doctor, view),
     )
     for room in rooms:
         room.add_to(app)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, Map, NoteKind
 from kvatlas.figures import style
-from kvatlas.report.description import p_text
-from kvatlas.report.escaping import embedded, policy_hash
 from kvatlas.report.pictures import Picture
+from kvatlas.report.rendering import rendered
 from kvatlas.report.report_data import ReportData, report_data
-from kvatlas.report.traces import LETTERS
 from kvatlas.results.export import check_target, replacing
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.visible import visible
 
 #: Bytes of traces that stand in the page itself.
 TRACES_LIMIT = 4_000_000
-_SCRIPTS = ("page.js", "maps.js", "charts.js", "problems.js", "traces.js")
+_SCRIPTS = ("report.js",)
 
 
 def write_report(
@@ -71,7 +67,10 @@ def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:
     """The HTML of a report."""
     manifest, maps = report.run.manifest, report.maps
     partial = [note.text for one in maps for note in one.notes if note.kind is NoteKind.PARTIAL]
-    return _rendered(
+    return rendered(
+        "page.html.j2",
+        _SCRIPTS,
+        report.data,
         title=_title(maps),
         main=True,
         metric=style.label(maps[0].metric),
@@ -85,38 +84,14 @@ def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:
         provenance={name: _plain(value) for name, value in manifest.provenance.items()},
         spec=json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
         keys=_keys(manifest),
-        data=report.data,
     )
 
 
 def _shard(report: ReportData, cell: int, data: Mapping[str, Any], home: str) -> str:
     name = report.data["cells"][cell]["name"]
     model, benchmark = report.homes[cell]
-    return _rendered(title=f"{style.model(model)} | {benchmark} | {name}", main=False, home=home, data=data)
-
-
-def _rendered(*, data: Mapping[str, Any], **values: Any) -> str:
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=visible
-    )
-    environment.globals.update(p_text=p_text)
-    environment.filters.update(points=lambda value: style.signed(100 * value))
-    sheet, script = _file("page.css"), "\n".join(_file(name) for name in _SCRIPTS)
-    return environment.from_string(_file("page.html.j2")).render(
-        **values,
-        style=Markup(sheet),
-        script=Markup(script),
-        style_hash=Markup(policy_hash(sheet)),
-        script_hash=Markup(policy_hash(script)),
-        data=Markup(embedded({**data, "letters": LETTERS})),
-    )
-
-
-def _file(name: str) -> str:
-    return (resources.files("kvatlas.report") / "web" / name).read_text("utf-8")
+    title = f"{style.model(model)} | {benchmark} | {name}"
+    return rendered("page.html.j2", _SCRIPTS, data, title=title, main=False, home=home)
 
 
 def _title(maps: Sequence[Map]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvatlas.core import Cell, CellCoord, Map, MapName, Status, Trace
+from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status, Trace
 from kvatlas.figures import style
 from kvatlas.figures.panels import framed
 from kvatlas.report.description_json import audit_json, percent, rounded
+from kvatlas.results.manifest import Expected
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import Verdict
@@ -21,23 +22,40 @@ RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."
 
 
 class Cells:
-    """The cells of a page, numbered: maps, fronts, outcomes and traces name them by number."""
+    """The cells of a page, numbered: maps, fronts, outcomes and traces name them by number.
 
-    def __init__(self, short: Mapping[str, str]) -> None:
+    The `promised` ones come first in their order, with no numbers of their own until a map shows them.
+    """
+
+    def __init__(self, short: Mapping[str, str], promised: Iterable[Expected] = ()) -> None:
         self.short = short
         self.numbers: dict[tuple[str, str, str], int] = {}
         self.documents: list[dict[str, Any]] = []
+        self._empty: set[int] = set()
+        for expected in promised:
+            self._empty.add(len(self.documents))
+            self._put((expected.model, expected.benchmark, expected.setting.id), _unknown(expected.setting))
 
     def number(self, one: Map, cell: Cell, difference: Contrast | None = None) -> int:
         """The number of a cell of a map, or of one of its baselines, which is added when it is new."""
         key = (one.model, one.benchmark, cell.setting.id)
         if key not in self.numbers:
-            self.numbers[key] = len(self.documents)
-            document = _cell(cell, difference)
-            document["model"] = one.model
-            document["short"] = self.short.get(cell.setting.id, document["name"])
-            self.documents.append(document)
+            self._put(key, _cell(cell, difference))
+        elif self.numbers[key] in self._empty:
+            self._empty.remove(self.numbers[key])
+            self.documents[self.numbers[key]] |= _cell(cell, difference)
         return self.numbers[key]
+
+    def _put(self, key: tuple[str, str, str], document: dict[str, Any]) -> None:
+        model, benchmark, setting = key
+        self.numbers[key] = len(self.documents)
+        named = {"model": model, "benchmark": benchmark, "short": self.short.get(setting, document["name"])}
+        self.documents.append(document | named)
+
+
+def _unknown(setting: Setting) -> dict[str, Any]:
+    names = ("value", "low", "high", "problems", "samples", "kept", "peak", "output", "seconds", "audit", "truncated")
+    return {"name": str(setting), "policy": setting.policy, **dict.fromkeys((*names, "difference"))}
 
 
 def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
@@ -70,18 +88,13 @@ def page_json(
     differences: Differences,
     cells: Cells,
 ) -> dict[str, Any]:
-    """The page's data without its traces; `cells` is filled, so that traces can name theirs."""
+    """The page's data without outcomes and traces; `cells` is filled, so that these can name theirs."""
     shown = [*with_regions(mean_maps(maps), verdicts, run.margin), *maps]
     metric = maps[0].metric
     return {
         "metric": style.label(metric),
         "maps": [_map(one, verdicts.get(one.name), differences.get(one.name, {}), cells) for one in shown],
         "fronts": _fronts(shown, cells),
-        "outcomes": _outcomes(run, maps, cells),
-        "colours": style.steps(style.VALUES),
-        "costs": style.steps(style.COSTS),
-        "differences": style.steps(style.DIFFERENCES),
-        "lines": list(style.LINES),
         "cells": cells.documents,
     }
 
@@ -154,7 +167,7 @@ def letter(trace: Trace) -> str:
     return TRUNCATED if trace.grade.status is Status.TRUNCATED else NO_ANSWER
 
 
-def _outcomes(run: RunData, maps: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
+def outcomes(run: RunData, maps: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
     """By model and benchmark: for each shown cell one letter for each problem and sample, samples side by side."""
     letters: dict[tuple[str, str, str], dict[tuple[str, int], str]] = {}
     for run_key, trace in run.traces:

@@ -12,10 +12,11 @@ from kvatlas.report import markdown
 from kvatlas.report.attention import DEPARTURES, Networks, departures, measured
 from kvatlas.report.description import describe
 from kvatlas.report.escaping import embedded
-from kvatlas.report.page_json import Cells, page_json
+from kvatlas.report.page_json import Cells, outcomes, page_json
 from kvatlas.report.pictures import Picture, pictures
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import choose, trace_document
+from kvatlas.report.verdicts import cards
 from kvatlas.results.store import Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
@@ -100,7 +101,8 @@ def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) 
         maps = analysis.maps
         against = next((name for one in maps for name in one.baselines), None)
         differences = differences_of_run(run, against) if against else {}
-        data = page_json(run, maps, analysis.verdicts, differences, numbered)
+        data = page_json(run, maps, analysis.verdicts, differences, numbered) | {"cards": cards(analysis, numbered)}
+    data["outcomes"] = outcomes(run, maps, numbered)
     places, homes = _places(run.cells, numbered)
     sources = Sources.of(run.manifest)
     with open_store(run) as store:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from kvatlas.benchmarks import Benchmark, asked_of
 from kvatlas.core import KvatlasError, Problem, Trace
@@ -67,14 +70,28 @@ class Sources:
         if model is None:
             return None
         try:
-            return token_texts(model, tokens)
+            return token_texts(_tokenizer(model.folder) or model.tokenizer, tokens)
         except KvatlasError:
             return None
 
 
-def token_texts(model: ModelHandle, tokens: tuple[int, ...]) -> list[str]:
+@lru_cache(maxsize=16)
+def _tokenizer(folder: Path) -> Any:
+    """What decodes tokens, without transformers, which take seconds and 300 MB; None where only they can."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    # The library raises nothing narrower.
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:
+        return None
+
+
+def token_texts(tokenizer: Any, tokens: tuple[int, ...]) -> list[str]:
     """The text that each token adds; a character of several tokens comes with the last of them."""
-    tokenizer = model.tokenizer
 
     def decode(ids: tuple[int, ...]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,14 +58,18 @@ def _disagreement(verdicts: Sequence[bool]) -> tuple[int, int]:
     return min(right, len(verdicts) - right), len(verdicts)
 
 
-def trace_document(trace: Trace, cell: int, sources: Sources) -> dict[str, Any]:
-    """One trace: text cut into tokens, and for each token when it left the cache (see `coded_fate`)."""
+def trace_document(trace: Trace, cell: int, sources: Sources, whole: bool = False) -> dict[str, Any]:
+    """One trace: text cut into tokens, and for each token when it left the cache (see `coded_fate`).
+
+    As much of it as a page holds, or the `whole` of it.
+    """
     problem = sources.problem(trace)
-    shown = trace.tokens[:TOKEN_LIMIT]
+    most, characters = (None, None) if whole else (TOKEN_LIMIT, TEXT_LIMIT)
+    shown = trace.tokens[:most]
     pieces = sources.pieces(trace.model, shown)
-    if pieces is None or len("".join(pieces)) > TEXT_LIMIT:
+    if pieces is None or (characters is not None and len("".join(pieces)) > characters):
         pieces = None
-    text = "".join(pieces) if pieces is not None else trace.text[:TEXT_LIMIT]
+    text = "".join(pieces) if pieces is not None else trace.text[:characters]
     window = dict(trace.setting.parameters).get("local_window")
     document = {
         "cell": cell,
@@ -82,7 +87,7 @@ def trace_document(trace: Trace, cell: int, sources: Sources) -> dict[str, Any]:
         "peak": trace.usage.peak_kv_tokens,
         "compressions": trace.usage.compressions,
         "text": text,
-        "more": max(0, len(trace.tokens) - TOKEN_LIMIT) if pieces is not None else max(0, len(trace.text) - len(text)),
+        "more": max(0, len(trace.tokens) - len(shown)) if pieces is not None else max(0, len(trace.text) - len(text)),
     }
     if pieces is not None:
         document["lengths"] = _lengths(pieces)
@@ -103,17 +108,19 @@ def coded_fate(fate: Fate, prompt: int, shown: int, window: int | None) -> dict[
 
     `steps` are the steps at which tokens left; `left` has for each token the number of its step, one letter each, from
     1, 0 for never; `held` the percent of the holders that had it at the end, where a policy chooses more than once;
-    `judged` is the number of new tokens that a compression has looked at: those after it are still in the window.
+    `prompt_left` has for each step how many prompt tokens left; `judged` is the number of new tokens that a compression
+    has looked at: those after it are still in the window.
     """
     left = fate.left[prompt : prompt + shown]
     steps = sorted(set(fate.left) - {0})
     number = {step: index for index, step in enumerate([0, *steps])}
     judged = max(0, steps[-1] - 1 - (window or 0)) if steps else 0
+    prompt_left = Counter(fate.left[:prompt])
     document: dict[str, Any] = {
         "steps": steps,
         "left": _coded([number[step] for step in left]),
         "judged": judged,
-        "prompt_left": sum(1 for step in fate.left[:prompt] if step),
+        "prompt_left": [prompt_left[step] for step in steps],
     }
     if fate.holders > 1:
         document["holders"] = fate.holders

@@ -8,6 +8,7 @@ import sys
 import zlib
 from array import array
 from dataclasses import asdict, fields
+from functools import lru_cache
 from operator import not_
 from typing import Any
 
@@ -46,8 +47,6 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
     """The inverse of `row_of`; ValueError, KeyError, TypeError or zlib.error for what no trace ever was."""
     _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate = row
     correct, progress, answer, status, metrics = grade
-    parameters = json.loads(setting_id)
-    policy = parameters.pop("policy")
     ids = array("i")
     ids.frombytes(tokens)
     return Trace(
@@ -55,7 +54,7 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
         benchmark=benchmark,
         problem=problem,
         sample=sample,
-        setting=Setting.of(policy, **parameters),
+        setting=_setting(setting_id),
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
         grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
@@ -64,6 +63,12 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
         written=written,
         made_with=sys.intern(made_with),
     )
+
+
+@lru_cache(maxsize=4096)
+def _setting(identity: str) -> Setting:
+    parameters = json.loads(identity)
+    return Setting.of(parameters.pop("policy"), **parameters)
 
 
 def checksum(*row: Any) -> str:

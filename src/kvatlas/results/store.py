@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,6 +211,40 @@ class Store:
         with self._damage_sentences():
             for row in self._connection.execute(f"{self._select(columns)} ORDER BY {_ORDER}"):
                 yield row[0], self._trace(row)
+
+    def version(self) -> int:
+        """A number that is another one once another connection has written to the store."""
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def added(self, after: int, most: int) -> list[tuple[int, str, Trace]]:
+        """At most so many traces written after that row, each with its row and run key, in the order of their rows.
+
+        Neither tokens nor text are read, nor is the checksum looked at: what this costs does not depend on their size.
+        """
+        columns = ", ".join((*COLUMNS[:-3], "x'', x'', x''"))
+        made_with = "''" if self._old else "coalesce((SELECT made_with FROM environments WHERE id = environment), '')"
+        query = f"SELECT rowid, {columns}, {made_with} FROM traces WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        with self._damage_sentences():
+            rows = self._connection.execute(query, (after, most)).fetchall()
+            return [(number, values[0], trace_of(values[:-1], "", values[-1])) for number, *values in rows]
+
+    def text(self, key: Key) -> str:
+        """The text of a trace, its checksum not looked at; empty if it is not there."""
+        with self._damage_sentences():
+            packed = self._column("text", key)
+            return zlib.decompress(packed).decode() if packed else ""
+
+    def last_tokens(self, key: Key, count: int) -> array[int]:
+        """At most the last `count` new tokens of a trace; none if it is not there."""
+        found = array("i")
+        with self._damage_sentences():
+            found.frombytes(self._column(f"substr(tokens, -{count * found.itemsize})", key))
+        return found
+
+    def _column(self, column: str, key: Key) -> bytes:
+        where = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
+        row = self._connection.execute(f"SELECT {column} FROM traces WHERE {where}", key).fetchone()
+        return b"" if row is None else bytes(row[0])
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""

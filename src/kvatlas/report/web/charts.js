@@ -2,7 +2,7 @@
 const costView = { group: 0 };
 
 function drawCosts() {
-  const names = data.fronts.map((one, index) => [String(index), `${data.maps.find((map) => map.model === one.model).short} | ${one.benchmark}`]);
+  const names = data.fronts.map((one, index) => [String(index), `${shortOf(one.model)} | ${one.benchmark}`]);
   byId("costs-controls").replaceChildren(choice("Maps", names, String(costView.group), (v) => { costView.group = Number(v); drawCosts(); }));
   const group = data.fronts[costView.group];
   const axes = [["kept", "Mean cached tokens per sequence"], ["seconds", "Seconds per answer"]];
@@ -40,8 +40,8 @@ function costChart(group, name, label) {
   for (const dot of dots) {
     const on = group[name].includes(dot.n);
     const node = svg("circle", { class: on ? "dot on" : "dot", cx: px(dot.x), cy: py(dot.y), r: on ? 6 : 4.5, fill: lineColour(dot.cell.policy), tabindex: on ? 0 : -1, role: "button", "aria-label": title(dot.cell) });
-    node.addEventListener("click", () => openCell(dot.n));
-    node.addEventListener("keydown", (event) => { if (event.key === "Enter") openCell(dot.n); });
+    node.addEventListener("click", () => go.cell(dot.n));
+    node.addEventListener("keydown", (event) => { if (event.key === "Enter") go.cell(dot.n); });
     tipped(node, title(dot.cell), () => cellFacts(dot.cell));
     picture.append(node);
   }

@@ -1,6 +1,6 @@
 /* Heatmaps: one block for each benchmark, one panel for each policy. */
 const measures = {
-  value: { label: data.metric, of: (c) => c.value, text: (c) => fixed(c.value), small: (c) => between(c.low, c.high), steps: data.colours },
+  value: { get label() { return data.metric; }, of: (c) => c.value, text: (c) => fixed(c.value), small: (c) => between(c.low, c.high), steps: data.colours },
   difference: { label: "Difference to the baseline (points)", of: (c) => c.difference && c.difference[0], text: (c) => signed(c.difference[0]),
     small: (c) => `${signed(c.difference[1], 0)} to ${signed(c.difference[2], 0)}`, steps: data.differences, centred: true },
   kept: { label: "KV memory (mean cached tokens)", of: (c) => c.kept, text: (c) => whole(c.kept), steps: data.costs },
@@ -8,7 +8,9 @@ const measures = {
   output: { label: "Tokens per answer", of: (c) => c.output, text: (c) => whole(c.output), steps: data.costs },
   truncated: { label: "Truncated (%)", of: (c) => c.truncated, text: (c) => fixed(c.truncated), steps: data.costs },
 };
-const mapView = { model: "", measure: "value", scale: "row" };
+const mapView = { model: "", measure: "value", scale: "row", open: false };
+
+const shortOf = (model) => data.maps.find((map) => map.model === model)?.short ?? model;
 
 function drawMaps() {
   const models = unique(data.maps.map((map) => map.model));
@@ -23,9 +25,10 @@ function drawMaps() {
     choice("Colour scale", [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]], mapView.scale, (v) => { mapView.scale = v; drawMaps(); }),
   );
   const whole_ = span(cellsOf(shown), measure.centred, measure.least);
-  const blocks = [];
+  const blocks = [], folded = [];
   const scales = new Set();
-  for (const benchmark of unique(shown.map((map) => map.benchmark))) {
+  const benchmarks = unique(shown.map((map) => map.benchmark));
+  for (const benchmark of benchmarks) {
     const row = shown.filter((map) => map.benchmark === benchmark);
     const shared = span(cellsOf(row), measure.centred, measure.least);
     const panels = row.map((map) => {
@@ -33,15 +36,30 @@ function drawMaps() {
       scales.add(scale.join());
       return panel(map, measure, scale);
     });
-    blocks.push(el("h3", {}, `${row[0].short} | ${benchmark}`), el("p", { class: "beside" }, ...row[0].beside.map(besideButton)), el("div", { class: "panels" }, ...panels));
+    /* The mean over benchmarks comes first, where there is one. */
+    (benchmark === benchmarks[0] ? blocks : folded).push(el("h3", {}, `${row[0].short} | ${benchmark}`), el("p", { class: "beside" }, ...row[0].beside.map(besideButton)), el("div", { class: "panels" }, ...panels));
   }
   byId("maps-scale").textContent = scales.size > 1 ? "Colour scales differ between maps." : "";
+  if (folded.length) {
+    const each = el("details", { open: mapView.open, ontoggle: () => { mapView.open = each.open; } }, el("summary", {}, `Each benchmark (${benchmarks.length - 1})`), ...folded);
+    blocks.push(each);
+  }
   byId("maps-panels").replaceChildren(...blocks);
+}
+
+/* The map of a cell, small, with the cell marked: what stands next to its traces. */
+function mapAround(number) {
+  const map = data.maps?.find((each) => each.cells.flat().includes(number)) ?? data.maps?.find((each) => each.beside.includes(number));
+  if (!map) return [];
+  const values = map.cells.flat().filter(known).map((n) => data.cells[n].value).filter(known);
+  const figure = panel(map, measures.value, span(values));
+  for (const node of figure.querySelectorAll(`td[data-cell="${number}"]`)) { node.classList.add("here"); node.setAttribute("aria-current", "true"); }
+  return [el("p", { class: "soft" }, `${map.short} | ${map.benchmark}`), figure, el("p", { class: "beside" }, ...map.beside.map(besideButton))];
 }
 
 function besideButton(number) {
   const cell = data.cells[number];
-  const button = el("button", { onclick: () => openCell(number) }, title(cell));
+  const button = el("button", { onclick: () => go.cell(number) }, title(cell));
   tipped(button, title(cell), () => cellFacts(cell));
   return button;
 }
@@ -86,7 +104,7 @@ function mapCell(map, number, x, y, measure, scale, best) {
   const sides = framed ? [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]].filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
   const peak = mapView.measure === "value" && cell.value > best - 1e-6 ? ["peak"] : [];
   const fixedBy = noChoice(cell) > 50 ? ["fixed"] : noChoice(cell) ? ["partly"] : [];
-  const node = el("td", { class: [...sides, ...peak, ...fixedBy].join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
+  const node = el("td", { class: [...sides, ...peak, ...fixedBy].join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => go.cell(number),
     "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}` });
   if (known(value)) {
     node.append(measure.text(cell));
@@ -100,7 +118,7 @@ function mapCell(map, number, x, y, measure, scale, best) {
 function moveInGrid(event) {
   const at = event.target.closest("td[data-cell]");
   if (!at) return;
-  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); openCell(Number(at.dataset.cell)); return; }
+  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); go.cell(Number(at.dataset.cell)); return; }
   const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   if (!steps) return;
   event.preventDefault();

@@ -1,6 +1,8 @@
 "use strict";
 /* What all parts of the page share. Every text goes in as a text node: nothing that a model wrote is ever markup. */
 const data = JSON.parse(document.getElementById("data").textContent);
+/* Where a click leads: each page sets these. */
+const go = {};
 const byId = (id) => document.getElementById(id);
 
 function el(tag, attributes = {}, ...children) {

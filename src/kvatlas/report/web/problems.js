@@ -11,7 +11,7 @@ function drawProblems() {
   const split = el("input", { type: "checkbox", checked: problemView.split });
   split.addEventListener("change", () => { problemView.split = split.checked; fillProblems(); });
   byId("problems-controls").replaceChildren(
-    choice("Benchmark", tables.map((one, index) => [String(index), `${data.maps.find((map) => map.model === one.model).short} | ${one.benchmark}`]), String(problemView.table), (v) => { problemView.table = Number(v); problemView.sort = "order"; drawProblems(); }),
+    choice("Benchmark", tables.map((one, index) => [String(index), `${shortOf(one.model)} | ${one.benchmark}`]), String(problemView.table), (v) => { problemView.table = Number(v); problemView.sort = "order"; drawProblems(); }),
     choice("Policy", [["", "all"], ...policies.map((name) => [name, name])], problemView.policy, (v) => { problemView.policy = v; drawProblems(); }),
     el("label", {}, "Filter", filter),
     el("label", {}, split, "only where settings disagree"),
@@ -41,18 +41,18 @@ function fillProblems() {
     return el("th", { scope: "col", class: plain ? "plain" : null, "aria-sort": sorted ? (problemView.down ? "descending" : "ascending") : "none" }, button);
   };
   const head = el("tr", {}, heading("order", "Problem", true), heading("solved", "Solved", true), ...rows.map((row, index) => heading(index, data.cells[row.cell].short)));
-  const body = shown.map((row) => el("tr", {}, el("th", { scope: "row" }, row.problem), el("td", {}, row.solved === null ? "–" : `${Math.round(100 * row.solved)} %`), ...row.marks.map((mark, index) => outcome(row, mark, rows[index].cell))));
-  byId("problems-table").replaceChildren(el("table", { class: "outcomes" }, el("thead", {}, head), el("tbody", {}, ...body)), el("p", { class: "soft", role: "status" }, `${shown.length} of ${table.problems.length} problems. ✓ right, · wrong, … truncated, ? no answer; underlined: the trace is in this page.`));
+  const body = shown.map((row) => el("tr", {}, el("th", { scope: "row" }, go.problem ? el("a", { href: go.problem(problemView.table, row.index) }, row.problem) : row.problem), el("td", {}, row.solved === null ? "–" : `${Math.round(100 * row.solved)} %`), ...row.marks.map((mark, index) => outcome(row, mark, rows[index].cell))));
+  byId("problems-table").replaceChildren(el("table", { class: "outcomes" }, el("thead", {}, head), el("tbody", {}, ...body)), el("p", { class: "soft", role: "status" }, `${shown.length} of ${table.problems.length} problems. ✓ right, · wrong, … truncated, ? no answer${go.legend ?? ""}.`));
 }
 
 const signs = { r: "✓", w: "·", t: "…", n: "?", ".": "" };
 const words = { r: "right", w: "wrong", t: "truncated", n: "no answer", ".": "missing" };
 function outcome(row, marks, cell) {
-  const found = traceAt(cell, row.problem);
+  const found = go.has(cell, row, marks);
   const right = [...marks].filter((mark) => mark === "r").length;
   const text = marks.length === 1 ? signs[marks] : `${right}/${marks.length}`;
   const kind = marks.length === 1 ? marks : right === marks.length ? "r" : "w";
   const name = `${data.cells[cell].short}, ${row.problem}: ${marks.length === 1 ? words[marks] : `${right} of ${marks.length} right`}`;
-  const button = el("button", { class: `${kind === "." ? "m" : kind}${found ? " has" : ""}`, disabled: !found, title: name, "aria-label": name, onclick: () => found && openTrace(found) }, text);
+  const button = el("button", { class: `${kind === "." ? "m" : kind}${found ? " has" : ""}`, disabled: !found, title: name, "aria-label": name, onclick: () => found && go.outcome(cell, row, marks) }, text);
   return el("td", {}, button);
 }

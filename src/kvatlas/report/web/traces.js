@@ -1,50 +1,10 @@
 /* Traces: which ones a cell has, and one of them token by token. */
 const traceView = { cell: null, mode: "fate", trace: null, beside: "" };
-const traceAt = (cell, problem) => data.traces.find((trace) => trace.cell === cell && trace.problem === problem);
 const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => data.letters.indexOf(letter)) : coded);
 
 function home(number) {
   const map = (data.maps || []).find((each) => each.cells.flat().includes(number) || each.beside.includes(number));
   return map ? `${map.short} | ${map.benchmark}` : "";
-}
-
-/* The traces of a cell; of a mean over benchmarks those of the same setting on each of them. */
-function tracesOf(number) {
-  const own = data.traces.filter((trace) => trace.cell === number);
-  const same = (one, other) => one.name === other.name && one.model === other.model;
-  return own.length ? own : data.traces.filter((trace) => same(data.cells[trace.cell], data.cells[number]));
-}
-
-function openCell(number) {
-  hideTip();
-  traceView.cell = number;
-  const first = tracesOf(number)[0];
-  traceView.trace = first ?? null;
-  listTraces();
-  if (first) showTrace(first);
-  else byId("trace").replaceChildren(el("p", {}, "This page holds no trace of this cell; export the run to read them."));
-  byId("traces").scrollIntoView();
-  byId("trace").focus({ preventScroll: true });
-}
-
-function openTrace(trace) {
-  traceView.cell = trace.cell;
-  traceView.trace = trace;
-  listTraces();
-  showTrace(trace);
-  byId("traces").scrollIntoView();
-  byId("trace").focus({ preventScroll: true });
-}
-
-function listTraces() {
-  const cells = unique(data.traces.map((trace) => trace.cell));
-  const options = [["", `all (${data.traces.length})`], ...cells.map((n) => [String(n), `${home(n)} | ${data.cells[n].short}`.trim()])];
-  const controls = [choice("Cell", options, traceView.cell === null ? "" : String(traceView.cell), (v) => { traceView.cell = v === "" ? null : Number(v); listTraces(); })];
-  if (traceView.cell !== null && data.folder && cells.includes(traceView.cell)) controls.push(el("a", { href: `${encodeURIComponent(data.folder)}/${traceView.cell}.html` }, "All traces of this cell"));
-  byId("traces-controls").replaceChildren(...controls);
-  const shown = (traceView.cell === null ? data.traces : tracesOf(traceView.cell)).slice(0, 400);
-  byId("traces-list").replaceChildren(...shown.map((trace) => el("li", {}, el("button", { onclick: () => { showTrace(trace); listTraces(); byId("trace").focus(); }, "aria-current": trace === traceView.trace },
-    badge(trace), `${trace.problem}, sample ${trace.sample} `, el("span", { class: "soft" }, `${traceView.cell !== trace.cell ? `${home(trace.cell)} | ${data.cells[trace.cell].short}, ` : ""}${trace.tokens === null ? "" : `${whole(trace.tokens)} tokens`}${trace.measured ? ", with measured attention" : ""}`)))));
 }
 
 const badge = (trace) => el("span", { class: trace.right ? "badge right" : "badge wrong" }, trace.verdict);
@@ -54,7 +14,8 @@ function costs(trace) {
   const said = [];
   if (trace.tokens !== null) said.push(`${whole(trace.tokens)} new tokens (${whole(trace.thinking)} of thinking)`, `prompt ${whole(trace.prompt)}`);
   if (trace.peak !== null) said.push(`${whole(trace.peak)} cached at the peak`, `${trace.compressions} ${trace.compressions === 1 ? "compression" : "compressions"}`);
-  if (trace.prompt_left) said.push(`${trace.prompt_left} prompt tokens evicted`);
+  const gone = (trace.prompt_left ?? []).reduce((a, b) => a + b, 0);
+  if (gone) said.push(`${gone} prompt tokens evicted`);
   return said.join(", ") || "unknown";
 }
 
@@ -62,7 +23,7 @@ function facts(trace) {
   const rows = [["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Answer", trace.answer ?? "none"], ["Reference", trace.reference],
     ["Grade", `${trace.verdict}${trace.progress > 0 && trace.progress < 1 ? `, progress ${fixed(100 * trace.progress)} %` : ""}`],
     ["Cost", costs(trace)]];
-  return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", { tabindex: String(value).length > 300 || String(value).split("\n").length > 5 ? 0 : null }, value)]));
 }
 
 function showTrace(trace) {
@@ -72,26 +33,23 @@ function showTrace(trace) {
   if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "fate";
   const parts = [el("h3", {}, badge(trace), `${trace.problem}, sample ${trace.sample}`), facts(trace)];
   if (trace.lengths) {
-    const others = sameSample(trace), other = others.find((each) => data.cells[each.cell].short === traceView.beside);
+    const others = go.others(trace), other = go.other(trace);
     const names = others.map((each) => [data.cells[each.cell].short, `${data.cells[each.cell].short} (${each.verdict})`]);
     const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
     parts.push(el("div", { class: "controls" }, choice("Colour by", modes, traceView.mode, (v) => { traceView.mode = v; showTrace(trace); }),
-      choice("Beside it", [["", "nothing"], ...names], other ? traceView.beside : "", (v) => { traceView.beside = v; showTrace(trace); })), legendOf(trace));
+      choice("Beside it", [["", "nothing"], ...names], other ? traceView.beside : "", (v) => go.beside(trace, v))), legendOf(trace));
     const text = tokenText(trace, info), chips = trace.departs ? departure(trace, text) : null;
-    if (other) parts.push(info, sideBySide(trace, other, text, info));
+    const columns = [{ trace, text }, ...(other ? [{ trace: other, text: tokenText(other, info) }] : [])];
+    if (trace.left !== undefined) parts.push(motion(columns));
+    if (other) parts.push(info, sideBySide(...columns));
     else parts.push(info, text.box);
+    traceView.text = text;
     if (chips) parts.splice(2, 0, chips);
     if (trace.measured) parts.push(scatter(trace));
   } else parts.push(el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
   byId("trace").replaceChildren(...parts);
-  for (const node of byId("trace").querySelectorAll(".token.parts")) node.parentElement.scrollTop = node.offsetTop - node.parentElement.clientHeight / 2;
-}
-
-/* Other settings' traces of the same model, problem and sample, the full cache first. */
-function sameSample(trace) {
-  const same = data.traces.filter((each) => each !== trace && each.lengths && home(each.cell) === home(trace.cell) && each.problem === trace.problem && each.sample === trace.sample);
-  return same.sort((a, b) => (data.cells[b.cell].short === "full") - (data.cells[a.cell].short === "full"));
+  for (const node of byId("trace").querySelectorAll(".token.parts")) centre(node.closest("pre"), node);
 }
 
 function pieces(trace) {
@@ -99,11 +57,13 @@ function pieces(trace) {
   return numbers(trace.lengths).map((length) => trace.text.slice(at, (at += length)));
 }
 
+/* The first token in which two traces differ, -1 where one only ends sooner or they are the same. */
+const departsAt = (own, others) => own.findIndex((piece, index) => piece !== others[index]);
+
 /* Two traces in two columns, each scrolled to the first token in which they differ. */
-function sideBySide(trace, other, text, info) {
+function sideBySide({ trace, text }, { trace: other, text: beside }) {
   const [own, others] = [pieces(trace), pieces(other)];
-  const at = own.findIndex((piece, index) => piece !== others[index]);
-  const beside = tokenText(other, info);
+  const at = departsAt(own, others);
   const column = (each, held) => {
     if (at >= 0) held.nodes[at]?.classList.add("parts");
     return el("section", { "aria-label": data.cells[each.cell].short }, el("h4", {}, badge(each), data.cells[each.cell].short), held.box);
@@ -121,8 +81,8 @@ function departure(trace, text) {
   const all = pieces(trace);
   for (const [index] of missed) text.nodes[index]?.classList.add("missed");
   const chips = missed.filter(([index]) => index < all.length).map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
-  const full = traceView.beside !== "full" && sameSample(trace).some((each) => data.cells[each.cell].short === "full");
-  const reader = full ? [el("button", { class: "plain", onclick: () => { traceView.beside = "full"; showTrace(trace); } }, "Read both side by side")] : [];
+  const full = traceView.beside !== "full" && go.others(trace).some((each) => data.cells[each.cell].short === "full");
+  const reader = full ? [el("button", { class: "plain", onclick: () => go.beside(trace, "full") }, "Read both side by side")] : [];
   return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache. Where it does, the full cache pays ${percent(share)} of its attention (mean over layers and heads) to tokens that ${trace.holders ? "every layer and head had evicted here" : "were evicted here"}${prompt > 0 ? ` (${percent(prompt)} to the prompt's)` : ""}; most of it to:`),
     el("div", { class: "controls" }, ...chips, ...reader));
 }
@@ -153,15 +113,34 @@ function tokenWords(trace, left, held, index, text) {
   return parts.join(", ");
 }
 
+/* Tokens in blocks that end with a line, so that a browser lays out only those in sight. */
+function chunks(nodes) {
+  const blocks = [];
+  let block = [];
+  for (const node of nodes) {
+    block.push(node);
+    if (block.length >= 300 && node.textContent.endsWith("\n")) { blocks.push(el("div", { class: "chunk" }, ...block)); block = []; }
+  }
+  return [...blocks, ...(blocks.length ? [el("div", { class: "chunk" }, ...block)] : block)];
+}
+
+/* Scrolls a box so that a token in it is in its middle. */
+function centre(box, node) {
+  box.scrollTop += node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
+}
+
 function tokenText(trace, info) {
-  const box = el("pre", { tabindex: 0, "aria-label": "Tokens of the trace" });
+  /* Isolating each token costs a second for 16,000 of them, and keeps apart only scripts that run from right to left. */
+  const box = el("pre", { tabindex: 0, role: "group", "aria-label": "Tokens of the trace", class: /[\u0590-\u08ff\ufb1d-\ufefc]|[\ud802\ud803\ud83a\ud83b]/.test(trace.text) ? "isolated" : null });
   const left = trace.left === undefined ? null : numbers(trace.left), held = trace.held === undefined ? null : numbers(trace.held);
   const nodes = pieces(trace).map((text, index) => {
-    const node = el("span", { class: `token ${tokenClass(trace, left, held, index)}` }, text);
-    node.dataset.index = index;
+    const node = document.createElement("span");
+    node.className = `token ${tokenClass(trace, left, held, index)}`;
+    node.textContent = text;
+    node.place = index;
     return node;
   });
-  box.append(...nodes);
+  box.append(...chunks(nodes));
   let current = -1;
   const select = (index, shown = false) => {
     if (index < 0 || index >= nodes.length) return;
@@ -169,10 +148,11 @@ function tokenText(trace, info) {
     current = index;
     nodes[current].classList.add("at");
     if (shown) nodes[current].scrollIntoView({ block: "nearest" });
+    if (shown !== null) go.token?.(trace, index);
     info.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
   };
-  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
-  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(Number(node.dataset.index)); });
+  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(node.place, null); });
+  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(node.place); });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
@@ -203,11 +183,3 @@ function scatter(trace) {
   picture.append(svg("text", { x: (pad + width) / 2, y: height - 8, "text-anchor": "middle" }, "Predicted importance (1 = mean)"), svg("text", { transform: `translate(11 ${(height - pad) / 2}) rotate(-90)`, "text-anchor": "middle" }, "Attention of the answer (1 = mean)"));
   return el("figure", { class: "scatter" }, el("figcaption", {}, el("strong", {}, "Predicted importance against later attention"), ` of the ${predicted.length} thinking tokens, measured with the full cache on this trace's tokens. Spearman's rank correlation: ${agreement === null ? "unknown" : fixed(agreement, 2)}.`), picture);
 }
-
-/* The page begins here, when all its parts are there. */
-listTraces();
-if (data.maps) {
-  drawMaps();
-  drawCosts();
-  if (data.outcomes.length) drawProblems();
-} else if (data.traces.length) showTrace(data.traces[0]);

@@ -1,0 +1,1 @@
+"""`kvatlas view`: a local web app over the stores of runs, made of the report's parts."""

@@ -1,0 +1,232 @@
+"""One run as the app shows it: what each trace came to, kept in memory and followed while a sweep writes."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import Cell, Trace
+from kvatlas.report.escaping import embedded
+from kvatlas.report.page_json import MISSING, RIGHT, TRUNCATED, letter
+from kvatlas.report.sources import Sources
+from kvatlas.report.traces import trace_document
+from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.results.store import Key, Store
+from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.metrics import Measure, usual_metric
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.view.loops import TAIL, period
+from kvatlas.view.run_json import Table, analysed, counts, quick
+
+#: Rows that are read at once, so that what was asked for meanwhile is answered in between.
+ROWS = 2_000
+
+
+class Cached(CellTraces):
+    """A cell whose estimate is computed again only when there are more traces."""
+
+    _known: tuple[int, Cell] | None = None
+
+    def cell(self) -> Cell:
+        """As `CellTraces.cell`."""
+        if self._known is None or self._known[0] != self.stored:
+            self._known = (self.stored, super().cell())
+        return self._known[1]
+
+
+class RunView:
+    """A run that one thread refreshes and any thread reads.
+
+    Cells are numbered in the manifest's order, problems within their benchmark. `marks[cell]` has a letter for each
+    problem and sample, samples side by side, and `lengths[cell]` the number of new tokens. `version` rises with every
+    change of what is shown. KvatlasError for a folder that holds no run.
+    """
+
+    def __init__(self, folder: Path, name: str, fix: Mapping[str, str] | None = None) -> None:
+        self.folder, self.name, self.fix = folder, name, dict(fix or {})
+        self.version = 0
+        with Store.open(folder) as store:
+            self._begin(store.manifest())
+
+    def _begin(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.sources = Sources.of(manifest)
+        self.metric = usual_metric(manifest)
+        self._grade = Measure(manifest, self.metric)
+        self.cells = [
+            Cached(each, self._grade.rule, bool(manifest.allocation), manifest.screened) for each in manifest.expected
+        ]
+        self._number = {(each.run_key, each.setting.id, each.benchmark): n for n, each in enumerate(manifest.expected)}
+        self.problems = {each.benchmark: each.problems for each in sorted(manifest.expected, key=_size)}
+        self._place = {name: {id_: n for n, id_ in enumerate(ids)} for name, ids in self.problems.items()}
+        sizes = [len(self.problems[each.benchmark]) * each.samples for each in manifest.expected]
+        self.marks = [bytearray(MISSING.encode() * size) for size in sizes]
+        self.lengths = [array("i", bytes(4 * size)) for size in sizes]
+        self.tables = _tables(manifest, self.problems)
+        self.table_of = {n: t for t, table in enumerate(self.tables) for n in table.rows}
+        self.base = _bases(manifest)
+        self.done, self._row, self._seen = 0, 0, -1
+        self.promised = sum(len(each.problems) * each.samples for each in manifest.expected)
+        self.finished = False
+        self._loops: dict[int, tuple[int, list[int]]] = {}
+        self._measuring = threading.Lock()
+        self._publish(quick(self._run, self.tables))
+
+    # -- following the store, by one thread ------------------------------------------------------------------------
+
+    def refresh(self, store: Store) -> bool:
+        """Bring what is shown to the state of the store, and say whether anything changed."""
+        version = store.version()
+        if version == self._seen:
+            return False
+        if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
+            self._begin(manifest)
+        before = self._row
+        while added := store.added(self._row, ROWS):
+            for self._row, run_key, trace in added:
+                self._add(run_key, trace)
+        changed = self._row != before or self._seen < 0
+        self._seen = version
+        if changed:
+            self._publish(quick(self._run, self.tables))
+            self.finished = self.done == self.promised
+            if self.finished:
+                self._publish(analysed(self._run, self.tables))
+        return changed
+
+    @property
+    def _run(self) -> RunData:
+        return RunData(self.manifest, (), self.metric, True, self.fix, self.cells, self.folder)
+
+    def _add(self, run_key: str, trace: Trace) -> None:
+        number = self._number.get((run_key, trace.setting.id, trace.benchmark))
+        problem = self._place.get(trace.benchmark, {}).get(trace.problem)
+        if number is None or problem is None or not 0 <= trace.sample < self.cells[number].expected.samples:
+            return
+        at = problem * self.cells[number].expected.samples + trace.sample
+        self.done += self.marks[number][at] == ord(MISSING)
+        self.marks[number][at] = ord(letter(trace))
+        self.lengths[number][at] = trace.usage.output_tokens or 0
+        self.cells[number].add(trace, self._grade)
+
+    def _publish(self, document: dict[str, Any]) -> None:
+        self.version += 1
+        self.document = embedded({**document, **self.summary()})
+
+    # -- what the page asks for ------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """A line of the list of runs."""
+        state = {"version": self.version, "done": self.done, "promised": self.promised, "finished": self.finished}
+        return {"name": self.name, **state, **counts(self.manifest)}
+
+    def outcomes(self, table: int) -> dict[str, Any]:
+        """The marks of all cells of a table; IndexError where there is none."""
+        return {"marks": [self.marks[cell].decode() for cell in self.tables[table].rows]}
+
+    def cell(self, number: int) -> dict[str, Any]:
+        """The traces of a cell: marks, those of the full cache, lengths, and which end in a loop."""
+        base = self.base.get(number)
+        return {
+            "cell": number,
+            "table": self.table_of[number],
+            "samples": self.cells[number].expected.samples,
+            "base": base,
+            "marks": self.marks[number].decode(),
+            "full": None if base is None else self.marks[base].decode(),
+            "lengths": list(self.lengths[number]),
+            "loops": self.loops(number),
+        }
+
+    def loops(self, number: int, store: Store | None = None) -> list[int]:
+        """The places of a cell's truncated traces that end in a loop."""
+        known = self._loops.get(number)
+        stored = self.cells[number].stored
+        if known is None or known[0] != stored:
+            places = [at for at, mark in enumerate(self.marks[number].decode()) if mark == TRUNCATED]
+            known = (stored, list(self._looping(number, places)))
+            self._loops[number] = known
+        return known[1]
+
+    def _looping(self, number: int, places: list[int]) -> Iterator[int]:
+        if not places:
+            return
+        with Store.open(self.folder) as store:
+            for at in places:
+                if period(store.last_tokens(self.key(number, *self.split(number, at)), TAIL)) is not None:
+                    yield at
+
+    def split(self, number: int, at: int) -> tuple[int, int]:
+        """The problem and the sample at a place of a cell."""
+        problem, sample = divmod(at, self.cells[number].expected.samples)
+        return problem, sample
+
+    def key(self, number: int, problem: int, sample: int) -> Key:
+        """Where the store has a trace; IndexError where the run has no such place."""
+        expected = self.cells[number].expected
+        if min(number, problem, sample) < 0 or sample >= expected.samples:
+            raise IndexError(sample)
+        ids = self.problems[expected.benchmark]
+        return expected.run_key, expected.setting.id, expected.benchmark, ids[problem], sample
+
+    def trace(self, number: int, problem: int, sample: int) -> dict[str, Any]:
+        """A trace, whole, and which other cells have the same sample; KeyError where it is not there."""
+        with Store.open(self.folder) as store:
+            trace = store.trace(self.key(number, problem, sample))
+        table = self.tables[self.table_of[number]]
+        at = problem * self.cells[number].expected.samples + sample
+        others = [[n, chr(self.marks[n][at])] for n in table.rows if n != number and at < len(self.marks[n])]
+        found = trace_document(trace, number, self.sources, whole=True)
+        return {
+            **found,
+            "index": problem,
+            "base": self.base.get(number),
+            "others": [each for each in others if each[1] != MISSING],
+        }
+
+    def attention(self, number: int, problem: int, sample: int) -> dict[str, Any]:
+        """Predicted importance, attention of the answer, and what the departing step missed, measured now."""
+        from kvatlas.report.attention import Networks, departures, measured
+
+        base = self.base.get(number)
+        with self._measuring, Store.open(self.folder) as store:
+            trace = store.trace(self.key(number, problem, sample))
+            full = None if base is None else store.trace(self.key(base, problem, sample))
+            networks = Networks(self.sources)
+            return {
+                "measured": measured([trace], networks, 1)[0],
+                "departs": departures([(trace, full)], networks, 1)[0],
+            }
+
+    def lost(self, number: int, at: int) -> bool:
+        """Whether a trace is wrong where the full cache is right."""
+        base, mark = self.base.get(number), chr(self.marks[number][at])
+        return base is not None and mark not in (RIGHT, MISSING) and chr(self.marks[base][at]) == RIGHT
+
+
+def _size(expected: Expected) -> int:
+    return len(expected.problems)
+
+
+def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
+    rows: dict[tuple[str, str, int], list[int]] = {}
+    for number, each in enumerate(manifest.expected):
+        rows.setdefault((each.model, each.benchmark, each.samples), []).append(number)
+    return [
+        Table(model, benchmark, problems[benchmark], samples, tuple(numbers))
+        for (model, benchmark, samples), numbers in rows.items()
+    ]
+
+
+def _bases(manifest: Manifest) -> dict[int, int]:
+    """For each cell the full cache's of the same model, benchmark and number of samples."""
+    full = {
+        (each.model, each.benchmark, each.samples): number
+        for number, each in enumerate(manifest.expected)
+        if each.setting.policy == "full"
+    }
+    homes = enumerate((each.model, each.benchmark, each.samples) for each in manifest.expected)
+    return {number: full[home] for number, home in homes if full.get(home, number) != number}

@@ -1,0 +1,61 @@
+"""Two runs on the same problems and samples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvatlas.core import KvatlasError
+from kvatlas.report.description_json import percent
+from kvatlas.results.manifest import Expected
+from kvatlas.stats.pairs.paired import paired_difference
+from kvatlas.view.run_view import RunView
+
+
+def two_runs(first: RunView, second: RunView) -> dict[str, Any]:
+    """The first run's maps with, for each cell, second minus first in points.
+
+    `pairs` are [cell of the first, cell of the second, difference, low, high, traces that only the first has right,
+    those that only the second has]. Cells belong together by model, benchmark and setting; where the runs have no
+    model in common, by benchmark and setting.
+    """
+    pairs: list[list[Any]] = []
+    for one, other in _same(first, second):
+        ours, theirs = first.cells[one], second.cells[other]
+        try:
+            found = paired_difference(theirs.compared(), ours.compared())
+        except KvatlasError:
+            continue
+        only = _only_one(first, one, second, other)
+        pairs.append([one, other, percent(found.value), percent(found.low), percent(found.high), *only])
+    document = json.loads(first.document)
+    for pair in pairs:
+        document["cells"][pair[0]]["difference"] = pair[2:5]
+    shown = {pair[0] for pair in pairs}
+    maps = [each for each in document["maps"] if shown & {n for row in each["cells"] for n in row}]
+    return {"first": first.name, "second": second.name, "pairs": pairs, "run": {**document, "maps": maps}}
+
+
+def _same(first: RunView, second: RunView) -> list[tuple[int, int]]:
+    for with_model in (True, False):
+        names = {_name(each, with_model): n for n, each in enumerate(second.manifest.expected)}
+        ours = ((n, _name(each, with_model)) for n, each in enumerate(first.manifest.expected))
+        if both := [(n, names[name]) for n, name in ours if name in names]:
+            return both
+    return []
+
+
+def _name(expected: Expected, with_model: bool) -> tuple[str, ...]:
+    return (*([expected.model] if with_model else []), expected.benchmark, expected.setting.id)
+
+
+def _only_one(first: RunView, one: int, second: RunView, other: int) -> tuple[int, int]:
+    """How many samples only one of the cells has right, of those that both have."""
+    ours, theirs = first.cells[one].outcomes, second.cells[other].outcomes
+    both = [
+        (value, theirs[problem][sample])
+        for problem, samples in ours.items()
+        for sample, value in samples.items()
+        if sample in theirs.get(problem, {})
+    ]
+    return sum(a > b for a, b in both), sum(b > a for a, b in both)
