@@ -23,6 +23,7 @@ def new_app() -> typer.Typer:
     from kvatlas.cli import (
         benchmarks,
         calibration,
+        cards,
         compare,
         doctor,
         grading,
@@ -45,7 +46,7 @@ def new_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     rooms = (
-        *(sweeps, serve, lm_eval, maps, results, compare, grading),
+        *(sweeps, serve, lm_eval, maps, results, compare, grading, cards),
         *(imports, predictor, calibration, benchmarks, lists, models, doctor),
     )
     for room in rooms:
