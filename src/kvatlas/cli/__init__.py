@@ -36,6 +36,7 @@ def new_app() -> typer.Typer:
         results,
         serve,
         sweeps,
+        verify,
     )
 
     app = typer.Typer(
@@ -46,7 +47,7 @@ def new_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     rooms = (
-        *(sweeps, serve, lm_eval, maps, results, compare, grading, cards),
+        *(sweeps, serve, lm_eval, maps, results, compare, grading, cards, verify),
         *(imports, predictor, calibration, benchmarks, lists, models, doctor),
     )
     for room in rooms:
