@@ -25,6 +25,7 @@ def new_app() -> typer.Typer:
         calibration,
         cards,
         compare,
+        deploy,
         doctor,
         grading,
         imports,
@@ -47,7 +48,7 @@ def new_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     rooms = (
-        *(sweeps, serve, lm_eval, maps, results, compare, grading, cards, verify),
+        *(sweeps, serve, lm_eval, maps, results, compare, grading, cards, verify, deploy),
         *(imports, predictor, calibration, benchmarks, lists, models, doctor),
     )
     for room in rooms:
