@@ -4,10 +4,10 @@
     python bench/verify.py --folder build/verify --real --out bench/results/verify.json
 
 A cell of embedded:tiny-llama on CHAIN6-14 is decoded as it is, and by engines with one fault each: the budget ignored,
-the newest token lost in each compression, the local window one too short, another ratio, another chat template. Each
+the local window one token too short, the newest token lost in each compression, another ratio or chat template. Each
 simulated verification draws problems with replacement and a sample of each side from these answers, and is judged as
 `verify` does, with and without what only some endpoints tell (compressions; prompt lengths). `--real` also starts
-`kvatlas serve` with each fault and verifies it over HTTP, and sound ones. Prints one JSON document.
+`kvatlas serve` with each fault and verifies it over HTTP, and a sound one. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from keeping import keep
 from kvatlas import models
 from kvatlas.engine import compression
 from kvatlas.integrations.verification_report import LENGTH_P
+from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
 from kvatlas.stats.pairs.verification import Standing, length_shift, verified
 from kvatlas.sweeps import make_plan, parse_spec, sweep
@@ -37,8 +40,8 @@ CELL = {"policy": "window", "kv_budget": 288, "ratio_over": "thinking", "local_w
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "sound": CELL,
     "budget ignored": {"policy": "full"},
-    "window off by one": {**CELL, "local_window": 31},
     "wrong ratio": {**CELL, "ratio": 0.1},
+    "window off by one": CELL,
     "newest token lost": CELL,
     "template changed": CELL,
 }
@@ -59,10 +62,25 @@ def other_template(folder: Path) -> str:
     return f"hf:{target}"
 
 
-def lose_newest() -> None:
-    """From now on the newest token goes with each compression."""
-    usual = compression.select_tokens
-    compression.select_tokens = lambda policy, cached: usual(policy, cached)[..., :-1]  # type: ignore[assignment]
+#: Tokens that a faulty compression loses, counted from the end: the oldest of the local window, the newest of all.
+LOST = {"window off by one": CELL["local_window"], "newest token lost": 1}
+
+
+@contextmanager
+def losing(fault: str) -> Iterator[None]:
+    """Compressions lose the token of a fault, if it has one."""
+    usual, lost = compression.select_tokens, LOST.get(fault)
+
+    def select(policy: CompressingPolicy, cached: CacheView) -> torch.Tensor:
+        kept = usual(policy, cached)
+        at = kept.shape[-1] - lost
+        return torch.cat([kept[..., :at], kept[..., at + 1 :]], dim=-1)
+
+    compression.select_tokens = usual if lost is None else select
+    try:
+        yield
+    finally:
+        compression.select_tokens = usual
 
 
 def decoded(settings: list[Mapping[str, Any]], model: str, problems: int, samples: int, folder: Path) -> list[Pool]:
@@ -92,14 +110,14 @@ def decoded(settings: list[Mapping[str, Any]], model: str, problems: int, sample
 
 def pools(problems: int, samples: int, folder: Path) -> dict[str, Pool]:
     """The answers of all engines."""
-    shared = [name for name in CHANGED if name not in ("newest token lost", "template changed")]
-    found = dict(
-        zip(shared, decoded([CHANGED[n] for n in shared], MODEL, problems, samples, folder / "a"), strict=True)
-    )
+    shared = [name for name in CHANGED if name not in (*LOST, "template changed")]
+    settings = [CHANGED[name] for name in shared]
+    found = dict(zip(shared, decoded(settings, MODEL, problems, samples, folder / "a"), strict=True))
     template = other_template(folder)
     (found["template changed"],) = decoded([CELL], template, problems, samples, folder / "b")
-    lose_newest()
-    (found["newest token lost"],) = decoded([CELL], MODEL, problems, samples, folder / "c")
+    for fault in LOST:
+        with losing(fault):
+            (found[fault],) = decoded([CELL], MODEL, problems, samples, folder / fault.replace(" ", "-"))
     return found
 
 
@@ -194,10 +212,9 @@ def serve(fault: str, words: list[str]) -> None:
     """`kvatlas serve` with a fault."""
     from kvatlas.cli import main as command
 
-    if fault == "newest token lost":
-        lose_newest()
     sys.argv = ["kvatlas", "serve", *words]
-    command()
+    with losing(fault):
+        command()
 
 
 def main() -> None:
@@ -209,7 +226,6 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[60, 240, 960])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--real", action="store_true")
-    parser.add_argument("--sound", type=int, default=5, help="Real runs of a sound endpoint.")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder = options.folder
@@ -235,7 +251,7 @@ def main() -> None:
         "simulated": made,
     }
     if options.real:
-        faults = [name for name in CHANGED if name != "sound"] + ["sound"] * options.sound
+        faults = [*(name for name in CHANGED if name != "sound"), "sound"]
         found["real"] = [
             real(fault, folder / f"real-{number}", folder / "a", options.problems)
             for number, fault in enumerate(faults)
