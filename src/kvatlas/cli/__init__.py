@@ -23,7 +23,9 @@ def new_app() -> typer.Typer:
     from kvatlas.cli import (
         benchmarks,
         calibration,
+        cards,
         compare,
+        deploy,
         doctor,
         grading,
         imports,
@@ -35,6 +37,7 @@ def new_app() -> typer.Typer:
         results,
         serve,
         sweeps,
+        verify,
         view,
     )
 
@@ -46,7 +49,7 @@ def new_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     rooms = (
-        *(sweeps, serve, lm_eval, maps, results, compare, grading),
+        *(sweeps, serve, lm_eval, maps, results, compare, grading, cards, verify, deploy),
         *(imports, predictor, calibration, benchmarks, lists, models, doctor, view),
     )
     for room in rooms:

@@ -90,7 +90,7 @@ def _print_markdown(text: str) -> None:
 
 
 def check(
-    first: Annotated[str, typer.Argument(metavar="A.csv", help="A CSV map, published:NAME, or a run.")],
+    first: Annotated[str, typer.Argument(metavar="A.csv", help="A CSV map, published:NAME, a run, or a card.")],
     second: Annotated[str, typer.Argument(metavar="B.csv", help="Another.")],
     mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
     tolerance: Annotated[
@@ -99,7 +99,10 @@ def check(
     partial: Partial = False,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
-    """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean."""
+    """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean. Or: do cards."""
+    if first.endswith(".json") and second.endswith(".json"):
+        _check_cards(first, second, as_json)
+        return
     from kvatlas.report.check import as_text, check_maps, to_json
 
     given = {name: _maps(name, partial) for name in (first, second)}
@@ -107,6 +110,15 @@ def check(
         given = {"A": given[first], "B": given[first]}
     checked = check_maps(given, _maps(mean, True) if mean else None, tolerance / 100)
     typer.echo(json.dumps(to_json(checked), indent=2, allow_nan=False) if as_json else as_text(checked))
+
+
+def _check_cards(first: str, second: str, as_json: bool) -> None:
+    from kvatlas.report import card
+
+    checked = card.compare_cards(card.read_card(Path(first)), card.read_card(Path(second)), (first, second))
+    typer.echo(json.dumps(card.to_json(checked), indent=2) if as_json else card.as_text(checked))
+    if not checked.same:
+        raise typer.Exit(1)
 
 
 def _maps(source: str, partial: bool) -> list[Map]:

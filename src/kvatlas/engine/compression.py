@@ -48,4 +48,5 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
     row.since = row.position
     row.evictions = row.evictions.after(row.kept, row.position, len(row.tokens))
     row.compressions += 1
+    row.trigger = row.next_trigger()
     return length - kept.shape[-1]

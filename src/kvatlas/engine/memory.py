@@ -48,7 +48,7 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
 
     Prompts have `prompt` tokens, traces `output` new ones.
     """
-    budgets = sorted({policy.budget for policy in policies if policy.budget is not None})
+    budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
     # A request is begun where one setting fewer than the limit is open.
     most = max(OPEN_SETTINGS * batch_size - 1 + len(policies), batch_size // ROWS_PER_REQUEST * len(policies))
     open_trees = min(trees, -(-most // len(policies)))

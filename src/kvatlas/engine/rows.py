@@ -112,7 +112,20 @@ class Row(Generic[K]):
         length = self.cached.length
         if self.trigger is None or length < self.trigger:
             return ()
-        return tuple(policy for policy in self.policies if policy.budget is not None and length >= policy.budget)
+        if self.compressions:
+            return self.policies
+        prompt = len(self.request.prompt)
+        return tuple(
+            policy
+            for policy in self.policies
+            if policy.budget is not None and length >= policy.budget.due(prompt, prompt, prompt)
+        )
+
+    def next_trigger(self) -> int | None:
+        """The cache length at which the first of the policies compresses next."""
+        prompt = len(self.request.prompt)
+        now = (self.cached.length, self.position) if self.compressions else (prompt, prompt)
+        return min((each.budget.due(prompt, *now) for each in self.policies if each.budget is not None), default=None)
 
     def append(self, model: ModelHandle, token: int) -> bool:
         """Add a new token; whether it is the last."""

@@ -123,5 +123,5 @@ class Scheduler:
     def _restrict(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
         """The row, now under these policies alone."""
         row.policies, row.signals = policies, self.collector.signals(policies)
-        row.trigger = min((policy.budget for policy in policies if policy.budget is not None), default=None)
+        row.trigger = row.next_trigger()
         return row

@@ -20,6 +20,8 @@ LABELS: Mapping[str, str] = {
     "local_window": "Local Window Size",
     "ratio": "Ratio",
     "kv_budget": "KV Budget",
+    "budget_over": "Budget Over",
+    "every": "Compression Every (Tokens)",
     "pass@1": "Pass@1",
     "progress": "Progress Ratio",
     "policy": "Policy",

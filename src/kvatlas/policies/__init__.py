@@ -9,14 +9,12 @@ from kvatlas.policies.base import (
     Scope,
     Signal,
     Step,
-    choice_param,
-    float_param,
-    int_param,
     scope_param,
     select_tokens,
-    share,
 )
+from kvatlas.policies.budget import share
 from kvatlas.policies.presets import PRESETS, policy_of
+from kvatlas.policies.valid_values import choice_param, float_param, int_param
 from kvatlas.registry import Registry
 
 

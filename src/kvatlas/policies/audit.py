@@ -8,7 +8,7 @@ from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting
 from kvatlas.policies import of
-from kvatlas.policies.base import CompressingPolicy, Policy, allotted
+from kvatlas.policies.base import UNNAMED, CompressingPolicy, Policy, allotted
 
 #: Cells that a sentence names before it only counts them.
 _NAMED = 6
@@ -27,9 +27,9 @@ class AuditedCell:
     def rule(self) -> tuple[tuple[str, object], ...]:
         """The parameters that decide the audit: equal for policies that differ in their scores alone."""
         values = self.setting.values
-        usual = {"ratio_over": "older", "keep_prompt": True, "strict_budget": False}
+        usual = {"ratio_over": "older", "keep_prompt": True, **UNNAMED}
         names = [name for name in usual if values.get(name, usual[name]) != usual[name]]
-        return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names))
+        return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names) if name in values)
 
 
 def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
@@ -44,10 +44,10 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     chosen: list[int] = []
     without_choice = 0
     for prompt in lengths:
-        # The cache is as long as the budget, unless the prompt alone is longer.
-        older = max(policy.kv_budget, prompt + 1) - policy.local_window
+        # The cache is as long as the budget asks for, unless the prompt alone is longer.
+        older = max(policy.budget.due(prompt, prompt, prompt), prompt + 1) - policy.local_window
         protected = min(prompt, older) if policy.keep_prompt else 0
-        chosen.append(allotted(policy, older, protected)[1])
+        chosen.append(allotted(policy, older, protected, protected)[1])
         without_choice += not 0 < chosen[-1] < older - protected
     return BudgetAudit(
         len(lengths),
@@ -72,7 +72,7 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
     """One sentence that names the cells in which policies have nothing to choose; None if they always have."""
     rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
     # A ratio of 0 or 1 leaves nothing to choose, and says so itself.
-    blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values["ratio"] < 1]
+    blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values.get("ratio", 0.5) < 1]
     if not blocked:
         return None
     blocked.sort(key=lambda cell: -cell.audit.no_choice)

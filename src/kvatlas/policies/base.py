@@ -7,22 +7,25 @@ see while the model decodes it declares in `observes` and, if it has to remember
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.parameters import text_fields
+from kvatlas.policies.budget import Budget, share
 from kvatlas.policies.scores import fitted
+from kvatlas.policies.valid_values import Words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.models import ModelHandle, Shape
+
+#: Parameters that a setting names only where they have another value.
+UNNAMED: Mapping[str, Any] = {"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"}
 
 
 class Scope(StrEnum):
@@ -166,8 +169,8 @@ class Policy:
     queries = 0
 
     @property
-    def budget(self) -> int | None:
-        """Cache length at which a compression fires; None for never."""
+    def budget(self) -> Budget | None:
+        """When compressions fire; None for never."""
         return None
 
     @classmethod
@@ -178,22 +181,31 @@ class Policy:
             if name not in known:
                 valid = ", ".join(known) or "none"
                 raise KvatlasError(f"The policy {cls.name!r} has no parameter {name!r}; valid are: {valid}.")
-        missing = [
-            name for name in ("kv_budget", "local_window", "ratio") if name in known and name not in setting.values
-        ]
+        values = setting.values
+        if values.get("every") and "ratio" in known:
+            if "ratio" in values:
+                raise KvatlasError(
+                    f"ratio is {values['ratio']!r} beside every {values['every']!r}; leave ratio out: with every the "
+                    "kv_budget is what stays."
+                )
+            values["ratio"] = 1.0
+        missing = [name for name in ("kv_budget", "local_window", "ratio") if name in known and name not in values]
         if missing:
             raise KvatlasError(f"The policy {cls.name!r} needs a value for {', '.join(missing)}.")
-        return cls(**setting.values)
+        return cls(**values)
 
     @property
     def setting(self) -> Setting:
         """The setting that this policy is, defaults included; the scope is named where it is not the method's own, a
-        strict budget where there is one."""
+        strict budget, what the budget counts and how often it compresses where they are not the published rule."""
         parameters = {each.name: getattr(self, each.name) for each in fields(self)}
         if parameters.get("scope") == type(self).scope:
             del parameters["scope"]
-        if not parameters.get("strict_budget"):
-            parameters.pop("strict_budget", None)
+        for name, usual in UNNAMED.items():
+            if parameters.get(name, usual) == usual:
+                parameters.pop(name, None)
+        if "every" in parameters:
+            del parameters["ratio"], parameters["ratio_over"]
         return Setting.of(self.name, **parameters)
 
     @cached_property
@@ -222,7 +234,8 @@ class Policy:
 class CompressingPolicy(Policy):
     """A policy that compresses; its fields are the parameters that all methods share.
 
-    kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires.
+    kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires; with `every` the length
+        that one leaves.
     local_window: newest tokens that always stay, at least 1.
     ratio: share in [0, 1] of the older tokens that stay.
     ratio_over: `older` (published rule: of all older tokens, prompt included) or `thinking` (of the older thinking
@@ -230,6 +243,12 @@ class CompressingPolicy(Policy):
     keep_prompt: whether prompt tokens have an infinite score; they compete with the others if not.
     strict_budget: whether exactly floor(ratio * older) older tokens stay even where prompt and answer are more: the
         youngest of these are then dropped. By default they all stay, above the ratio.
+    budget_over: what `kv_budget` counts, the whole `cache` or, the prompt staying beside, the tokens after it
+        (`thinking`).
+    every: tokens between two compressions, as serving engines have it; 0 for one whenever the budget is reached.
+    every_from: where these are counted from. `budget`: a compression at kv_budget + every tokens; `start`: with each
+        first token after a multiple of `every` in the sequence, `prompt`: with each multiple after the prompt, once
+        there are more than kv_budget.
     """
 
     kv_budget: int
@@ -238,6 +257,9 @@ class CompressingPolicy(Policy):
     ratio_over: str = "older"
     keep_prompt: bool = True
     strict_budget: bool = field(default=False, kw_only=True)
+    budget_over: str = field(default="cache", kw_only=True)
+    every: int = field(default=0, kw_only=True)
+    every_from: str = field(default="budget", kw_only=True)
 
     def __post_init__(self) -> None:
         for name, smallest in (("kv_budget", 2), ("local_window", 1)):
@@ -254,11 +276,17 @@ class CompressingPolicy(Policy):
         for name in ("keep_prompt", "strict_budget"):
             if not isinstance(getattr(self, name), bool):
                 raise KvatlasError(f"{name} is {getattr(self, name)!r}; valid are true and false.")
-        if self.strict_budget and self.ratio_over != "older":
-            raise KvatlasError(
-                f"strict_budget is true and ratio_over is {self.ratio_over!r}; valid with it is 'older' alone, "
-                "the rule that counts the prompt."
-            )
+        self.budget.check()
+        for name, valid in (("ratio_over", "older"), ("budget_over", "cache")):
+            if self.strict_budget and getattr(self, name) != valid:
+                raise KvatlasError(
+                    f"strict_budget is true and {name} is {getattr(self, name)!r}; valid with it is {valid!r} alone, "
+                    "the rule that counts the prompt."
+                )
+        if self.every and self.ratio_over != "older":
+            raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
+        if self.budget_over == "thinking" and not self.keep_prompt:
+            raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; valid with it is true alone.")
         if self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
@@ -271,8 +299,8 @@ class CompressingPolicy(Policy):
         object.__setattr__(self, "scope", Scope(self.scope))
 
     @property
-    def budget(self) -> int:
-        return self.kv_budget
+    def budget(self) -> Budget:
+        return Budget(self.kv_budget, self.budget_over, self.every, self.every_from)
 
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         """How many of the `chosen` places for tokens that are not `protected` [..., older] the policy fills: all."""
@@ -283,7 +311,8 @@ class CompressingPolicy(Policy):
 
         A strict budget drops what does not fit of the prompt, so any prompt will do.
         """
-        if self.keep_prompt and not self.strict_budget and prompt_length + self.local_window >= self.kv_budget:
+        counted = self.keep_prompt and not self.strict_budget and self.budget_over == "cache"
+        if counted and prompt_length + self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"kv_budget {self.kv_budget} is too small for {where}: prompt {prompt_length} + local_window "
                 f"{self.local_window} tokens can never be compressed below it; valid are budgets above "
@@ -291,61 +320,19 @@ class CompressingPolicy(Policy):
             )
 
 
-def int_param(default: int, least: int) -> int:
-    """A parameter that is a whole number from `least` up."""
-    found: int = field(default=default, metadata={"valid": _Numbers(int, least)})
-    return found
-
-
-def float_param(default: float, least: float, most: float = math.inf) -> float:
-    """A parameter that is a number from `least` to `most`."""
-    found: float = field(default=default, metadata={"valid": _Numbers(float, least, most)})
-    return found
-
-
-def choice_param(default: str, *options: str) -> str:
-    """A parameter that is one of several words."""
-    found: str = field(default=default, metadata={"valid": _Words((default, *options))})
-    return found
-
-
 def scope_param(default: Scope) -> Scope:
     """The parameter `scope`, for policies whose scores differ between layers and heads."""
-    found: Scope = field(default=default, metadata={"valid": _Words(tuple(Scope))})
+    found: Scope = field(default=default, metadata={"valid": Words(tuple(Scope))})
     return found
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    kind: type[int] | type[float]
-    least: float
-    most: float = math.inf
-
-    def check(self, name: str, value: object) -> None:
-        fits = isinstance(value, int | self.kind) and not isinstance(value, bool)
-        if not fits or not self.least <= value <= self.most:  # type: ignore[operator]
-            words = "whole numbers" if self.kind is int else "numbers"
-            limits = f"from {self.least} up" if self.most == math.inf else f"from {self.least} to {self.most}"
-            raise KvatlasError(f"{name} is {value!r}; valid are {words} {limits}.")
-
-
-@dataclass(frozen=True)
-class _Words:
-    options: tuple[str, ...]
-
-    def check(self, name: str, value: object) -> None:
-        if value not in self.options:
-            raise KvatlasError(f"{name} is {value!r}; valid are {', '.join(repr(str(word)) for word in self.options)}.")
-
-
-@lru_cache(maxsize=4096)
-def share(ratio: float, tokens: int) -> int:
-    """floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
-    return math.floor(Fraction(str(ratio)) * tokens)
-
-
-def allotted(policy: CompressingPolicy, older: int, protected: int) -> tuple[int, int]:
-    """Of `older` tokens of which so many are `protected`: how many protected ones stay, and how many of the others."""
+def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int) -> tuple[int, int]:
+    """Of `older` tokens of which so many are `protected`, of these so many the prompt's: how many protected ones stay,
+    and how many of the others."""
+    if policy.every:
+        room = policy.kv_budget - policy.local_window
+        certain = min(protected, room) if policy.strict_budget else protected
+        return certain, policy.budget.chosen(policy.local_window, older, protected, prompt)
     if policy.ratio_over == "thinking":
         return protected, share(policy.ratio, older - protected)
     kept = share(policy.ratio, older)
@@ -365,9 +352,10 @@ def places(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
     protected = torch.zeros_like(old, dtype=torch.bool)
     if policy.keep_prompt:
         protected |= old < cached.prompt_length
+    prompt = int(protected.reshape(-1, older)[0].sum())
     if cached.thinking_end is not None:
         protected |= old >= cached.thinking_end
-    certain, chosen = allotted(policy, older, int(protected.reshape(-1, older)[0].sum()))
+    certain, chosen = allotted(policy, older, int(protected.reshape(-1, older)[0].sum()), prompt)
     return protected & (protected.cumsum(-1) <= certain), chosen
 
 

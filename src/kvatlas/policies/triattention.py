@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, int_param, scope_param
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, scope_param
 from kvatlas.policies.made_files import check_made_with
+from kvatlas.policies.valid_values import int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -197,8 +197,9 @@ class Plan:
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> list[str]:
         """What speaks of settings whose budget traces of the expected length never reach."""
-        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
-        longest = max(self.prompts[model.name, benchmark.name]) + self._output(benchmark)
+        prompt = max(self.prompts[model.name, benchmark.name])
+        budgets = [at for policy, _ in self.policies if (at := _first_fires(policy, prompt)) is not None]
+        longest = prompt + self._output(benchmark)
         # The last token never enters the cache.
         beyond = [budget for budget in budgets if budget >= longest]
         if not beyond:
@@ -216,8 +217,8 @@ class Plan:
     def _tree(self, prompt: int, output: int) -> int:
         """Tokens decoded for one problem and sample. Settings that need the full-cache answer are a tree of their own,
         and the first one then holds the full cache in any case."""
-        early = [policy.budget for policy, _ in self.policies if Signal.ANSWER not in policy.observes]
-        late = [policy.budget for policy, _ in self.policies if Signal.ANSWER in policy.observes]
+        early = [_first_fires(policy, prompt) for policy, _ in self.policies if Signal.ANSWER not in policy.observes]
+        late = [_first_fires(policy, prompt) for policy, _ in self.policies if Signal.ANSWER in policy.observes]
         if late and None not in early:
             early.append(None)
         tokens = 0
@@ -233,8 +234,9 @@ class Plan:
 
     def _kv_bytes(self, model: ModelHandle) -> int:
         """Bytes of keys and values of one sequence at the largest budget, else of the longest one."""
-        budgets = [policy.budget for policy, _ in self.policies if policy.budget is not None]
-        longest = self._longest_prompt(model) + self.spec.sampling.max_new_tokens
+        prompt = self._longest_prompt(model)
+        budgets = [policy.budget.most(prompt) for policy, _ in self.policies if policy.budget is not None]
+        longest = prompt + self.spec.sampling.max_new_tokens
         return max(budgets, default=longest) * model.kv_bytes_per_token
 
     def _peak(self, model: ModelHandle, batch_size: int, output: int) -> Peak:
@@ -293,6 +295,11 @@ def make_plan(spec: Spec) -> Plan:
                 if isinstance(policy, CompressingPolicy):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
     return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, notes=tuple(notes))
+
+
+def _first_fires(policy: Policy, prompt: int) -> int | None:
+    """The cache length of the first compression after such a prompt; None for never."""
+    return policy.budget.due(prompt, prompt, prompt) if policy.budget else None
 
 
 def _strict(policy: Policy, spec: Spec) -> Policy:

@@ -154,6 +154,12 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
 
 def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> tuple[Note, ...]:
     notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
+    # In whose terms the budget is: what all cells share beside the published rule.
+    settings = [cell.expected.setting.values for cell in group]
+    for name in ("budget_over", "every", "every_from"):
+        values = {values.get(name) for values in settings}
+        if len(values) == 1 and values != {None} and name not in run.fix:
+            notes.append(Note(NoteKind.FIXED, f"{name}={values.pop()}"))
     notes += partial_note((*group, *baselines))
     notes += mixed_note((*group, *baselines))
     if any(cell.adaptive for cell in group):

@@ -170,11 +170,14 @@ def choices_of_maps(
 def kv_tokens_of(cell: Cell) -> float | None:
     """KV tokens that a cell keeps: measured, else what the published rule leaves after a compression.
 
-    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383); None where neither is known.
+    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), the budget itself where `every`
+    is set; None where neither is known.
     """
     if cell.mean_kv_tokens is not None:
         return cell.mean_kv_tokens
     values = cell.setting.values
+    if values.get("every") and values.get("budget_over") != "thinking":
+        return float(values["kv_budget"])
     if not all(isinstance(values.get(name), int | float) for name in ("kv_budget", "local_window", "ratio")):
         return None
     return float(values["local_window"] + share(values["ratio"], values["kv_budget"] - values["local_window"]))

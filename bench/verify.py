@@ -1,0 +1,270 @@
+"""Does `kvatlas verify` find a faulty endpoint, and leave a sound one alone?
+
+    python bench/verify.py --folder build/verify                      # resumed where it was stopped
+    python bench/verify.py --folder build/verify --real --out bench/results/verify.json
+
+A cell of embedded:tiny-llama on CHAIN6-14 is decoded as it is, and by engines with one fault each: the budget ignored,
+the local window one token too short, the newest token lost in each compression, another ratio or chat template. Each
+simulated verification draws problems with replacement and a sample of each side from these answers, and is judged as
+`verify` does, with and without what only some endpoints tell (compressions; prompt lengths). `--real` also starts
+`kvatlas serve` with each fault and verifies it over HTTP, and a sound one. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from keeping import keep
+from kvatlas import models
+from kvatlas.engine import compression
+from kvatlas.integrations.verification_report import LENGTH_P
+from kvatlas.policies import CacheView, CompressingPolicy
+from kvatlas.results import Store
+from kvatlas.stats.pairs.verification import Standing, length_shift, verified
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+
+MODEL, BENCHMARK, MOST, MARGIN = "embedded:tiny-llama", "CHAIN6-14", 700, 0.05
+CELL = {"policy": "window", "kv_budget": 288, "ratio_over": "thinking", "local_window": 32, "ratio": 0.5}
+CHANGED: Mapping[str, Mapping[str, Any]] = {
+    "sound": CELL,
+    "budget ignored": {"policy": "full"},
+    "wrong ratio": {**CELL, "ratio": 0.1},
+    "window off by one": CELL,
+    "newest token lost": CELL,
+    "template changed": CELL,
+}
+CELL_NAME = "window local_window=32 ratio=0.5"
+#: Answers of one fault: correct and output tokens by problem and sample, and tokens that prompts are longer.
+Pool = dict[str, list[list[float]]]
+
+
+def other_template(folder: Path) -> str:
+    """The model with a line more in its chat template, as `hf:` address."""
+    target = folder / "tiny-llama"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(models.find(MODEL).folder, target)
+    for path in target.glob("*"):
+        if path.name in ("tokenizer_config.json", "chat_template.jinja"):
+            text = path.read_text()
+            path.write_text(re.sub(r"<\|assistant\|><think>", "<|assistant|>\\g<0>", text))
+    return f"hf:{target}"
+
+
+#: Tokens that a faulty compression loses, counted from the end: the oldest of the local window, the newest of all.
+LOST = {"window off by one": CELL["local_window"], "newest token lost": 1}
+
+
+@contextmanager
+def losing(fault: str) -> Iterator[None]:
+    """Compressions lose the token of a fault, if it has one."""
+    usual, lost = compression.select_tokens, LOST.get(fault)
+
+    def select(policy: CompressingPolicy, cached: CacheView) -> torch.Tensor:
+        kept = usual(policy, cached)
+        at = kept.shape[-1] - lost
+        return torch.cat([kept[..., :at], kept[..., at + 1 :]], dim=-1)
+
+    compression.select_tokens = usual if lost is None else select
+    try:
+        yield
+    finally:
+        compression.select_tokens = usual
+
+
+def decoded(settings: list[Mapping[str, Any]], model: str, problems: int, samples: int, folder: Path) -> list[Pool]:
+    """The answers under each setting."""
+    spec = {
+        "models": [{"model": model, "name": "model"}],
+        "benchmarks": [BENCHMARK],
+        "problems": problems,
+        "samples": samples,
+        "sampling": {"max_new_tokens": MOST},
+        "baseline": settings,
+    }
+    plan = make_plan(parse_spec(spec))
+    sweep(plan, folder, workers=1)
+    found: list[Pool] = []
+    with Store.open(folder) as store:
+        traces = [trace for _, trace in store.traces(texts=False)]
+    for policy, _ in plan.policies:
+        pool: Pool = {}
+        for trace in sorted((one for one in traces if one.setting == policy.setting), key=lambda one: one.sample):
+            used = trace.usage
+            row = [float(trace.grade.correct), used.output_tokens / MOST, float(used.prompt_tokens or 0)]
+            pool.setdefault(trace.problem, []).append([float(value) for value in row])
+        found.append(pool)
+    return found
+
+
+def pools(problems: int, samples: int, folder: Path) -> dict[str, Pool]:
+    """The answers of all engines."""
+    shared = [name for name in CHANGED if name not in (*LOST, "template changed")]
+    settings = [CHANGED[name] for name in shared]
+    found = dict(zip(shared, decoded(settings, MODEL, problems, samples, folder / "a"), strict=True))
+    template = other_template(folder)
+    (found["template changed"],) = decoded([CELL], template, problems, samples, folder / "b")
+    for fault in LOST:
+        with losing(fault):
+            (found[fault],) = decoded([CELL], MODEL, problems, samples, folder / fault.replace(" ", "-"))
+    return found
+
+
+def simulated(sound: Pool, served: Pool, problems: int, seed: int) -> dict[str, bool]:
+    """One verification of so many problems: what it says."""
+    draw = np.random.default_rng(seed)
+    names = sorted(sound)
+    grades: list[dict[Any, dict[int, float]]] = [{}, {}]
+    lengths: list[dict[Any, dict[int, float]]] = [{}, {}]
+    same = True
+    for number, problem in enumerate(draw.choice(names, problems)):
+        samples = draw.permutation(len(sound[problem]))[:2]
+        rows = sound[problem][samples[0]], served[problem][samples[1]]
+        for side, row in enumerate(rows):
+            grades[side][BENCHMARK, str(number)] = {0: row[0]}
+            lengths[side][BENCHMARK, str(number)] = {0: row[1]}
+        same &= rows[0][2] == rows[1][2]
+    standing = verified(grades[0], grades[1], MARGIN).standing
+    apart = standing in (Standing.WORSE, Standing.BETTER)
+    longer = length_shift(lengths[0], lengths[1]).p < LENGTH_P
+    return {
+        "alarm": apart or longer or not same,
+        "alarm_without_prompt_lengths": apart or longer,
+        "by_grades": apart,
+        "by_lengths": longer,
+        "equivalent": standing is Standing.EQUIVALENT,
+        "not_decided": standing is Standing.UNDECIDED,
+    }
+
+
+def real(fault: str, folder: Path, run: Path, problems: int) -> dict[str, Any]:
+    """`kvatlas verify` against `kvatlas serve` with a fault; what was found before is read."""
+    if (folder / "found.json").is_file():
+        found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        return found
+    folder.mkdir(exist_ok=True)
+    model = other_template(folder) if fault == "template changed" else MODEL
+    setting = {name: value for name, value in CHANGED[fault].items() if name != "policy"}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in setting.items() if name != "ratio_over"]
+    over = ["--set", "ratio_over=thinking"] if setting else []
+    serve = [
+        sys.executable,
+        __file__,
+        "--serve",
+        fault,
+        model,
+        "--policy",
+        str(CHANGED[fault]["policy"]),
+        *words,
+        *over,
+    ]
+    process = subprocess.Popen([*serve, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+", line)))
+        verify = [sys.executable, "-m", "kvatlas", "verify", url, "--against", str(run), "--cell", CELL_NAME, "--json"]
+        out = folder / "served"
+        done = subprocess.run(
+            [
+                *verify,
+                "--quiet",
+                "--out",
+                str(out),
+                "--problems",
+                str(problems),
+                "--samples",
+                "1",
+                "--lose-at-most",
+                str(100 * MARGIN),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        process.terminate()
+        process.wait(60)
+    said = json.loads(done.stdout)
+    found = {
+        "fault": fault,
+        "exit_code": done.returncode,
+        "alarmed": said["alarmed"],
+        "verdict": said["cell"]["verdict"],
+        "points": -said["cell"]["loses"],
+        "failed_checks": [check["name"] for check in said["checks"] if not check["good"]],
+    }
+    (folder / "found.json").write_text(json.dumps(found))
+    return found
+
+
+def serve(fault: str, words: list[str]) -> None:
+    """`kvatlas serve` with a fault."""
+    from kvatlas.cli import main as command
+
+    sys.argv = ["kvatlas", "serve", *words]
+    with losing(fault):
+        command()
+
+
+def main() -> None:
+    """Decode where there are no answers yet, simulate, verify for real."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="Where answers are kept.")
+    parser.add_argument("--problems", type=int, default=60)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[60, 240, 960])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    folder = options.folder
+    answers = pools(options.problems, options.samples, folder)
+    simulations = folder / "simulated.json"
+    made: dict[str, dict[str, Any]] = json.loads(simulations.read_text()) if simulations.is_file() else {}
+    for name, pool in answers.items():
+        for size in map(str, options.sizes):
+            if size not in made.setdefault(name, {}):
+                seeds = range(options.runs)
+                made[name][size] = _shares([simulated(answers["sound"], pool, int(size), seed) for seed in seeds])
+                simulations.write_text(json.dumps(made))
+    found: dict[str, Any] = {
+        "program": "verify",
+        "cell": CELL,
+        "benchmark": BENCHMARK,
+        "margin_points": 100 * MARGIN,
+        "runs": options.runs,
+        "pass_at_1": {
+            name: round(100 * float(np.mean([row[0] for rows in pool.values() for row in rows])), 1)
+            for name, pool in answers.items()
+        },
+        "simulated": made,
+    }
+    if options.real:
+        faults = [*(name for name in CHANGED if name != "sound"), "sound"]
+        found["real"] = [
+            real(fault, folder / f"real-{number}", folder / "a", options.problems)
+            for number, fault in enumerate(faults)
+        ]
+    keep(found, options.out)
+
+
+def _shares(runs: list[dict[str, bool]]) -> dict[str, float]:
+    return {name: round(float(np.mean([one[name] for one in runs])), 4) for name in runs[0]}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], sys.argv[3:])
+    else:
+        main()

@@ -1,0 +1,170 @@
+"""Settings as configurations of serving engines: exact, or refused by name with the nearest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from kvatlas import models
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.integrations.export_setting import TARGETS, export_setting
+from kvatlas.policies.triattention import load_statistics
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+from tests.command_line import Call
+
+#: What each target can be told exactly.
+EXACT: dict[str, dict[str, Any]] = {
+    "tensorrt-llm": {"policy": "triattention", "local_window": 1, "budget_over": "thinking", "every_from": "prompt"},
+    "triattention-vllm": {"policy": "triattention", "local_window": 128, "budget_over": "thinking"},
+    "triattention-sglang": {"policy": "triattention", "local_window": 128, "keep_prompt": False},
+    "r-kv-vllm": {
+        "policy": "rkv", "local_window": 8, "every_from": "prompt", "keep_prompt": False, "scope": "global",
+        "unlike": "first",
+    },
+    "kvpress": {
+        "policy": "snapkv", "local_window": 32, "every_from": "prompt", "keep_prompt": False, "pooling": "avg",
+    },
+    "openvino": {"policy": "h2o", "local_window": 128, "keep_prompt": False, "scope": "layer"},
+}  # fmt: skip
+#: The documented variables (sources: `Target.source`).
+TRIATTENTION = {
+    "ENABLE_TRIATTENTION", "TRIATTN_RUNTIME_KV_BUDGET", "TRIATTN_RUNTIME_DIVIDE_LENGTH", "TRIATTN_RUNTIME_WINDOW_SIZE",
+    "TRIATTN_RUNTIME_PRUNING_MODE", "TRIATTN_RUNTIME_PROTECT_PREFILL", "TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET",
+    "TRIATTN_RUNTIME_SPARSE_STATS_PATH",
+}  # fmt: skip
+
+
+def setting(target: str, **changes: Any) -> Setting:
+    every = 32 if target == "openvino" else 128
+    return Setting.of(**{"kv_budget": 2048, "every": every, **EXACT[target], **changes})
+
+
+def variables(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^export (\w+)=(.*)$", text, flags=re.M))
+
+
+def test_every_target_takes_its_own_terms_as_they_are() -> None:
+    assert EXACT.keys() == TARGETS.keys()
+    made = {target: export_setting(setting(target), target) for target in TARGETS}
+    assert all(not each.changed for each in made.values())
+    config = yaml.safe_load(made["tensorrt-llm"].text)
+    assert config["kv_cache_compression_config"] == {
+        "algorithm": "triattention",
+        "budget": 2048,
+        "beta": 128,
+        "eviction_mode": "per_layer_perhead",
+        "normalize_scores": True,
+        "calibration_path": "stats.pt",
+    }
+    assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is True
+    vllm, sglang = variables(made["triattention-vllm"].text), variables(made["triattention-sglang"].text)
+    assert vllm.keys() == sglang.keys() == TRIATTENTION
+    assert (vllm["TRIATTN_RUNTIME_KV_BUDGET"], vllm["TRIATTN_RUNTIME_DIVIDE_LENGTH"]) == ("2048", "128")
+    assert (vllm["TRIATTN_RUNTIME_PROTECT_PREFILL"], vllm["TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET"]) == (
+        "true",
+        "false",
+    )
+    assert sglang["TRIATTN_RUNTIME_PROTECT_PREFILL"] == "false"
+    assert vllm["TRIATTN_RUNTIME_PRUNING_MODE"] == "per_layer_per_head"
+    assert variables(made["r-kv-vllm"].text) == {
+        "VLLM_V1_R_KV_BUDGET": "2048",
+        "VLLM_V1_R_KV_BUFFER": "128",
+        "VLLM_V1_R_KV_WINDOW": "8",
+        "VLLM_V1_R_KV_KERNEL": "7",
+        "VLLM_V1_R_KV_MIX_LAMBDA": "0.1",
+    }
+    for target in ("kvpress", "openvino"):
+        compile(made[target].text, target, "exec")
+
+
+def test_openvino_reads_its_own() -> None:
+    genai = pytest.importorskip("openvino_genai")
+    names: dict[str, Any] = {}
+    exec(export_setting(setting("openvino"), "openvino").text, names)  # noqa: S102
+    config = names["scheduler_config"].cache_eviction_config
+    assert (config.get_start_size(), config.get_recent_size(), config.get_max_cache_size()) == (32, 128, 2048)
+    assert config.aggregation_mode == genai.AggregationMode.SUM
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "named"),
+    [
+        ("tensorrt-llm", {"local_window": 64}, "local_window is 64 and can be 1"),
+        ("tensorrt-llm", {"scope": "layer"}, "scope is layer and can be head"),
+        ("tensorrt-llm", {"every_from": "budget"}, "every_from is budget and can be prompt"),
+        ("triattention-vllm", {"reach": 1024}, "reach is 1024 and can be 65536"),
+        ("r-kv-vllm", {"local_window": 100}, "local_window is 100 and can be 8"),
+        ("r-kv-vllm", {"threshold": 0.7}, "threshold is 0.7 and can be 0.5"),
+        ("kvpress", {"keep_prompt": True}, "keep_prompt is True and can be False"),
+        ("openvino", {"kv_budget": 2000, "every": 100}, "kv_budget is 2000 and can be 2016"),
+    ],
+)
+def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, changes: Any, named: str) -> None:
+    asked = setting(target, **changes)
+    with pytest.raises(KvatlasError, match=f"{target} cannot express .*{named}"):
+        export_setting(asked, target)
+    made = export_setting(asked, target, nearest=True)
+    assert named in made.changed
+    # What is written is a setting that the target takes as it is.
+    assert export_setting(made.setting, target).text == made.text
+
+
+def test_a_ratio_is_told_as_what_it_keeps() -> None:
+    values = {"policy": "triattention", "kv_budget": 2176, "local_window": 128, "ratio": 0.9375, "keep_prompt": False}
+    made = export_setting(Setting.of(**values), "triattention-vllm")
+    assert (made.setting.values["kv_budget"], made.setting.values["every"]) == (2048, 128)
+    thinking = Setting.of(**{**values, "ratio_over": "thinking", "keep_prompt": True})
+    # Of 2,176 - 100 - 128 thinking tokens 1,826 stay, and the window: 1,954 beside the prompt.
+    with pytest.raises(KvatlasError, match="with prompts of 100 tokens, kv_budget 1954 and every 122"):
+        export_setting(thinking, "triattention-vllm", prompt=100)
+    with pytest.raises(KvatlasError, match="How long prompts are is not known"):
+        export_setting(thinking, "triattention-vllm")
+    for asked, sentence in [
+        (Setting.of("full"), "never compresses"),
+        (Setting.of("window", kv_budget=64, local_window=8, every=8), "has no policy 'window'; it has triattention"),
+    ]:
+        with pytest.raises(KvatlasError, match=sentence):
+            export_setting(asked, "triattention-vllm")
+    with pytest.raises(KvatlasError, match="Unknown target 'vllm'; valid are: tensorrt-llm"):
+        export_setting(thinking, "vllm")
+
+
+def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: Call, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": ["CHAIN4"],
+        "problems": 2,
+        "samples": 1,
+        "sampling": {"max_new_tokens": 60},
+        "settings": [{"policy": "triattention", "local_window": 8, "budget_over": "thinking"}],
+        "axes": {"kv_budget": [16, 24], "every": [8]},
+    }
+    sweep(make_plan(parse_spec(spec)), run, workers=1)
+    words = ("export-setting", run, "--out", out, "--setting", "triattention kv_budget=16")
+    code, _, err = kvatlas(*words, "--to", "triattention-vllm")
+    assert code == 0, err
+    text = (out / "triattention-vllm.sh").read_text()
+    assert "# embedded:tiny-llama under triattention(" in text
+    assert re.search(r"# CHAIN4: Pass@1 [\d.]+ % \(95 % CI [\d.]+ to [\d.]+\), n = 2", text)
+    assert variables(text)["TRIATTN_RUNTIME_SPARSE_STATS_PATH"] == str(out / "statistics.pt")
+    found = torch.load(out / "statistics.pt", weights_only=True)
+    model = models.find("embedded:tiny-llama")
+    ours = load_statistics(str(model.folder / "triattention.safetensors"))
+    shape = model.shape
+    assert found["metadata"]["head_dim"] == shape.head_dim
+    assert len(found["metadata"]["sampled_heads"]) == len(found["stats"]) == shape.layers * shape.heads
+    head = found["stats"]["layer01_head02"]
+    assert set(head) == {"q_mean_real", "q_mean_imag", "q_abs_mean"}
+    assert torch.equal(head["q_mean_imag"], ours["center_imag"][1, 2])
+    assert torch.equal(head["q_abs_mean"], ours["norm"][1, 2])
+    code, _, err = kvatlas(*words, "--to", "tensorrt-llm")
+    assert code == 2
+    assert "local_window is 8 and can be 1" in err
+    assert kvatlas(*words, "--to", "tensorrt-llm", "--nearest")[0] == 0
+    assert "Not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()

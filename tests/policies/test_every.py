@@ -1,0 +1,192 @@
+"""Keep K tokens, compress every B: the kept sets are those of the loops that serving engines and papers run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import policies
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine.cache import KVCache
+from kvatlas.engine.compression import compress
+from kvatlas.engine.rows import Row
+from kvatlas.models import ModelHandle
+from kvatlas.noise import uniform
+from kvatlas.policies import CompressingPolicy
+from kvatlas.policies.audit import audit
+from kvatlas.sweeps import make_plan, parse_spec
+from tests.engine.test_loop import endless, prompts
+
+K, B, WINDOW, NEW = 70, 16, 8, 130
+#: Tokens cached after the prompt when a compression may fire: not the last one, with which a trace ends.
+PASSES = NEW - 2
+#: (tokens so far, kept true positions) of each compression.
+Kept = list[tuple[int, list[int]]]
+Score = Callable[[int, int], float]
+
+
+def rkv_loop(prompt: int, score: Score) -> Kept:
+    """R-KV (HuggingFace/rkv: `CausalLM_forward`, `update_kv`): after a pass a flag says whether the length is a
+    multiple of `divide_length`; the next pass puts its token into the cache and then, from the budget on, keeps the
+    best budget - window of the others and the last window."""
+    found: Kept = []
+    cached, length = list(range(prompt)), prompt
+    flag = length % B == 0
+    for _ in range(PASSES):
+        cached.append(length)
+        length += 1
+        if flag and len(cached) > K:
+            past = cached[:-WINDOW]
+            best = sorted(past, key=lambda token: -score(length, token))[: K - WINDOW]
+            cached = sorted(best) + cached[-WINDOW:]
+            found.append((length, cached.copy()))
+        flag = length % B == 0
+    return found
+
+
+def triattention_loop(prompt: int, score: Score, count_prompt: bool) -> Kept:
+    """TriAttention (`use_slack_trigger`; in its vLLM runner the threshold is kv_budget + divide_length, and the
+    prefill where that does not count): the prompt is pinned, and the last window of the others stays."""
+    found: Kept = []
+    cached, position = list(range(prompt)), prompt
+    for _ in range(PASSES):
+        cached.append(position)
+        position += 1
+        size = len(cached) if count_prompt else len(cached) - prompt
+        if size >= K + B:
+            room = K - prompt if count_prompt else K
+            decoded = cached[prompt:]
+            best = sorted(decoded[:-WINDOW], key=lambda token: -score(position, token))[: room - WINDOW]
+            cached = [*range(prompt), *sorted(best), *decoded[-WINDOW:]]
+            found.append((position, cached.copy()))
+    return found
+
+
+def periodic_loop(prompt: int, score: Score) -> Kept:
+    """TensorRT-LLM (`beta`) and kvpress (`compression_interval`): with each multiple of B new tokens, once there are
+    more than K, here of those after the prompt."""
+    found: Kept = []
+    new: list[int] = []
+    for step in range(1, PASSES + 1):
+        new.append(prompt + step - 1)
+        if step % B == 0 and len(new) > K:
+            best = sorted(new[:-WINDOW], key=lambda token: -score(prompt + step, token))[: K - WINDOW]
+            new = sorted(best) + new[-WINDOW:]
+            found.append((prompt + step, [*range(prompt), *new]))
+    return found
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Kept]:
+    """Kept positions of the first choice of every compression, by request."""
+    found: dict[int, Kept] = {}
+
+    def watched(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
+        evicted = compress(model, cache, row)
+        assert row.kept is not None
+        found.setdefault(row.request.key, []).append((row.position, row.kept[0, 0].tolist()))
+        return evicted
+
+    monkeypatch.setattr(scheduler, "compress", watched)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "loop"),
+    [
+        ({"every_from": "start", "keep_prompt": False}, rkv_loop),
+        ({}, lambda prompt, score: triattention_loop(prompt, score, count_prompt=True)),
+        ({"budget_over": "thinking"}, lambda prompt, score: triattention_loop(prompt, score, count_prompt=False)),
+        ({"budget_over": "thinking", "every_from": "prompt"}, periodic_loop),
+    ],
+    ids=["r-kv", "triattention", "triattention, prompt beside", "tensorrt-llm"],
+)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_kept_sets_are_those_of_the_references(
+    random_models: dict[str, ModelHandle],
+    seen: dict[int, Kept],
+    values: dict[str, Any],
+    loop: Callable[[int, Score], Kept],
+    seed: int,
+) -> None:
+    model = endless(random_models["llama"])
+    policy = policies.of(Setting.of("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values))
+    asked = [Request(i, prompt, 100 * seed + i, (policy,)) for i, prompt in enumerate(prompts(model, 3, seed))]
+    engine = Engine(model, model.network(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
+    generations = {one.key: one for one in engine.run(asked)}
+
+    for request in asked:
+
+        def score(length: int, token: int, stream: int = request.stream) -> float:
+            one = torch.tensor([stream])
+            return float(uniform(one, length, torch.tensor([token]), torch.ones_like(one)))
+
+        expected = loop(len(request.prompt), score)
+        assert len(expected) > 2
+        assert seen[request.key] == expected
+        peak = generations[request.key].usage.peak_kv_tokens
+        assert policy.budget is not None
+        assert peak <= policy.budget.most(len(request.prompt))
+
+
+def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
+    published = policies.of(Setting.of("window", kv_budget=64, local_window=4, ratio=0.3))
+    assert published.setting.id == (
+        '{"keep_prompt":true,"kv_budget":64,"local_window":4,"policy":"window","ratio":0.3,"ratio_over":"older"}'
+    )
+    engines = Setting.of("window", kv_budget=64, local_window=4, every=16, budget_over="thinking")
+    found = policies.of(engines)
+    assert found.setting == Setting.of(**{**engines.values, "policy": "window", "keep_prompt": True})
+    assert policies.of(found.setting) == found
+    phased = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, every_from="start"))
+    assert phased.setting.values["every_from"] == "start"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"every": -1}, "every is -1; valid are whole numbers of tokens"),
+        ({"every": True}, "every is True; valid are whole numbers"),
+        ({"every": 8, "ratio": 0.3}, "ratio is 0.3 beside every 8; leave ratio out"),
+        ({"every": 8, "ratio_over": "thinking"}, "ratio_over is 'thinking' beside every 8"),
+        ({"every": 8, "every_from": "now"}, "every_from is 'now'; valid are 'budget', 'start', 'prompt'"),
+        ({"ratio": 0.3, "every_from": "start"}, "every_from is 'start' without every"),
+        ({"ratio": 0.3, "budget_over": "prompt"}, "budget_over is 'prompt'; valid are 'cache', 'thinking'"),
+        ({"ratio": 0.3, "budget_over": "thinking", "keep_prompt": False}, "budget_over is 'thinking' and keep_prompt"),
+        ({"every": 8, "budget_over": "thinking", "strict_budget": True}, "strict_budget is true and budget_over"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(KvatlasError, match=sentence):
+        policies.of(Setting.of("window", kv_budget=64, local_window=4, **values))
+
+
+def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., dict[str, Any]]) -> None:
+    def of(**values: Any) -> CompressingPolicy:
+        found = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))
+        assert isinstance(found, CompressingPolicy)
+        return found
+
+    # 64 tokens stay: of the cache with a prompt of 50 ten places, beside the prompt sixty.
+    beside, counted = audit(of(budget_over="thinking"), [50]), audit(of(), [50])
+    assert beside is not None
+    assert counted is not None
+    assert (counted.median, beside.median) == (10.0, 60.0)
+    with pytest.raises(KvatlasError, match="valid are budgets above 74"):
+        of().check_prompt(70, "this prompt")
+    of(budget_over="thinking").check_prompt(70, "this prompt")
+
+    settings = {"policy": "window", "local_window": 4, "budget_over": "thinking"}
+    plan = make_plan(parse_spec(spec_data(settings=settings, axes={"kv_budget": [20, 30], "every": [8, 16]})))
+    usual = make_plan(parse_spec(spec_data()))
+    assert set(plan.manifest().axes) == {("kv_budget", (20, 30)), ("every", (8, 16))}
+    longest = max(max(lengths) for lengths in plan.prompts.values())
+    (model,) = plan.models
+    assert plan.estimate()["kv_bytes_per_sequence"] == (longest + 30 + 16) * model.kv_bytes_per_token
+    # What a run is stored under does not change with them: they are part of the setting.
+    (key,) = {plan.keys[name] for name in plan.keys if name[2].policy == "window" and name[1] == "CHAIN4"}
+    assert key in usual.keys.values()
