@@ -139,22 +139,24 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     assert other.locator("#trace .info").inner_text().startswith("token 5 ")
 
 
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("#/a-run/map/1", "a-run"),
-        ("#/a-run/cell/3", "tiny-llama | CHAIN6"),
-        ("#/a-run/problem/1/2", "CHAIN8 | p2"),
-        ("#/a-run/trace/3/1/1", "dynts(local_window=16"),
-        ("#/a-run/trace/3/1/1/7?beside=none", "dynts(local_window=16"),
-        ("#/a-run/find?text=so+it", "Search"),
-    ],
-)
-def test_every_address_can_be_opened_first(served: Callable[..., Any], run: Path, address: str, words: str) -> None:
-    page = served([run], address)
-    heading(page, words)
-    assert page.locator("#failure").inner_text() == ""
-    assert page.evaluate("location.hash") == address
+ADDRESSES = {
+    "#/a-run/map/1": "a-run",
+    "#/a-run/cell/3": "tiny-llama | CHAIN6",
+    "#/a-run/problem/1/2": "CHAIN8 | p2",
+    "#/a-run/trace/3/1/1": "dynts(local_window=16",
+    "#/a-run/trace/3/1/1/7?beside=none": "dynts(local_window=16",
+    "#/a-run/find?text=so+it": "Search",
+}
+
+
+def test_every_address_can_be_opened_first(served: Callable[..., Any], run: Path) -> None:
+    first = served([run])
+    for address, words in ADDRESSES.items():
+        page = first.context.new_page()
+        page.goto(first.home + address)
+        heading(page, words)
+        assert page.locator("#failure").inner_text() == ""
+        assert page.evaluate("location.hash") == address
 
 
 def test_wrong_addresses_say_so(served: Callable[..., Any], run: Path) -> None:
