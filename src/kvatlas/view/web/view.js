@@ -186,19 +186,25 @@ async function showWhole([cell, problem, sample, token], query, turn) {
   const trace = await ofRun(state.run, `trace/${cell}/${problem}/${sample}.json`);
   const wanted = query.beside ?? (known(trace.base) ? data.cells[trace.base].short : "none");
   const beside = trace.others.find(([number]) => data.cells[number].short === wanted);
-  const other = beside ? await ofRun(state.run, `trace/${beside[0]}/${problem}/${sample}.json`) : null;
   if (turn !== state.turn) return;
   state.trace = trace;
-  state.other = other?.lengths ? other : null;
-  traceView.beside = state.other ? data.cells[other.cell].short : "";
   traceView.cell = cell;
   const name = data.cells[cell].short;
   open_("traces", `${nameOf(cell)}`, [[state.run, to(state.run)], [name, to(state.run, "cell", cell)], [`${trace.problem}, sample ${sample}`, ""]]);
   byId("traces-map").replaceChildren(...mapAround(cell));
   const measure = data.static || trace.measured !== undefined ? null : el("button", { onclick: (event) => guarded(() => measureTrace(trace, event.target)) }, "Measure attention");
   byId("traces-controls").replaceChildren(...[...neighbours(trace, problem, sample), link(to(state.run, "problem", tableOf(cell), problem), "This problem in all cells"), measure].filter(known));
-  showTrace(trace);
-  if (known(token)) traceView.text?.select(token - 1, true);
+  const draw = (other) => {
+    state.other = other?.lengths ? other : null;
+    traceView.beside = state.other ? data.cells[other.cell].short : "";
+    showTrace(trace);
+    if (known(token)) traceView.text?.select(token - 1, true);
+  };
+  // Long traces take their time: the one that was asked for does not wait for the other.
+  draw(null);
+  if (!beside) return;
+  const other = await ofRun(state.run, `trace/${beside[0]}/${problem}/${sample}.json`);
+  if (turn === state.turn) draw(other);
 }
 
 function neighbours(trace, problem, sample) {
