@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,15 @@ def test_no_type_is_smaller_than_5_points_on_paper(look, llama, mazes, line):
             if text.get_text() and not _inside(text.get_window_extent(), figure.bbox)
         }
         assert (kind, outside) == (kind, set())
+
+
+def test_names_of_narrow_columns_stand_apart(llama):
+    figure = series_figure(llama, look=Look(1, layout=(1, 4)))
+    FigureCanvasAgg(figure).draw()
+    rows = [[one for one in axes.get_xticklabels() if one.get_text()] for axes in figure.axes]
+    boxes = [[one.get_window_extent() for one in row] for row in rows if len(row) > 1]
+    assert boxes
+    assert all(left.x1 <= right.x0 for row in boxes for left, right in pairwise(row))
 
 
 def _inside(box, whole) -> bool:

@@ -257,10 +257,14 @@ def _mesh(axes: Axes, panel: Panel, scale: tuple[float, float], look: Look) -> Q
 
 def _labels(axes: Axes, panel: Panel, name: tuple[str, float], layout: _Layout, look: Look) -> None:
     (vertical, rows), (horizontal, columns) = panel.axes
-    axes.set_xticks([x + 0.5 for x in range(len(columns))], [visible(str(value)) for value in columns])
+    width = layout.inner[0] / len(columns)
+    size = fitting(width, max(len(str(value)) for value in columns), 7.0)
+    # Turned, a value is as wide as its type is high; of narrower columns only some are named.
+    step = 1 if size >= LEAST_TYPE else math.ceil(1.2 * LEAST_TYPE / 72 / width)
+    named = range(0, len(columns), step)
+    axes.set_xticks([x + 0.5 for x in named], [visible(str(columns[x])) for x in named])
     axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
     axes.tick_params(length=0, pad=3, labelsize=7)
-    size = fitting(layout.inner[0] / len(columns), max(len(str(value)) for value in columns), 7.0)
     axes.tick_params(axis="x", labelsize=max(LEAST_TYPE, size), labelrotation=0 if size >= LEAST_TYPE else 90)
     across, up = (look.named(style.label(name)) for name in (horizontal, vertical))
     axes.set_xlabel(across, labelpad=2)
