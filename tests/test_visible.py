@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from typer.main import get_command
 
 from kvatlas import cli
 from kvatlas.cli.show import print_run
@@ -23,9 +25,9 @@ from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest, traces
 
 #: A colour, a title, the clipboard, a cleared screen, markup of Rich, and writing turned round.
-HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b[2J[/nope][link=http://x]here[/link]\u202e\x9b31m"
+HOSTILE = "\x1b[38;5;201mpink\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b[2J[/nope][link=http://x]here[/link]\u202e\x9b31m"
 #: What of it must not come out: the introducers of its commands. (Rich's own colours begin with ESC [ and a digit.)
-STEERING = ("\x1b[31m", "\x1b]", "\x07", "\x1b[2J", "\u202e", "\x9b")
+STEERING = ("\x1b[38;5;201m", "\x1b]", "\x07", "\x1b[2J", "\u202e", "\x9b")
 NAME = f"=1+1{HOSTILE}"
 
 
@@ -104,6 +106,9 @@ def command(*words: object) -> Callable[[], None]:
         ("benchmarks", "show", "file:FILE", "--answer"),
         ("benchmarks", "check", "file:FILE"),
         ("plan", "SPEC"),
+        ("export-setting", "RUN", "--to", "kvpress", "--setting", HOSTILE, "--out", "OUT"),
+        ("verify", f"http://127.0.0.1:1/{HOSTILE}", "--against", "RUN", "--cell", HOSTILE, "--out", "OUT"),
+        ("curves", "RUN", "--only", HOSTILE, "--out", "OUT"),
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else None,
 )
@@ -122,6 +127,26 @@ def test_no_command_sends_hostile_text_to_a_terminal(
     names = {"RUN": run, "OUT": tmp_path / "a.svg", "file:FILE": f"file:{file}", "SPEC": spec}
     said = terminal(command(*(names.get(word, word) for word in words)))
     assert "⟨U+001B⟩" in said or r"\x1b" in said
+    assert not [mark for mark in STEERING if mark in said]
+    assert "Traceback" not in said
+
+
+def every_command(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """All commands but lm-eval, whose words are those of another program."""
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from every_command(one, (*path, name))
+        elif name != "lm-eval":
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(every_command(get_command(cli.new_app()))), ids=" ".join)
+def test_every_command_repeats_what_it_was_given_harmlessly(
+    terminal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = terminal(command(*path, f"a{HOSTILE}", f"b{HOSTILE}", "--out", f"c{HOSTILE}"))
+    assert said
     assert not [mark for mark in STEERING if mark in said]
     assert "Traceback" not in said
 

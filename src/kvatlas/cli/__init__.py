@@ -8,6 +8,7 @@ import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.visible import VisibleStream, visible
@@ -86,7 +87,17 @@ def main() -> None:
     usual_output = sys.stdout
     sys.stdout = VisibleStream(usual_output)
     try:
-        new_app()()
+        code = new_app()(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except TyperException as error:
+        from typer.rich_utils import rich_format_error
+
+        # Rich draws it, and takes for harmless what turns the direction of writing.
+        error.message = visible(error.message)
+        rich_format_error(error)  # type: ignore[arg-type]
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        _end("Aborted.", 1)
     except KvatlasError as error:
         _end(str(error))
     except _OUTSIDE as error:
@@ -96,9 +107,9 @@ def main() -> None:
         sys.stdout = usual_output
 
 
-def _end(sentence: str) -> NoReturn:
+def _end(sentence: str, code: int = 2) -> NoReturn:
     if len(sentence) > _LONGEST:
         sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
     # Names that are no UTF-8 come as lone surrogates, which some terminals cannot be told.
     print(f"kvatlas: {visible(sentence)}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

@@ -45,7 +45,7 @@ def embedded(svg: str, family: str) -> str:
     for weight in ("normal", "bold"):
         if weight == "bold" and not re.search(r"font: (bold|700)|font-weight: (bold|700)", svg):
             continue
-        coded = base64.b64encode(_subset(findfont(FontProperties([family], weight=weight)), characters)).decode()
+        coded = base64.b64encode(_subset(findfont(FontProperties(family=[family], weight=weight)), characters)).decode()
         faces.append(
             f"@font-face{{font-family:'{family}';font-weight:{weight};"
             f"src:url(data:font/woff;base64,{coded}) format('woff')}}"
