@@ -19,6 +19,7 @@ from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from tests.report.axe import serious
 from tests.stats.synthetic import grid, manifest, traces
 
 CHROMIUM = next(
@@ -366,8 +367,9 @@ def test_a_cell_of_a_mean_opens_a_trace_of_its_own_model(opened: Callable[..., A
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_marks_of_problems_can_be_read(opened: Callable[..., Any], real: Path, scheme: str) -> None:
+def test_axe_finds_nothing_serious_and_marks_can_be_read(opened: Callable[..., Any], real: Path, scheme: str) -> None:
     page = opened(real, scheme=scheme)
+    assert serious(page) == []
     page.evaluate("for (const one of document.querySelectorAll('.outcomes td button')) one.className = 'r'")
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
 

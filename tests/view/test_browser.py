@@ -17,6 +17,7 @@ from kvatlas.core import Fate, Grade, Setting, Status, Usage
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.rows import COLUMNS, row_of
 from kvatlas.view.app import Watcher, application, named
+from tests.report.axe import serious
 from tests.report.test_browser import CONTRASTS, HOSTILE, browser, pytestmark
 from tests.stats.synthetic import AXES, grid, manifest, trace, traces
 
@@ -287,13 +288,16 @@ def test_the_cache_moves_as_its_fate_says(served: Callable[..., Any], run: Path)
     page.click("#trace .motion button >> text=Pause")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark")])
-def test_narrow_and_dark_pages_fit(served: Callable[..., Any], run: Path, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (390, "dark"), (1280, "dark")])
+def test_pages_fit_and_axe_finds_nothing_serious(
+    served: Callable[..., Any], run: Path, width: int, scheme: str
+) -> None:
     page = served([run], "#/", width, scheme)
     for address in ("#/", "#/a-run", "#/a-run/cell/3", "#/a-run/problem/0/1", "#/a-run/trace/3/1/1", "#/a-run/find"):
         page.evaluate(f"location.hash = {address!r}")
         page.wait_for_timeout(250)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+        assert serious(page) == [], address
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", "#traces-map td[data-cell]"))) >= 4.0
