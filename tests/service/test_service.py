@@ -172,7 +172,7 @@ def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, network: Any) -
 
 
 def test_settings_are_chosen_as_users_write_them(model: ModelHandle) -> None:
-    assert chosen(model, "window", {name: str(value) for name, value in VALUES.items()}).budget == 56
+    assert chosen(model, "window", {name: str(value) for name, value in VALUES.items()}).kv_budget == 56
     assert chosen(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
     with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
         chosen(model, "window", {**VALUES, "depth": 3})

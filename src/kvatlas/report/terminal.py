@@ -25,8 +25,9 @@ def print_map(one: Map, console: Console) -> None:
     from rich.text import Text
 
     console.print(map_table(one, console.width))
-    for text in style.baseline_texts(one.baselines):
-        console.print(Text(visible(f"  baseline: {text}")), soft_wrap=True)
+    for text, interval in style.baseline_texts(one.baselines):
+        shown = f"{text} ({interval})" if interval else text
+        console.print(Text(visible(f"  baseline: {shown}")), soft_wrap=True)
     for note in one.remarks:
         console.print(Text(visible(f"  {note}"), style="bold red" if note.is_warning else ""), soft_wrap=True)
 
