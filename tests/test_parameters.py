@@ -65,9 +65,11 @@ def test_all_else_is_read_by_its_type(name: str, text: str, value: object) -> No
 
 
 def test_every_policy_and_every_model_option_declares_its_texts() -> None:
-    assert text_fields(Options) == {"dtype", "device", "revision", "cache", "date", "think_close", "think_open"}
-    assert text_fields(policies.policies.get("snapkv")) == {"pooling", "ratio_over", "scope"}
-    assert text_fields(policies.policies.get("triattention")) == {"statistics", "ratio_over", "scope"}
+    options = {"dtype", "device", "revision", "cache", "adapter", "date", "think_close", "think_open"}
+    assert text_fields(Options) == options
+    budget = {"ratio_over", "budget_over", "every_from"}
+    assert text_fields(policies.policies.get("snapkv")) == {"pooling", "scope", *budget}
+    assert text_fields(policies.policies.get("triattention")) == {"statistics", "scope", *budget}
 
 
 def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:
