@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -85,10 +86,13 @@ async def asked(url: str, texts: list[str], clients: int, most: int) -> tuple[in
             (count,) = re.findall(rb'"completion_tokens":(\d+)', last)
             tokens += int(count)
 
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
+    # A pool of many connections costs its client more per request than the server: each has one of its own.
+    async with contextlib.AsyncExitStack() as stack:
+        own = [httpx.AsyncClient(base_url=url, timeout=600, verify=False) for _ in range(clients)]
+        for http in own:
+            await stack.enter_async_context(http)
         began = time.perf_counter()
-        await asyncio.gather(*(client(http) for _ in range(clients)))
+        await asyncio.gather(*map(client, own))
         return tokens, time.perf_counter() - began, firsts
 
 
