@@ -1,8 +1,12 @@
 """The reference solutions of WORDS problems that the thinking adapter learns from, in plain English.
 
-A trace thinks in the open: it looks up backwards who is compared with whom until a count is known, then computes
-forwards, one sentence for each person; about a third of the sums are checked, and every few people a recap repeats some
-counts. So a count is written in several places, as in the traces of large reasoning models.
+A trace thinks in the open: it quotes the facts backwards, with numbers, until a count is known, then counts the numbers
+down and computes, one sentence for each person; about a third of the sums are checked, and every few people a recap
+repeats the newest counts. So a count is written in several places, as in the traces of large reasoning models.
+
+Facts are quoted as they are told, and each step begins with the number of its fact, because a pretrained model copies
+what followed the same words before: `Emma is compared with`, which skips words of the fact, was not learnt in 250,000
+tokens.
 """
 
 from __future__ import annotations
@@ -36,13 +40,12 @@ def solution(story: Story, rng: random.Random) -> Solution:
     """How a problem is thought through."""
     done = Solution(answer=story.answer)
     way = story.way
-    done.say(f"How many {way[-1].things} does {way[-1].name} have?")
-    for fact in reversed(way[1:]):
-        done.say(f" {fact.name} is compared with {fact.than}.")
-    done.state(f" {way[0].name} has {way[0].count}.\n", way[0].name)
+    for number, fact in enumerate(reversed(way[1:]), 1):
+        done.say(f"{number}. {fact}\n")
+    done.state(f"{len(way)}. {way[0]}\n", way[0].name)
     until_recap = rng.choice((3, 4))
     for number, (before, fact) in enumerate(pairwise(way), 1):
-        _step(done, before, fact, rng)
+        _step(done, len(way) - number, before, fact, rng)
         until_recap -= 1
         if until_recap == 0 and number < len(way) - 1:
             until_recap = rng.choice((3, 4))
@@ -50,9 +53,9 @@ def solution(story: Story, rng: random.Random) -> Solution:
     return done
 
 
-def _step(done: Solution, before: Fact, fact: Fact, rng: random.Random) -> None:
+def _step(done: Solution, number: int, before: Fact, fact: Fact, rng: random.Random) -> None:
     sign, size = ("+" if fact.difference > 0 else "-"), abs(fact.difference)
-    done.say(f"{fact.name} has {size} {fact.comparison} than {before.name}:")
+    done.say(f"{number}. {str(fact).removesuffix('.')}:")
     done.state(f" {before.count}", before.name)
     done.say(f" {sign} {size} =")
     done.state(f" {fact.count}.", fact.name)
@@ -63,8 +66,7 @@ def _step(done: Solution, before: Fact, fact: Fact, rng: random.Random) -> None:
 
 
 def _recap(done: Solution, known: tuple[Fact, ...], rng: random.Random) -> None:
-    chosen = sorted(rng.sample(range(len(known)), min(len(known), rng.randint(2, 4))))
     done.say("So far")
-    for number, i in enumerate(chosen):
-        done.state(f"{',' if number else ''} {known[i].name} {known[i].count}", known[i].name)
+    for number, fact in enumerate(known[-rng.randint(2, 4) :]):
+        done.state(f"{',' if number else ''} {fact.name} {fact.count}", fact.name)
     done.say(".\n")

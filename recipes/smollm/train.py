@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from kvatlas import models
-from kvatlas.benchmarks.words import draw
+from kvatlas.benchmarks.words import DIFFERENCES, MOST, draw
 
 sys.path.append(str(Path(__file__).parent.parent / "embedded"))
 from masks import batch_mask, unseen
@@ -35,8 +35,11 @@ RANK, ALPHA = 16, 32
 LARGEST = 14
 WARM_UP_STEPS = 50
 CHECKPOINT_SECONDS = 180.0
-#: Shares of the tokens: problems grow until GROWN, holes begin at HOLES, the rate falls from FLAT on.
-GROWN, HOLES, FLAT = 0.25, 0.45, 0.5
+#: Shares of the tokens: problems grow until GROWN, then DRILLS of sums, then HOLES begin; the rate falls from FLAT on.
+GROWN, DRILLS, HOLES, FLAT = 0.25, 0.43, 0.45, 0.5
+#: A drill has so many sums; a share of the sequences are drills. A problem has one sum in 55 tokens, a drill one in 9:
+#: without them problems are laid out right, and their sums go wrong.
+DRILL_SUMS, DRILL_SHARE = 24, 0.25
 #: Batches of one pool, whose sequences are sorted by length.
 POOL_BATCHES = 6
 THINK, END_THINK, END = "<think>\n", "</think>\n", "<|im_end|>"
@@ -133,13 +136,29 @@ class Writer:
         ids += self._ids(f"{END_THINK}{done.answer}{END}")
         return Example(tuple(ids), begin, results, starts[-1])
 
+    def drill(self, rng: random.Random) -> Example:
+        """Sums as they are in problems, without one."""
+        ids = self._ids("<|im_start|>user\nCompute.<|im_end|>\n<|im_start|>assistant\n")
+        begin = len(ids)
+        for _ in range(DRILL_SUMS):
+            count, size = rng.randint(1, MOST), rng.randint(*DIFFERENCES)
+            sign = rng.choice("+-") if size < count <= MOST - size else "-" if size < count else "+"
+            ids += self._ids(f" {count} {sign} {size} =")
+            ids += self._ids(f" {count + size if sign == '+' else count - size}.\n")
+        return Example(tuple(ids), begin, (), len(ids))
 
-def batches(writer: Writer, seed: int, pool: int, largest: int, batch_tokens: int) -> list[list[Example]]:
+
+def batches(
+    writer: Writer, seed: int, pool: int, largest: int, batch_tokens: int, drills: bool = False
+) -> list[list[Example]]:
     """The batches of one pool, each of sequences of like length; a function of its arguments alone."""
     rng = random.Random(f"kvatlas words train {seed} pool {pool}")
     rows: list[Example] = []
     while sum(len(row.words) for row in rows) < POOL_BATCHES * batch_tokens:
-        rows.append(writer.example(rng.randint(2, largest), rng))
+        if drills and rng.random() < DRILL_SHARE:
+            rows.append(writer.drill(rng))
+        else:
+            rows.append(writer.example(rng.randint(2, largest), rng))
     rows.sort(key=lambda row: len(row.words))
     found = []
     while rows:
@@ -202,7 +221,8 @@ def train(args: argparse.Namespace) -> None:
     while tokens < args.tokens:
         largest = min(LARGEST, 4 + round((LARGEST - 4) * tokens / (GROWN * args.tokens)))
         losses, rights = [], []
-        for batch in batches(writer, args.seed, pool, largest, args.batch_tokens):
+        drills = tokens >= DRILLS * args.tokens
+        for batch in batches(writer, args.seed, pool, largest, args.batch_tokens, drills):
             progress = tokens / args.tokens
             for group in optimizer.param_groups:
                 group["lr"] = args.rate * rate_factor(step, progress)

@@ -6,8 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -75,7 +77,7 @@ def figures(look: Look, llama, mazes, line) -> dict[str, Figure]:
 
 
 @pytest.mark.parametrize("look", [Look(), Look(1, dark=True)], ids=["own width", "one column"])
-def test_no_type_is_smaller_than_5_points_on_paper(look, llama, mazes, line):
+def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look, llama, mazes, line):
     for kind, figure in figures(look, llama, mazes, line).items():
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
@@ -90,6 +92,9 @@ def test_no_type_is_smaller_than_5_points_on_paper(look, llama, mazes, line):
             if text.get_text() and not _inside(text.get_window_extent(), figure.bbox)
         }
         assert (kind, outside) == (kind, set())
+        # WCAG 2.2, 1.4.3.
+        pale = {text.get_text() for text in _around(figure) if contrast(text.get_color(), look.ground) < 4.5}
+        assert (kind, pale - {""}) == (kind, set())
 
 
 def test_names_of_narrow_columns_stand_apart(llama):
@@ -99,6 +104,22 @@ def test_names_of_narrow_columns_stand_apart(llama):
     boxes = [[one.get_window_extent() for one in row] for row in rows if len(row) > 1]
     assert boxes
     assert all(left.x1 <= right.x0 for row in boxes for left, right in pairwise(row))
+
+
+def _around(figure: Figure) -> list[Text]:
+    """The text that stands on the figure's ground."""
+    texts = [text for legend in figure.legends for text in legend.get_texts()]
+    texts += [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
+    return texts + [tick for axes in figure.axes for tick in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+
+
+def contrast(one: str, other: str) -> float:
+    lights = sorted(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(to_rgb(colour)))) for colour in (one, other))
+    return float((lights[1] + 0.05) / (lights[0] + 0.05))
+
+
+def _linear(channels):
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 
 def _inside(box, whole) -> bool:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
 from kvatlas.figures.decay import curve, curves_figure
-from kvatlas.figures.look import save
+from kvatlas.figures.look import Look, save
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import check_panels, density, names_of, numbers, pairwise_figure, save_pairwise
 from kvatlas.stats.estimates.decay import PUBLISHED_L0
@@ -66,6 +69,25 @@ def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> 
     assert any("share of the panel's densest point" in text for text in shown)
     assert "PARTIAL: one is missing" in shown
     assert "Given L: partial Spearman correlation" in " ".join(shown)
+
+
+def test_names_that_need_two_lines_begin_them(run: Path) -> None:
+    two = systems(run)[:2]
+    figure = pairwise_figure(two, pairs_of(two), "progress", look=Look(1, labels={"window": "A of a long name " * 3}))
+    lines = figure.axes[0].get_title().split("\n")
+    assert lines[0] == "x: full"
+    assert lines[1].startswith("vs y: A of a long name")
+
+
+def test_one_problem_of_many_has_another_colour_than_ten(run: Path) -> None:
+    two = systems(run)[:2]
+    x = np.repeat([0.0, 0.5, 1.0], [1, 10, 190])
+    pair = replace(pairs_of(two)[0][2], x=x, y=x)
+    figure = pairwise_figure(two, [(0, 1, pair)], "progress")
+    (mesh,) = (one for one in figure.axes[0].collections if isinstance(one, QuadMesh))
+    FigureCanvasAgg(figure).draw()
+    drawn = mesh.get_facecolors().reshape(3, 3, 4)
+    assert len({tuple(drawn[i, i]) for i in range(3)}) == 3
 
 
 def test_dots_are_in_the_data_beside_the_figure(run: Path, tmp_path: Path) -> None:

@@ -87,8 +87,7 @@ def _plot(axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: str
     positions: dict[Any, float] = {v: float(i) for i, v in enumerate(dict.fromkeys(values))} if as_text else {}
     for curve in group:
         number = policies.index(curve.policy)
-        colour = style.LINES[number % len(style.LINES)]
-        colour = look.ink if look.dark and colour == "#000000" else colour
+        colour = look.lines[number % len(look.lines)]
         # Points of several policies over one value stand side by side.
         shift = (number - (len(policies) - 1) / 2) * 0.16 if as_text else 0.0
         x = [positions[value] + shift if as_text else float(value) for value, _ in curve.points]

@@ -149,7 +149,7 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, look: Look, *, grey
             panel.plot(smooth, np.exp(-smooth / depth), color=_GREY[look.dark], linewidth=0.8, zorder=1)
     for number, curve in enumerate(curves):
         for decay, dashes in zip(curve.decays, _DASHES, strict=False):
-            panel.plot(smooth, decay(smooth), color=_colour(number, look), lw=1.0, ls=dashes, alpha=0.8, zorder=2)
+            panel.plot(smooth, decay(smooth), color=look.lines[number], lw=1.0, ls=dashes, alpha=0.8, zorder=2)
         # A little apart, so that intervals of several systems at the same difficulty can be told apart.
         shift = (number - (len(curves) - 1) / 2) * 0.008 * (right - left or 1.0)
         _points(panel, curve, number, shift, least, look)
@@ -171,7 +171,7 @@ def _panel(panel: Axes, curves: Sequence[Curve], scale: str, look: Look, *, grey
 
 def _points(panel: Axes, curve: Curve, number: int, shift: float, least: float, look: Look) -> None:
     """Means with their intervals, joined where no decay is; `least` is where a logarithmic axis begins, or 0."""
-    colour = _colour(number, look)
+    colour = look.lines[number]
     shown = [(level + shift, e) for level, e in curve.points if e.value >= least]
     low = [e.value - max(e.low or 0.0, least / 10) for _, e in shown]
     high = [(1.0 if e.high is None else e.high) - e.value for _, e in shown]
@@ -189,16 +189,12 @@ def _points(panel: Axes, curve: Curve, number: int, shift: float, least: float, 
             )  # fmt: skip
 
 
-def _colour(number: int, look: Look) -> str:
-    return look.ink if style.LINES[number] == "#000000" else style.LINES[number]
-
-
 def _legend(names: Sequence[str], curves: Sequence[Curve], published: bool, look: Look) -> list[Any]:
     from matplotlib.lines import Line2D
 
     handles = []
     for number, (name, curve, marker) in enumerate(zip(names, curves, style.MARKERS, strict=False)):
-        lines, colour = wrapped(name, 1.7), _colour(number, look)
+        lines, colour = wrapped(name, 1.7), look.lines[number]
         if curve.decays:
             fitted, free = curve.decays
             lines += [f"L0 {depth_text(fitted)}", f"A = {style.fixed(free.amplitude, 2)}: L0 {depth_text(free)}"]

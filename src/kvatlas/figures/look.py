@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
-from kvatlas.figures import fonts
+from kvatlas.figures import fonts, style
 from kvatlas.results.csv_maps import VALUE_COLUMNS
 from kvatlas.results.export import check_target, csv_text, replacing
 from kvatlas.visible import guarded, visible
@@ -129,6 +129,11 @@ class Look:
     def soft(self) -> str:
         """Lesser text."""
         return "#aab4bf" if self.dark else "#444444"
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The colours of lines, in their order."""
+        return style.DARK_LINES if self.dark else style.LINES
 
     @property
     def warning(self) -> str:

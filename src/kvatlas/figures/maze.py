@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
@@ -19,7 +20,8 @@ Point = tuple[float, float]
 
 #: The floor, light and dark.
 _ROOM = ("#e4e7ea", "#2b323a")
-_OPTIMAL, _OTHER, _WRONG = "#0072b2", "#d55e00", "#c1121f"
+#: The optimal path, a model's, and its first error, light and dark; all can be read as text.
+_PATHS = (("#0072b2", "#b84f00", "#c1121f"), ("#56b4e9", "#f58b4c", "#ff9b90"))
 #: Colours of the keys that the plan needs and their doors; the others are grey.
 _KEYS = ("#009e73", "#8e5ea2", "#b8860b", "#56b4e9", "#cc79a7")
 _DECOY = "#9aa1a8"
@@ -69,9 +71,9 @@ def maze_figure(problem: Problem, trace: Trace | None = None, *, look: Look | No
         _rooms(panel, maze, reference, spots, side, look)
         # Side by side where they run together.
         apart = 0.09 if trace else 0.0
-        _path(panel, _walk(reference), spots, _OPTIMAL, -apart, side)
+        _path(panel, _walk(reference), spots, _PATHS[look.dark][0], -apart, side)
         if trace is not None:
-            _attempt(panel, maze, reference, trace, spots, apart, side)
+            _attempt(panel, maze, reference, trace, spots, apart, side, look)
         _people(panel, maze, spots, side, look)
         settle(figure, look)
     return figure
@@ -154,31 +156,39 @@ def _path(panel: Axes, rooms: list[str], spots: dict[str, Point], colour: str, s
 
 
 def _attempt(
-    panel: Axes, maze: Maze, reference: Plan, trace: Trace, spots: dict[str, Point], shift: float, side: float
+    panel: Axes,
+    maze: Maze,
+    reference: Plan,
+    trace: Trace,
+    spots: dict[str, Point],
+    shift: float,
+    side: float,
+    look: Look,
 ) -> None:
     """The model's path as far as it can be walked, and a cross where it first goes wrong."""
+    _, colour, error = _PATHS[look.dark]
     plan = parse_plan(trace.grade.answer or "")
     if plan is None:
         return
     verdict = judge(maze, reference, plan)
     if verdict.solved or verdict.valid:
-        _path(panel, _walk(plan), spots, _OTHER, shift, side)
+        _path(panel, _walk(plan), spots, colour, shift, side)
         if verdict.solved:
             return
     index = verdict.first_error_index
     walked = _walk(plan[:index])
     if not verdict.valid:
-        _path(panel, walked, spots, _OTHER, shift, side)
+        _path(panel, walked, spots, colour, shift, side)
     at = spots[walked[-1]] if walked and walked[-1] in spots else spots[maze.start]
     wanted = spots.get(plan[index][1]) if index < len(plan) else None
     if wanted is not None and wanted != at:
-        dashed = {"arrowstyle": "->", "color": _WRONG, "linewidth": max(side * 3, 1.2), "linestyle": (0, (2, 1.5))}
+        dashed = {"arrowstyle": "->", "color": error, "linewidth": max(side * 3, 1.2), "linestyle": (0, (2, 1.5))}
         panel.annotate(
             "", (wanted[0] + shift, wanted[1] + shift), (at[0] + shift, at[1] + shift), zorder=7,
             arrowprops=dashed,
         )  # fmt: skip
     panel.plot(
-        at[0] + shift, at[1] + shift, marker="X", markersize=max(side * 20, 7), color=_WRONG, markeredgecolor="white",
+        at[0] + shift, at[1] + shift, marker="X", markersize=max(side * 20, 7), color=error, markeredgecolor="white",
         markeredgewidth=max(side * 1.5, 0.6), zorder=8,
     )  # fmt: skip
 
@@ -199,26 +209,27 @@ def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float, look:
 
 
 def _foot(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None, inches: float, look: Look) -> Foot:
-    told = _told(maze, reference, trace)
+    told = _told(maze, reference, trace, _PATHS[look.dark])
     lines = [FootLine(line, colour) for text, colour in told for line in wrapped(text, inches - 0.2)]
     return Foot(lines if look.notes else [], ". ".join([problem.id, *(text for text, _ in told)]) + ".")
 
 
-def _told(maze: Maze, reference: Plan, trace: Trace | None) -> list[tuple[str, str]]:
+def _told(maze: Maze, reference: Plan, trace: Trace | None, colours: Sequence[str]) -> list[tuple[str, str]]:
     """What is said of the paths, in their colours."""
+    optimal, own, error = colours
     doors = sum(name == "use_key" for name, _ in reference)
     people = f"circle: {AGENT}, star: {TARGET}"
-    told = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", _OPTIMAL)]
+    told = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", optimal)]
     if trace is None:
         return told
     who = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"
     plan = parse_plan(trace.grade.answer or "")
     if plan is None:
-        return [*told, (f"{who}: no plan ({trace.grade.status.value})", _OTHER)]
+        return [*told, (f"{who}: no plan ({trace.grade.status.value})", own)]
     verdict = judge(maze, reference, plan)
-    told.append((f"{who}: {len(plan)} actions, progress ratio {style.fixed(verdict.progress, 2)}", _OTHER))
+    told.append((f"{who}: {len(plan)} actions, progress ratio {style.fixed(verdict.progress, 2)}", own))
     if not verdict.solved:
         index = verdict.first_error_index
         action = f"{plan[index][0]} {plan[index][1]}".strip() if index < len(plan) else "the end"
-        told.append((f"first error at action {index + 1} ({action}): {ERROR_TEXTS[verdict.first_error]}", _WRONG))
+        told.append((f"first error at action {index + 1} ({action}): {ERROR_TEXTS[verdict.first_error]}", error))
     return told

@@ -30,6 +30,8 @@ _LABELS, _BAR = 0.55, 0.55
 _NAMES = 6.0
 #: Density is shown from this share of a panel's densest point on; below, the paper stays white.
 _LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: Counts span more: one problem of hundreds is to differ from ten.
+_COUNT_LEVELS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRID = 120
 #: The least bandwidth (Scott's rule gives 0 where all problems agree), in units of the metric.
 _NARROWEST = 0.025
@@ -105,7 +107,7 @@ def pairwise_figure(
     wide = look.width or across * step + _BAR
     step = (wide - _BAR) / across
     shown = look.named(style.label(metric))
-    titles = [title(f"x: {names[i]} vs y: {names[j]}", step - 0.15) for i, j, _ in pairs]
+    titles = [_title(names[i], names[j], step - 0.15) for i, j, _ in pairs]
     beneath = [_lines(pair, step, look) for _, _, pair in pairs]
     axes = [[wrapped(f"{shown}, {short[i]}", step - _LABELS, _NAMES) for i in pair[:2]] for pair in pairs]
     over = max(text.count("\n") + 1 for text, _ in titles)
@@ -115,7 +117,8 @@ def pairwise_figure(
     counted = [not density and _is_discrete(pair) for _, _, pair in pairs]
     with look.applied():
         figure, panels = canvas(size, len(pairs), across, _foot(pairs, names, metric, notes, counted, wide, look))
-        colours = ScalarMappable(BoundaryNorm(_LEVELS, 256), "viridis")
+        levels = _COUNT_LEVELS if all(counted) else _LEVELS
+        colours = ScalarMappable(BoundaryNorm(levels, 256), "viridis")
         for panel, (_, _, pair), as_counts in zip(panels, pairs, counted, strict=True):
             _counts(panel, pair, colours, step - _LABELS) if as_counts else _densities(panel, pair, colours)
             _parity(panel, look)
@@ -124,9 +127,18 @@ def pairwise_figure(
             # Numbers belong to the label, whose width the panels need not make room for.
             panel.set_xlabel("\n".join([*x, "", *under]), labelpad=2, fontsize=_NAMES, linespacing=1.15)
             panel.set_ylabel("\n".join(y), labelpad=2, fontsize=_NAMES)
-        _bar(figure, panels, colours, across)
+        _bar(figure, panels, colours, levels, across)
         settle(figure, look)
     return figure
+
+
+def _title(x: str, y: str, inches: float) -> tuple[str, float]:
+    """Both names and the points of their type; each begins a line where they do not fit into one."""
+    whole = title(f"x: {x} vs y: {y}", inches)
+    if "\n" not in whole[0]:
+        return whole
+    (first, points), (second, others) = title(f"x: {x}", inches), title(f"vs y: {y}", inches)
+    return f"{first}\n{second}", min(points, others)
 
 
 def _lines(pair: Pair, step: float, look: Look) -> list[str]:
@@ -187,8 +199,8 @@ def _counts(panel: Axes, pair: Pair, colours: ScalarMappable, inches: float) -> 
     few = 1 < len(values) <= _VALUES
     edges = np.concatenate([[0.0], (values[1:] + values[:-1]) / 2, [1.0]]) if few else np.linspace(0, 1, 11)
     counts, _, _ = np.histogram2d(pair.y, pair.x, bins=[edges, edges])
-    shares = np.ma.masked_equal(np.maximum(counts / counts.max(), _LEVELS[0] * (counts > 0)), 0)
     norm: Any = colours.norm
+    shares = np.ma.masked_equal(np.maximum(counts / counts.max(), norm.vmin * (counts > 0)), 0)
     panel.pcolormesh(edges, edges, shares, cmap=colours.get_cmap(), norm=norm, zorder=1, snap=True)
     for row, column in np.argwhere(counts > 0):
         across, up = ((edges[n] + edges[n + 1]) / 2 for n in (column, row))
@@ -239,11 +251,12 @@ def numbers(pair: Pair, intervals: bool = True) -> list[str]:
     ]
 
 
-def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable, across: int) -> None:
+def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable, levels: Sequence[float], across: int) -> None:
+    spacing: Any = "proportional" if levels == _LEVELS else "uniform"
+    ticks = [0.05, 0.2, 0.4, 0.6, 0.8, 1.0] if levels == _LEVELS else levels
     bar = figure.colorbar(
-        colours, ax=panels, spacing="proportional", ticks=[0.05, 0.2, 0.4, 0.6, 0.8, 1.0], aspect=None, pad=0.01,
-        fraction=0.04 / across,
-    )  # fmt: skip
+        colours, ax=panels, spacing=spacing, ticks=ticks, aspect=None, pad=0.01, fraction=0.04 / across
+    )
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
     bar.ax.minorticks_off()

@@ -12,6 +12,8 @@ from kvatlas.core import Cell, Estimate, Map
 VALUES, COSTS, DIFFERENCES = "YlGnBu", "YlOrBr", "RdBu"
 #: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines, and their markers.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+#: The same, lightened for a dark ground.
+DARK_LINES = ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee")
 MARKERS = "osD^vPX*"
 DARK_TEXT = "#111111"
 LIGHT_TEXT = "#ffffff"

@@ -1,0 +1,160 @@
+"""What `kvatlas view` takes in a real Chromium on a large run: seconds to each page, first paint, memory.
+
+python bench/view.py --out bench/results/view.json   # 205,000 traces of 16,000 tokens, 5 GB
+python bench/view.py --problems 10 --samples 2 --tokens 500      # in small
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+from keeping import keep
+from kvatlas.core import Fate, Grade, Setting, Status, Trace, Usage
+from kvatlas.models import find
+from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.rows import COLUMNS, row_of
+
+MODELS, BENCHMARKS, PROMPT = ("embedded:tiny-llama", "embedded:tiny-qwen"), ("CHAIN5", "CHAIN9"), 60
+WINDOWS, RATIOS = (500, 1000, 2000, 3000), (0.1, 0.2, 0.3, 0.4, 0.5)
+SPEC = {
+    "models": list(MODELS),
+    "benchmarks": list(BENCHMARKS),
+    "settings": {"policy": "dynts", "kv_budget": 96, "ratio_over": "thinking"},
+    "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
+}
+
+
+def expected(problems: int, samples: int) -> tuple[Expected, ...]:
+    """Two policies on a published grid and the full cache, on two benchmarks, for two models."""
+    grid = [
+        Setting.of(policy, kv_budget=5000, local_window=window, ratio=ratio)
+        for policy in ("dynts", "random")
+        for window in WINDOWS
+        for ratio in RATIOS
+    ]
+    ids, full = tuple(f"p{number:04d}" for number in range(problems)), Setting.of("full")
+    return tuple(
+        Expected(model, name, setting, f"key-{model}-{name}", ids, samples, setting == full)
+        for model in MODELS
+        for name in BENCHMARKS
+        for setting in (*grid, full)
+    )
+
+
+def large_run(folder: Path, problems: int, samples: int, tokens: int) -> int:
+    """A finished run whose traces all say the same and differ in their grades; how many there are.
+
+    The rows are written at once: one by one they would take an hour.
+    """
+    cells, rng = expected(problems, samples), random.Random(0)
+    words = find(MODELS[0]).tokenizer.encode("a = 1 ; b = 2 ; c = a + b ? c .\n", add_special_tokens=False)
+    new = tuple((words * (tokens // len(words) + 1))[:tokens])
+    left = (*[0] * PROMPT, *(5000 + i // 1000 * 1000 if i < tokens - 3000 and i % 3 else 0 for i in range(tokens - 1)))
+    held = Fate(1, left, (1,) * len(left))
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for cell in cells:
+            usage = Usage(PROMPT, tokens, tokens - 20, 5000, 3000 + rng.random(), 4, 12.5)
+            fate = None if cell.setting.policy == "full" else held
+            grade = Grade(True, 1.0, "7", Status.OK)
+            one = Trace(cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, fate)
+            row = list(row_of(cell.run_key, one))
+            problem, sample, correct, status = map(COLUMNS.index, ("problem", "sample", "correct", "status"))
+            for row[problem] in cell.problems:
+                for row[sample] in range(cell.samples):
+                    row[correct] = int(rng.random() < 0.7)
+                    row[status] = "ok" if row[correct] or rng.random() < 0.5 else "truncated"
+                    yield tuple(row)
+
+    with Store.create(folder) as store:
+        store.put_manifest(Manifest((("local_window", WINDOWS), ("ratio", RATIOS)), cells, SPEC, {}))
+        connection = store._connection
+        connection.execute("BEGIN")
+        insert = f"INSERT INTO traces ({', '.join(COLUMNS)}) VALUES ({','.join('?' * len(COLUMNS))})"
+        connection.executemany(insert, rows())
+        connection.execute("COMMIT")
+    return len(cells) * problems * samples
+
+
+def opened(page: Page, address: str, what: str) -> dict[str, Any]:
+    """Seconds until `what` is on a page that is opened anew, and milliseconds to its first paint."""
+    page.goto("about:blank")
+    began = time.perf_counter()
+    page.goto(address)
+    page.wait_for_selector(what, timeout=60_000)
+    seconds = time.perf_counter() - began
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    return {"seconds": round(seconds, 2), "first_paint_ms": paint and round(paint)}
+
+
+def peak_mb(process: subprocess.Popen[str]) -> int:
+    """The most memory a process has had."""
+    (most,) = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+    return int(most) // 1024
+
+
+def measured(folder: Path, traces: int) -> dict[str, Any]:
+    """The pages of a run, while it is still read and afterwards."""
+    name, chromium = folder.name, shutil.which("chromium") or shutil.which("google-chrome")
+    command = [sys.executable, "-m", "kvatlas", "view", str(folder)]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        home = process.stdout.readline().split()[0]
+        found: dict[str, Any] = {"address_after_s": round(time.perf_counter() - began, 2)}
+        with sync_playwright() as playwright:
+            page = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+            found["while_reading"] = {
+                "runs": opened(page, f"{home}#/", "#runs a"),
+                "a run": opened(page, f"{home}#/{name}", "#counts dd"),
+            }
+            page.wait_for_function(f"() => state.runs[0]?.done === {traces}", timeout=300_000)
+            page.wait_for_selector("table.heat", timeout=300_000)
+            found["all_read_after_s"] = round(time.perf_counter() - began, 1)
+            pages = {
+                "a run": ("", "table.heat"),
+                "a cell": ("/cell/5", "#list-rows tbody tr"),
+                "a trace with the full cache's": ("/trace/5/3/0", "#trace .token"),
+                "a trace": ("/trace/5/3/0?beside=none", "#trace .token"),
+                "a problem": ("/problem/0/3", "#list-rows tbody tr"),
+                "what was lost": ("/find?what=lost", "#list-rows tbody tr"),
+            }
+            found["read"] = {title: opened(page, f"{home}#/{name}{at}", what) for title, (at, what) in pages.items()}
+            page.context.browser.close()  # type: ignore[union-attr]
+        return {**found, "peak_mb": peak_mb(process)}
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=125)
+    parser.add_argument("--samples", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=16_000)
+    parser.add_argument("--scratch", type=Path, help="folder for the run (default: the system's)")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
+        folder = Path(scratch) / "large"
+        traces = large_run(folder, args.problems, args.samples, args.tokens)
+        size = (folder / "run.sqlite").stat().st_size
+        about = {"traces": traces, "tokens": args.tokens, "store_gb": round(size / 1e9, 2)}
+        keep({"bench": "view", **about, **measured(folder, traces)}, args.out)
+
+
+if __name__ == "__main__":
+    main()
