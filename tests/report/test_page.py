@@ -83,7 +83,7 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
     assert cell["low"] < cell["value"] < cell["high"]
 
 
-def test_what_a_run_cannot_show_stands_first(tmp_path):
+def test_what_a_run_cannot_show_stands_right_beneath_the_verdict(tmp_path):
     plan = manifest(grid("dynts"))
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
@@ -91,7 +91,9 @@ def test_what_a_run_cannot_show_stands_first(tmp_path):
             store.add(key, replace(one, usage=replace(one.usage, compressions=0)))
     write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text("utf-8")
-    first, second, third = re.findall(r'<p class="warn">(.*?)</p>', html)[:3]
+    beneath = html[html.index('id="verdicts"') : html.index('id="summary"')]
+    assert "What limits the run (5)" in beneath
+    first, second, third, *_ = re.findall(r"<p>(.*?)</p>", beneath)
     assert "traces are without an answer (0) or truncated" in first
     assert "CHAIN8" in second
     assert third.startswith("CHAIN6: 0 of 216 traces under a KV budget were compressed")
