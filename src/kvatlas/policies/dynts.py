@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
 from kvatlas.policies.base import CacheView, CompressingPolicy, Signal, Step
-from kvatlas.policies.made_files import check_made_with
+from kvatlas.policies.made_files import beside, check_made_with
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ class DynTS(CompressingPolicy):
 
     def file(self, model: ModelHandle) -> Path:
         """Where the head is."""
-        return Path(self.predictor).expanduser() if self.predictor else model.folder / HEAD_FILE
+        return Path(self.predictor).expanduser() if self.predictor else beside(model, HEAD_FILE)
 
     def check(self, model: ModelHandle) -> None:
         file = self.file(model)

@@ -8,6 +8,11 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 
 
+def beside(model: ModelHandle, name: str) -> Path:
+    """Where a file that was made for a model's weights lies: with its adapter, else with its weights."""
+    return (model.adapter.folder if model.options.adapter else model.folder) / name
+
+
 def check_made_with(file: Path, model: ModelHandle, parameter: str) -> None:
     """Raise KvatlasError if a file in the model's folder says that it was made with other weights.
 

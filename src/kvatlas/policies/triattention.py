@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, scope_param
-from kvatlas.policies.made_files import check_made_with
+from kvatlas.policies.made_files import beside, check_made_with
 from kvatlas.policies.valid_values import int_param
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class TriAttention(CompressingPolicy):
 
     def file(self, model: ModelHandle) -> Path:
         """Where the statistics are."""
-        return Path(self.statistics).expanduser() if self.statistics else model.folder / STATISTICS_FILE
+        return Path(self.statistics).expanduser() if self.statistics else beside(model, STATISTICS_FILE)
 
     def check(self, model: ModelHandle) -> None:
         file = self.file(model)

@@ -83,6 +83,7 @@ def _measure(
     from scipy import stats
 
     from kvatlas.policies.dynts import HEAD_FILE, importance, load_head
+    from kvatlas.policies.made_files import beside
     from kvatlas.predictor.labels import answer_attention
 
     split = model.split(tokens)
@@ -92,7 +93,7 @@ def _measure(
     attention, hidden = answer_attention(network, [*prompt, *tokens], answer)
     thinking = slice(len(prompt), end)
     paid = attention[thinking].double()
-    predicted = importance(load_head(str(model.folder / HEAD_FILE)), hidden[thinking]).double()
+    predicted = importance(load_head(str(beside(model, HEAD_FILE))), hidden[thinking]).double()
     agreement = float(stats.spearmanr(predicted.numpy(), paid.numpy()).statistic)
     scaled = [(values / values.mean().clamp(min=1e-12)).tolist() for values in (predicted, paid)]
     return {

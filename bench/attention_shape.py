@@ -1,0 +1,109 @@
+"""Where attention goes in a full cache: attention sinks and heavy hitters, of a pretrained model and embedded ones.
+
+    python bench/attention_shape.py --models embedded:tiny-llama=CHAIN10 smollm2-135m-think=WORDS9 --problems 20 \
+        --figure docs/images/attention-shape.png --out bench/results/attention_shape.json
+
+Each model answers so many problems with the full cache; its traces go through it once more, and for every layer and
+head the attention of the queries of the second half is added up, by key. `sink`: the share that the first token gets
+(Xiao et al. 2023, arXiv 2309.17453, section 3.1). `hitters`: the share of the rest that its best tenth of tokens gets
+(Zhang et al. 2023, arXiv 2306.14048, section 3). `newest`: the share of the 32 newest tokens before each query.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from keeping import keep
+from kvatlas import models, policies
+from kvatlas.benchmarks import find
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.service import stream_of
+
+NEWEST = 32
+
+
+@torch.inference_mode()
+def shape_of(network: Any, tokens: list[int]) -> np.ndarray:
+    """[3, layers]: sink, hitters and newest of one trace, mean over heads."""
+    network.set_attn_implementation("eager")
+    attention = network(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
+    rows = []
+    for layer in attention:
+        weights = layer[0, :, len(tokens) // 2 :].float()
+        queries = torch.arange(len(tokens) // 2, len(tokens))[:, None]
+        near = (torch.arange(len(tokens))[None] > queries - NEWEST).float()
+        received = weights.mean(1)
+        rest = received[:, 1:] / received[:, 1:].sum(-1, keepdim=True)
+        best = rest.topk(max(1, rest.shape[-1] // 10), -1).values.sum(-1)
+        rows.append([received[:, 0].mean(), best.mean(), (weights * near).sum(-1).mean()])
+    return np.array(rows, float).T
+
+
+def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, Any]:
+    """The three shares by layer, mean over the traces of a model."""
+    model, asked = models.find(name), find(benchmark)
+    network, full = model.network(), policies.of(Setting.of("full"))
+    work = []
+    for problem in asked.problems(problems):
+        prompt = model.encode(problem.question)
+        work.append(Request(problem.id, prompt, stream_of(0, prompt, 0), (full,)))
+    engine = Engine(model, network, [full], Sampling(max_new_tokens=most), 16)
+    prompts = {request.key: request.prompt for request in work}
+    traces = [[*prompts[done.key], *done.tokens] for done in engine.run(iter(work))]
+    shares = np.mean([shape_of(network, trace) for trace in traces], axis=0)
+    told = {
+        part: [round(float(v), 4) for v in row] for part, row in zip(("sink", "hitters", "newest"), shares, strict=True)
+    }
+    tokens = round(float(np.mean([len(trace) for trace in traces])), 1)
+    return {"model": name, "benchmark": benchmark, "traces": len(traces), "tokens": tokens, **told}
+
+
+def drawn(found: list[dict[str, Any]], path: Path) -> None:
+    """A panel for each share, a line for each model, over the depth of the layer."""
+    from kvatlas.figures.look import Look, canvas, save, settle
+
+    look = Look(2)
+    titles = {
+        "sink": "attention to the first token",
+        "hitters": "share of the best tenth of the others",
+        "newest": f"attention to the {NEWEST} newest tokens",
+    }
+    with look.applied():
+        figure, panels = canvas((look.width or 7.0, 2.4), 3, 3)
+        for panel, (part, title) in zip(panels, titles.items(), strict=True):
+            for number, one in enumerate(found):
+                values = [100 * value for value in one[part]]
+                depth = np.linspace(0, 1, len(values))
+                name = one["model"].removeprefix("embedded:")
+                panel.plot(depth, values, color=look.lines[number], marker="osD^"[number % 4], ms=3, lw=1.2, label=name)
+            panel.set_title(title, fontsize=8)
+            panel.set(xlabel="depth of the layer (first 0, last 1)", ylim=(0, 100))
+        panels[0].set_ylabel("percent")
+        panels[0].legend(frameon=False, fontsize=7)
+        settle(figure, look)
+    save(figure, path, look=look)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", metavar="MODEL=BENCHMARK", default=["embedded:tiny-llama=CHAIN10"])
+    parser.add_argument("--problems", type=int, default=20)
+    parser.add_argument("--max-new-tokens", type=int, default=700)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = [measured(*one.split("="), args.problems, args.max_new_tokens) for one in args.models]
+    if args.figure:
+        drawn(found, args.figure)
+    keep({"bench": "attention_shape", "models": found}, args.out)
+
+
+if __name__ == "__main__":
+    main()
