@@ -256,21 +256,20 @@ def texts_found(pool: list[Departures], size: int, runs: int) -> dict[str, float
     return {name: count / runs for name, count in alarms.items()}
 
 
-def real_texts(name: str, folder: Path, size: int, problems: int) -> list[dict[str, Any]]:
+def real_texts(name: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """`kvatlas verify --texts` of an endpoint against each run; what was found before is read."""
     kept = folder / "found.json"
-    if kept.is_file():
-        rows: list[dict[str, Any]] = json.loads(kept.read_text())
+    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() else []
+    left = [benchmark for benchmark in RUNS[: options.real_runs] if benchmark not in {row["run"] for row in rows}]
+    if not left:
         return rows
-    fault = ROUNDED.get(name, name)
     more = ["--model-option", "dtype=bfloat16"] if name in ROUNDED else []
-    rows = []
-    with served(fault, folder, *more) as url:
-        for benchmark in RUNS:
-            run = folder.parent / benchmark
-            words = ["--problems", str(problems), "--texts", str(size)]
-            rows.append({"run": benchmark, **verified_by(url, name, run, folder / benchmark, *words)})
-    kept.write_text(json.dumps(rows))
+    with served(ROUNDED.get(name, name), folder, *more) as url:
+        for benchmark in left:
+            words = ["--problems", str(options.real_problems), "--texts", str(options.real_texts)]
+            run, out = folder.parent / benchmark, folder / benchmark
+            rows.append({"run": benchmark, **verified_by(url, name, run, out, *words)})
+            kept.write_text(json.dumps(rows))
     return rows
 
 
@@ -289,7 +288,7 @@ def measure_texts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         },
     }
     if options.real:
-        for benchmark in RUNS:
+        for benchmark in RUNS[: options.real_runs]:
             spec = {
                 "models": [{"model": MODEL, "name": "model"}],
                 "benchmarks": [benchmark],
@@ -301,8 +300,7 @@ def measure_texts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             sweep(make_plan(parse_spec(spec)), folder / benchmark, workers=1)
         found["real"] = []
         for name in (each for each in names if each not in SCORED):
-            at = folder / f"real {_plain(name)}"
-            found["real"] += real_texts(name, at, options.text_sizes[1], options.real_problems)
+            found["real"] += real_texts(name, folder / f"real {_plain(name)}", options)
     return found
 
 
@@ -333,6 +331,8 @@ def main() -> None:
     parser.add_argument("--text-sizes", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--only", nargs="+", help="Some of the engines.")
     parser.add_argument("--real-problems", type=int, default=12)
+    parser.add_argument("--real-texts", type=int, default=32)
+    parser.add_argument("--real-runs", type=int, default=len(RUNS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder = options.folder
