@@ -231,11 +231,10 @@ def test_the_program_of_serving_compares_a_real_server_with_the_engine(run: Run)
     assert found["processor_ratio"] > 0.05
 
 
+@pytest.mark.slow
 def test_the_program_of_verification_tells_a_lost_token_by_texts(tmp_path: Path, run: Run) -> None:
-    words = ["--texts", "--only", "sound", "newest token lost", "--text-problems", "20", "--text-sizes", "14"]
-    found = run("verify.py", "--folder", str(tmp_path), *words, "--runs", "2")["texts"]
-    assert found["simulated"]["sound"]["14"]["alarm"] == 0
-    assert found["largest_gaps"]["sound"] == [0, 0]
+    words = ["--texts", "--only", "newest token lost", "--text-problems", "20", "--text-sizes", "14", "--runs", "2"]
+    found = run("verify.py", "--folder", str(tmp_path), *words)["texts"]
     assert found["largest_gaps"]["newest token lost"][0] == 0
     assert found["simulated"]["newest token lost"]["14"] == {"alarm": 1, "before": 0, "after": 1}
 
