@@ -7,7 +7,13 @@ A cell of embedded:tiny-llama on CHAIN6-14 is decoded as it is, and by engines w
 the local window one token too short, the newest token lost in each compression, another ratio or chat template. Each
 simulated verification draws problems with replacement and a sample of each side from these answers, and is judged as
 `verify` does, with and without what only some endpoints tell (compressions; prompt lengths). `--real` also starts
-`kvatlas serve` with each fault and verifies it over HTTP, and a sound one. Prints one JSON document.
+`kvatlas serve` with each fault and verifies it over HTTP, and a sound one.
+
+    python bench/verify.py --folder build/verify --texts --real --out bench/results/verify.json
+
+`--texts` measures `verify --texts` instead, beside what the file holds: greedy answers of each engine, and of sound and
+faulty ones in bfloat16, are read under the cell once; simulated verifications draw some of these texts. With `--real`
+each is served, and verified over HTTP against five runs. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -27,13 +33,17 @@ import numpy as np
 import torch
 
 from keeping import keep
-from kvatlas import models
+from kvatlas import benchmarks, models, policies
+from kvatlas.core import Setting
 from kvatlas.engine import compression
-from kvatlas.integrations.verification_report import LENGTH_P
+from kvatlas.integrations.served_texts import Text, read
+from kvatlas.integrations.verification_report import LENGTH_P, text_checks
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
+from kvatlas.stats.pairs.departures import Departures
 from kvatlas.stats.pairs.verification import Standing, length_shift, verified
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.plan import WorkItem
 
 MODEL, BENCHMARK, MOST, MARGIN = "embedded:tiny-llama", "CHAIN6-14", 700, 0.05
 CELL = {"policy": "window", "kv_budget": 288, "ratio_over": "thinking", "local_window": 32, "ratio": 0.5}
@@ -46,6 +56,11 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "template changed": CELL,
 }
 CELL_NAME = "window local_window=32 ratio=0.5"
+#: Engines in bfloat16, by the fault that they have; and sound ones whose policy chooses by scores, instead of window.
+ROUNDED = {"sound, bfloat16": "sound", "window off by one, bfloat16": "window off by one"}
+SCORED = {"sound, snapkv, bfloat16": "snapkv", "sound, rkv, bfloat16": "rkv"}
+#: The runs that endpoints are verified against for real: problems of about the same size.
+RUNS = ("CHAIN6-14", "CHAIN6-13", "CHAIN6-15", "CHAIN7-14", "CHAIN7-15")
 #: Answers of one fault: correct and output tokens by problem and sample, and tokens that prompts are longer.
 Pool = dict[str, list[list[float]]]
 
@@ -148,55 +163,32 @@ def simulated(sound: Pool, served: Pool, problems: int, seed: int) -> dict[str, 
     }
 
 
-def real(fault: str, folder: Path, run: Path, problems: int) -> dict[str, Any]:
-    """`kvatlas verify` against `kvatlas serve` with a fault; what was found before is read."""
-    if (folder / "found.json").is_file():
-        found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-        return found
+@contextmanager
+def served(fault: str, folder: Path, *more: str) -> Iterator[str]:
+    """The address of `kvatlas serve` with a fault."""
     folder.mkdir(exist_ok=True)
     model = other_template(folder) if fault == "template changed" else MODEL
     setting = {name: value for name, value in CHANGED[fault].items() if name != "policy"}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in setting.items() if name != "ratio_over"]
     over = ["--set", "ratio_over=thinking"] if setting else []
-    serve = [
-        sys.executable,
-        __file__,
-        "--serve",
-        fault,
-        model,
-        "--policy",
-        str(CHANGED[fault]["policy"]),
-        *words,
-        *over,
-    ]
-    process = subprocess.Popen([*serve, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    policy = ["--policy", str(CHANGED[fault]["policy"])]
+    serve = [sys.executable, __file__, "--serve", fault, model, *policy, *words, *over, *more, "--port", "0"]
+    process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+", line)))
-        verify = [sys.executable, "-m", "kvatlas", "verify", url, "--against", str(run), "--cell", CELL_NAME, "--json"]
-        out = folder / "served"
-        done = subprocess.run(
-            [
-                *verify,
-                "--quiet",
-                "--out",
-                str(out),
-                "--problems",
-                str(problems),
-                "--samples",
-                "1",
-                "--lose-at-most",
-                str(100 * MARGIN),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        yield next(found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+", line)))
     finally:
         process.terminate()
         process.wait(60)
+
+
+def verified_by(url: str, fault: str, run: Path, out: Path, *more: str) -> dict[str, Any]:
+    """What `kvatlas verify` says of an endpoint, one sample of each problem."""
+    words = [url, "--against", str(run), "--cell", CELL_NAME, "--out", str(out), "--samples", "1", *more]
+    verify = [sys.executable, "-m", "kvatlas", "verify", *words, "--lose-at-most", str(100 * MARGIN), "--json"]
+    done = subprocess.run([*verify, "--quiet"], capture_output=True, text=True, check=False)
     said = json.loads(done.stdout)
-    found = {
+    return {
         "fault": fault,
         "exit_code": done.returncode,
         "alarmed": said["alarmed"],
@@ -204,8 +196,116 @@ def real(fault: str, folder: Path, run: Path, problems: int) -> dict[str, Any]:
         "points": -said["cell"]["loses"],
         "failed_checks": [check["name"] for check in said["checks"] if not check["good"]],
     }
+
+
+def real(fault: str, folder: Path, run: Path, problems: int) -> dict[str, Any]:
+    """`kvatlas verify` against `kvatlas serve` with a fault; what was found before is read."""
+    if (folder / "found.json").is_file():
+        found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        return found
+    with served(fault, folder) as url:
+        found = verified_by(url, fault, run, folder / "served", "--problems", str(problems))
     (folder / "found.json").write_text(json.dumps(found))
     return found
+
+
+def texts(name: str, problems: int, folder: Path) -> list[Departures]:
+    """Greedy answers of an engine, read under the cell without its fault; what was read before is taken."""
+    kept = folder / "departures.json"
+    if kept.is_file():
+        return [Departures(**{key: tuple(pair) for key, pair in row.items()}) for row in json.loads(kept.read_text())]
+    folder.mkdir(parents=True, exist_ok=True)
+    fault = "sound" if name in SCORED else ROUNDED.get(name, name)
+    policy = {"policy": SCORED[name]} if name in SCORED else {}
+    address = other_template(folder) if fault == "template changed" else MODEL
+    spec = {
+        "models": [{"model": address, "name": "model", "dtype": "bfloat16" if "bfloat16" in name else "float32"}],
+        "benchmarks": [BENCHMARK],
+        "problems": problems,
+        "samples": 1,
+        "sampling": {"temperature": 0.0, "max_new_tokens": 2 * CELL["kv_budget"]},
+        "baseline": [{**CHANGED[fault], **policy}],
+    }
+    with losing(fault):
+        sweep(make_plan(parse_spec(spec)), folder / "answers", workers=1)
+    with Store.open(folder / "answers") as store:
+        written = {trace.problem: trace.text for _, trace in store.traces()}
+    model, benchmark = models.find(MODEL), benchmarks.find(BENCHMARK)
+    cell = policies.of(Setting.of(**{**CELL, **policy}))
+    asked = [(WorkItem(BENCHMARK, each, 0, (cell.setting,)), each) for each in benchmark.problems(problems)]
+    found = read(
+        model,
+        cell,
+        [
+            Text(item, model.encode(benchmark.prompt(problem)), written[problem.id].partition("</think>")[0])
+            for item, problem in asked
+        ],
+    )
+    kept.write_text(json.dumps([vars(each) for each in found]))
+    return found
+
+
+def texts_found(pool: list[Departures], size: int, runs: int) -> dict[str, float]:
+    """The shares of simulated verifications, so many texts each, that the checks of texts fail in."""
+    alarms = {"alarm": 0, "before": 0, "after": 0}
+    for seed in range(runs):
+        draw = np.random.default_rng(seed).choice(len(pool), min(size, len(pool)), replace=False)
+        bad = {check.name.removeprefix("texts ") for check in text_checks([pool[i] for i in draw]) if not check.good}
+        for name in alarms:
+            alarms[name] += name in bad or (name == "alarm" and bool(bad))
+    return {name: count / runs for name, count in alarms.items()}
+
+
+def real_texts(name: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """`kvatlas verify --texts` of an endpoint against each run; what was found before is read."""
+    kept = folder / "found.json"
+    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() else []
+    left = [benchmark for benchmark in RUNS[: options.real_runs] if benchmark not in {row["run"] for row in rows}]
+    if not left:
+        return rows
+    more = ["--model-option", "dtype=bfloat16"] if name in ROUNDED else []
+    with served(ROUNDED.get(name, name), folder, *more) as url:
+        for benchmark in left:
+            words = ["--problems", str(options.real_problems), "--texts", str(options.real_texts)]
+            run, out = folder.parent / benchmark, folder / benchmark
+            rows.append({"run": benchmark, **verified_by(url, name, run, out, *words)})
+            kept.write_text(json.dumps(rows))
+    return rows
+
+
+def measure_texts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Power and false alarms of `verify --texts`, simulated and for real."""
+    names = [name for name in (*CHANGED, *ROUNDED, *SCORED) if name in (options.only or [name])]
+    pools = {name: texts(name, options.text_problems, folder / _plain(name)) for name in names}
+    found: dict[str, Any] = {
+        "read": {name: len(pool) for name, pool in pools.items()},
+        "largest_gaps": {
+            name: [round(max(each.gap[side] for each in pool), 3) for side in (0, 1)] for name, pool in pools.items()
+        },
+        "simulated": {
+            name: {str(size): texts_found(pool, size, options.runs) for size in options.text_sizes}
+            for name, pool in pools.items()
+        },
+    }
+    if options.real:
+        for benchmark in RUNS[: options.real_runs]:
+            spec = {
+                "models": [{"model": MODEL, "name": "model"}],
+                "benchmarks": [benchmark],
+                "problems": options.text_problems // 2,
+                "samples": 1,
+                "sampling": {"max_new_tokens": MOST},
+                "baseline": [CELL],
+            }
+            sweep(make_plan(parse_spec(spec)), folder / benchmark, workers=1)
+        found["real"] = []
+        for name in (each for each in names if each not in SCORED):
+            found["real"] += real_texts(name, folder / f"real {_plain(name)}", options)
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.replace(",", "")
 
 
 def serve(fault: str, words: list[str]) -> None:
@@ -226,9 +326,20 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[60, 240, 960])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--real", action="store_true")
+    parser.add_argument("--texts", action="store_true")
+    parser.add_argument("--text-problems", type=int, default=120)
+    parser.add_argument("--text-sizes", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--only", nargs="+", help="Some of the engines.")
+    parser.add_argument("--real-problems", type=int, default=12)
+    parser.add_argument("--real-texts", type=int, default=32)
+    parser.add_argument("--real-runs", type=int, default=len(RUNS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder = options.folder
+    if options.texts:
+        there = json.loads(options.out.read_text()) if options.out and options.out.is_file() else {}
+        keep({**there, "program": "verify", "texts": measure_texts(folder / "texts", options)}, options.out)
+        return
     answers = pools(options.problems, options.samples, folder)
     simulations = folder / "simulated.json"
     made: dict[str, dict[str, Any]] = json.loads(simulations.read_text()) if simulations.is_file() else {}
@@ -256,6 +367,8 @@ def main() -> None:
             real(fault, folder / f"real-{number}", folder / "a", options.problems)
             for number, fault in enumerate(faults)
         ]
+    if options.out and options.out.is_file():
+        found = {**json.loads(options.out.read_text()), **found}
     keep(found, options.out)
 
 

@@ -231,6 +231,24 @@ def test_the_program_of_serving_compares_a_real_server_with_the_engine(run: Run)
     assert found["processor_ratio"] > 0.05
 
 
+@pytest.mark.slow
+def test_the_program_of_verification_tells_a_lost_token_by_texts(tmp_path: Path, run: Run) -> None:
+    words = ["--texts", "--only", "newest token lost", "--text-problems", "20", "--text-sizes", "14", "--runs", "2"]
+    found = run("verify.py", "--folder", str(tmp_path), *words)["texts"]
+    assert found["largest_gaps"]["newest token lost"][0] == 0
+    assert found["simulated"]["newest token lost"]["14"] == {"alarm": 1, "before": 0, "after": 1}
+
+
+def test_the_kept_verifications_find_what_pass_at_1_does_not_show() -> None:
+    kept = json.loads((BENCH / "results" / "verify.json").read_text())
+    grades, texts = kept["simulated"], kept["texts"]["simulated"]
+    for fault in ("newest token lost", "window off by one"):
+        assert texts[fault]["32"]["alarm"] > 0.9 > 0.5 > grades[fault]["240"]["alarm"]
+    for sound in ("sound", "sound, bfloat16"):
+        assert all(each["alarm"] <= 0.05 for each in texts[sound].values())
+    assert all(each["alarm"] == 0 for each in grades["sound"].values())
+
+
 def test_all_that_was_attacked_held() -> None:
     found = kept("attack.json")
     assert found["held"] is True

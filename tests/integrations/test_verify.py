@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,28 @@ SPEC: dict[str, Any] = {
     "axes": {"local_window": [16, 32], "ratio": [0.3]},
 }
 CELL = ("--cell", "window local_window=16")
+#: A run whose problems are all compressed, with the served cell, another one and one that draws.
+LONG: dict[str, Any] = {
+    **SPEC,
+    "benchmarks": ["CHAIN10"],
+    "problems": 16,
+    "samples": 1,
+    "axes": {"local_window": [16, 64], "ratio": [0.3]},
+    "baseline": [{"policy": "random", **SETTING}],
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify") / "run"
     sweep(make_plan(parse_spec(SPEC)), folder, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify") / "long"
+    sweep(make_plan(parse_spec(LONG)), folder, workers=1)
     return folder
 
 
@@ -119,6 +136,75 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(run: Path, server: str,
     assert kvatlas(*words, "--json")[1] == first
     assert RunData.open(out).cells[0].stored == 8
     assert kvatlas("compare", run, out, "--out", tmp_path / "pairs.png", "--only", "served", "--only", "full")[0] == 0
+
+
+def test_greedy_texts_tell_the_cell_from_another_one(
+    long_run: Path, server: str, kvatlas: Call, tmp_path: Path
+) -> None:
+    words = ("verify", server, "--against", long_run, "--out", tmp_path / "o", "--problems", 2, "--quiet", "--json")
+    code, first, err = kvatlas(*words, *CELL, "--texts", 16)
+    assert code in (0, 3), err
+    found = json.loads(first)
+    assert all(check["good"] for check in found["checks"])
+    assert {"texts before", "texts after"} <= {check["name"] for check in found["checks"]}
+    # The same numerics: every token is the cell's own, behind compressions, too.
+    assert len(found["texts"]) == 16
+    assert all(each["tokens"][1] > 20 and each["near"][0] for each in found["texts"])
+    assert not any(sum(each["other"]) for each in found["texts"])
+    # What was asked is kept as a run, and asked once.
+    with Store.open(tmp_path / "o" / "texts") as store:
+        kept = store.keys()
+    assert len(kept) == 16
+    # Another window keeps other tokens: told though nothing can be said of Pass@1.
+    code, out, err = kvatlas(*words, "--cell", "window local_window=64", "--texts", 16)
+    assert code == 1, err
+    found = json.loads(out)
+    assert found["cell"]["verdict"] == "not decided"
+    assert [check["name"] for check in found["checks"] if not check["good"]] == ["texts after"]
+    with Store.open(tmp_path / "o" / "texts") as store:
+        assert store.keys() == kept
+
+
+def test_texts_of_another_model_depart_at_once(
+    long_run: Path, stand: Callable[[Reply], Stand], kvatlas: Call, tmp_path: Path
+) -> None:
+    def other(path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        asked = body.get("messages", [{}])[-1].get("content", "")
+        return (200, {}, MODELS if path.endswith("models") else completion(asked * 20, "length", output=300))
+
+    words = ("--against", long_run, "--out", tmp_path / "o", *CELL, "--problems", 2, "--texts", 2, "--quiet")
+    code, out, err = kvatlas("verify", stand(other).url, *words)
+    assert code == 1, err
+    assert "other weights, or not greedy" in out
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [("random", "what 'random' keeps depends on more than the text"), ("full", "never compresses")],
+)
+def test_texts_that_cannot_be_compared_end_in_a_sentence(
+    run: Path, long_run: Path, kvatlas: Call, tmp_path: Path, cell: str, sentence: str
+) -> None:
+    against = run if cell == "full" else long_run
+    words = ("--against", against, "--cell", cell, "--out", tmp_path / "o", "--texts", 4)
+    code, _, err = kvatlas("verify", "http://127.0.0.1:9", *words)
+    assert code == 2
+    assert sentence in err
+
+
+def test_texts_need_the_model_of_the_run(long_run: Path, kvatlas: Call, tmp_path: Path) -> None:
+    with Store.open(long_run) as store:
+        manifest, traces = store.manifest(), [trace for _, trace in store.traces()]
+    changed = tmp_path / "changed"
+    cells = tuple(replace(cell, run_key="0" * 32) for cell in manifest.expected)
+    with Store.create(changed) as store:
+        store.put_manifest(replace(manifest, expected=cells))
+        for trace in traces:
+            store.add("0" * 32, trace)
+    words = ("--against", changed, *CELL, "--out", tmp_path / "o", "--texts", 4)
+    code, _, err = kvatlas("verify", "http://127.0.0.1:9", *words)
+    assert code == 2
+    assert "are not those of the run" in err
 
 
 def test_a_faulty_endpoint_is_told_by_what_it_answers(

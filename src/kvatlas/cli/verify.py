@@ -14,7 +14,7 @@ from kvatlas.cli.sweeps import Quiet, check_start
 from kvatlas.visible import visible
 
 if TYPE_CHECKING:
-    from kvatlas.integrations.endpoint import Endpoint
+    from collections.abc import Callable
 
 #: The variable that holds the key where no other is named.
 KEY = "KVATLAS_API_KEY"
@@ -34,6 +34,9 @@ def verify(
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of each; default: the run's.")] = None,
+    texts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Also ask N problems greedily, and read the texts here; 32 will do.")
+    ] = 0,
     lose_at_most: Annotated[
         float | None, typer.Option(metavar="POINTS", callback=finite, help="The margin; default: the sweep's own.")
     ] = None,
@@ -59,16 +62,33 @@ def verify(
     reference = Reference.of(against, cell)
     margin = reference.run.margin if lose_at_most is None else margin_of({"lose_at_most": lose_at_most})
 
-    def settle(endpoint: Endpoint) -> object:
-        def tell(done: int, total: int) -> None:
+    def tell(what: str) -> Callable[[int, int], None]:
+        def told(done: int, total: int) -> None:
             if not quiet and (done == total or done % max(1, total // 10) == 0):
-                typer.echo(visible(f"{endpoint.url}: {done:,} of {total:,} answers"), err=True)
+                typer.echo(visible(f"{what}: {done:,} of {total:,} answers"), err=True)
 
-        options = {"problems": problems, "samples": samples, "concurrency": concurrency, "top_k": top_k}
-        return ask(endpoint, reference, out, **options, on_trace=tell)  # type: ignore[arg-type]
+        return told
 
-    settings = [settle(endpoint) for endpoint in endpoints]
-    found = report(reference, out, settings[0], margin, settings[1] if versus else None)  # type: ignore[arg-type]
+    read = None
+    if texts:
+        from kvatlas.integrations.served_texts import compare
+
+        told = tell(f"{endpoints[0].url}, temperature 0")
+        read = compare(endpoints[0], reference, out / "texts", texts, concurrency=concurrency, on_trace=told)
+    settings = [
+        ask(
+            endpoint,
+            reference,
+            out,
+            problems=problems,
+            samples=samples,
+            concurrency=concurrency,
+            top_k=top_k,
+            on_trace=tell(endpoint.url),
+        )
+        for endpoint in endpoints
+    ]
+    found = report(reference, out, settings[0], margin, settings[1] if versus else None, read)
     typer.echo(json.dumps(to_json(found), indent=2) if as_json else as_text(found, endpoints[0].url))
     if found.alarmed:
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,16 @@ from typing import Any
 from kvatlas.core import Setting, Trace
 from kvatlas.integrations.verify import Reference, allowed
 from kvatlas.results import Store
+from kvatlas.stats.pairs.departures import NEAR, Departures, departure_p, most_unseen
 from kvatlas.stats.pairs.systems import ProblemKey
 from kvatlas.stats.pairs.verification import Standing, Verification, length_shift, verified
 
 #: Below this a shift of lengths is told as one: with the two sides of Pass@1 a sound endpoint is blamed in under 5 %.
 LENGTH_P = 0.005
+#: Below this texts are told to depart at the first compression.
+TEXT_P = 0.01
+#: The share of tokens far from the likeliest that numerics do not reach: it is another model, or does not take it.
+MANY = 0.01
 Traces = Mapping[tuple[str, str, int], Trace]
 
 
@@ -58,6 +63,7 @@ class Report:
     full: Verification | None
     checks: tuple[Check, ...]
     knob: Knob | None = None
+    texts: Sequence[Departures] | None = None
 
     @property
     def alarmed(self) -> bool:
@@ -65,8 +71,18 @@ class Report:
         return self.cell.standing in _APART or not all(check.good for check in self.checks)
 
 
-def report(reference: Reference, folder: Path, setting: Setting, margin: float, other: Setting | None = None) -> Report:
-    """Hold the stored answers against the run; `other` is a second endpoint's setting in the same folder."""
+def report(
+    reference: Reference,
+    folder: Path,
+    setting: Setting,
+    margin: float,
+    other: Setting | None = None,
+    texts: Sequence[Departures] | None = None,
+) -> Report:
+    """Hold the stored answers against the run; `other` is a second endpoint's setting in the same folder.
+
+    `texts` say how answers at temperature 0 depart from the cell (`served_texts.compare`), if they were asked for.
+    """
     served = answers(folder, setting)
     cell = reference.traces(reference.setting)
     full = reference.full
@@ -76,8 +92,9 @@ def report(reference: Reference, folder: Path, setting: Setting, margin: float, 
         margin,
         verified(grades(cell), grades(served), margin),
         None if full is None else verified(grades(reference.traces(full)), grades(served), margin),
-        checks(cell, served, reference),
+        (*checks(cell, served, reference), *(() if texts is None else text_checks(texts))),
         knob,
+        texts,
     )
 
 
@@ -106,6 +123,36 @@ def checks(cell: Traces, served: Traces, reference: Reference) -> tuple[Check, .
         )
         if check is not None
     )
+
+
+def text_checks(texts: Sequence[Departures]) -> tuple[Check, ...]:
+    """Answers at temperature 0, token by token: the same model before the first compression, the same cache after."""
+    if not texts:
+        return (Check("texts", True, "No text reaches a second token behind a first compression: texts say nothing."),)
+    tokens, other, far = ([sum(getattr(each, name)[side] for each in texts) for side in (0, 1)] for name in _COUNTED)
+    parted = sum(each.other[1] > 0 for each in texts)
+    gaps = [max(each.gap[side] for each in texts) for side in (0, 1)]
+    same = far[0] <= MANY * tokens[0]
+    p = departure_p(texts)
+    said = [f"{other[side]:,} of {tokens[side]:,} tokens are not the likeliest of the cell" for side in (0, 1)]
+    model = f"Of {len(texts):,} texts at temperature 0, before the first compression {said[0]}"
+    cache = f"After it {said[1]}, in {parted:,} texts, by up to {gaps[1]:.2g} nats (before by {gaps[0]:.2g}; p {p:.2g})"
+    rest = f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart" if not parted else ""
+    return (
+        Check(
+            "texts before",
+            same,
+            f"{model}." if same else f"{model}, {far[0]:,} by more than {NEAR:g} nats: other weights, or not greedy.",
+        ),
+        Check(
+            "texts after",
+            p >= TEXT_P,
+            f"{cache}{rest}." if p >= TEXT_P else f"{cache}: from the first compression on its cache is another.",
+        ),
+    )
+
+
+_COUNTED = ("tokens", "other", "far")
 
 
 def _prompts(cell: Traces, served: Traces) -> Check | None:
@@ -242,6 +289,7 @@ def to_json(found: Report) -> dict[str, Any]:
         "cell": _numbers(found.cell),
         "full": None if found.full is None else _numbers(found.full),
         "checks": [vars(check) for check in found.checks],
+        "texts": None if found.texts is None else [vars(each) for each in found.texts],
         "knob": None
         if found.knob is None
         else {

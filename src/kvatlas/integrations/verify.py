@@ -138,7 +138,7 @@ def ask(
         cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))
     with Store.create(folder, {"kvatlas": __version__}) as store:
         store.put_manifest(_manifest(store, reference, cells))
-        open_ = list(_questions(cells, asked, store.keys()))
+        open_ = list(_questions(cells, asked, spec["problems"], store.keys()))
         total = sum(len(cell.problems) * cell.samples for cell in cells)
         done = total - len(open_)
         for question, answer in _answers(endpoint, open_, _fields(sampling, top_k), spec["seed"], concurrency):
@@ -167,12 +167,14 @@ def _manifest(store: Store, reference: Reference, cells: Sequence[Expected]) -> 
     return replace(before, expected=(*others, *cells), provenance={**before.provenance, "verified": verified})
 
 
-def _questions(cells: Sequence[Expected], asked: Mapping[str, Benchmark], done: set[Key]) -> Iterator[Question]:
+def _questions(
+    cells: Sequence[Expected], asked: Mapping[str, Benchmark], limit: int | None, done: set[Key]
+) -> Iterator[Question]:
     samples = max(cell.samples for cell in cells)
     for sample in range(samples):
         for cell in cells:
             benchmark = asked[cell.benchmark]
-            known = {problem.id: problem for problem in benchmark.problems(len(cell.problems))}
+            known = {problem.id: problem for problem in benchmark.problems(limit)}
             for id_ in cell.problems:
                 if id_ not in known:
                     raise KvatlasError(f"{cell.benchmark} has no problem {id_!r} here; the run was made with others.")

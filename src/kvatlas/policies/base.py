@@ -162,6 +162,8 @@ class Policy:
     published: ClassVar[Mapping[str, str]] = {}
     observes: ClassVar[frozenset[Signal]] = frozenset()
     columns: ClassVar[tuple[str, ...]] = ()
+    #: Whether its choices are drawn at random: another program draws others.
+    drawn: ClassVar[bool] = False
     # Without an annotation these two are no parameters; a policy that lets its user choose annotates them.
     #: For what one choice is made: what the method's paper does.
     scope = Scope.GLOBAL

@@ -23,6 +23,7 @@ class DynTSRandom(CompressingPolicy):
 
     name = "dynts-random"
     summary = "keeps a random subset, the same for all layers and heads (ablation of dynts)"
+    drawn = True
     paper = "Dynamic Thinking-Token Selection, arXiv 2601.18383, ablation"
     published: ClassVar[Mapping[str, str]] = {"keep_prompt": "false"}
 

@@ -27,6 +27,7 @@ class Random(CompressingPolicy):
 
     name = "random"
     summary = "keeps a uniformly random subset, per KV head"
+    drawn = True
     paper = "Random Attention, arXiv 2609.03430"
 
     def score(self, cached: CacheView) -> Tensor:

@@ -45,6 +45,7 @@ class VaSE(CompressingPolicy):
     name = "vase"
     version = 2
     summary = "keeps the tokens with the largest values and draws the rest at random by attention"
+    drawn = True
     paper = "VaSE, arXiv 2606.03928"
     published: ClassVar[Mapping[str, str]] = {
         "large": "1024 of a budget of 4096",

@@ -1,0 +1,208 @@
+"""An endpoint's texts at temperature 0, read here under the cell: would it have written the same tokens?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvatlas import policies
+from kvatlas.benchmarks import asked_of
+from kvatlas.core import KvatlasError, Sampling
+from kvatlas.integrations.endpoint import Endpoint
+from kvatlas.integrations.verification_report import answers
+from kvatlas.integrations.verify import Reference, ask
+from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy, Signal
+from kvatlas.stats.pairs.departures import NEAR, Departures
+from kvatlas.sweeps.job import Job, fitting
+from kvatlas.sweeps.plan import WorkItem, run_key
+from kvatlas.sweeps.spec import parse_spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Text:
+    """What an endpoint wrote to a problem: the part up to the end of thinking where it tells that apart."""
+
+    item: WorkItem
+    prompt: tuple[int, ...]
+    text: str
+
+
+def compare(
+    endpoint: Endpoint,
+    reference: Reference,
+    folder: Path,
+    problems: int,
+    *,
+    concurrency: int = 8,
+    on_trace: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Departures]:
+    """Ask for so many answers at temperature 0, kept as a run in `folder`, and read them here under the cell.
+
+    Raises KvatlasError where the model is not here as the run had it, or the policy's choice is no function of what was
+    written; then nothing is asked.
+    """
+    model, policy = _checked(reference)
+    greedy = _greedy(reference, policy, problems)
+    if not greedy.cells:
+        return []
+    setting = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
+    asked, spec = reference.benchmarks(), reference.run.manifest.spec
+    found = answers(folder, setting)
+    texts = []
+    for cell in greedy.cells:
+        benchmark = asked[cell.benchmark]
+        known = {problem.id: problem for problem in benchmark.problems(spec["problems"])}
+        for id_ in cell.problems:
+            item = WorkItem(cell.benchmark, known[id_], 0, (policy.setting,))
+            written = _thinking(model, found[cell.benchmark, id_, 0].text)
+            texts.append(Text(item, model.encode(benchmark.prompt(known[id_])), written))
+    return read(model, policy, texts)
+
+
+def read(model: ModelHandle, policy: Policy, texts: Sequence[Text]) -> list[Departures]:
+    """How each text departs from the policy's own greedy decoding, token by token, every token before it given.
+
+    As many tokens are read behind the first compression as before it; texts that end before it are left out. So are the
+    first token and the last, where servers strip blanks.
+    """
+    import torch
+
+    from kvatlas.engine import Engine, Request
+
+    torch.set_num_threads(1)
+    sampling = Sampling(0.0, 0, 1.0, 2**31 - 1)
+    notes: dict[int, _Notes] = {}
+    requests = []
+    for number, text in enumerate(texts):
+        first = uncompressed(policy, len(text.prompt))
+        script = model.tokens(text.text)[:-1][: 2 * first]
+        if len(script) <= first:
+            continue
+        notes[number] = note = _Notes(model, len(text.prompt), script, first)
+        end = len(script)
+        requests.append(
+            Request(
+                number,
+                text.prompt,
+                0,
+                (policy,),
+                sampling=replace(sampling, max_new_tokens=end),
+                logits_processor=note,
+            )
+        )
+    if not requests:
+        return []
+    longest = max(len(request.prompt) for request in requests)
+    output = max(len(note.script) for note in notes.values())
+    units = tuple(texts[number].item for number in notes)
+    sizes = replace(sampling, max_new_tokens=output)
+    job = Job(model, "", (), units, sizes, 0, prompt=longest, most=len(units))
+    engine = Engine(model, model.network(), [policy], sampling, fitting(job, [policy]))
+    for _ in engine.run(requests):
+        pass
+    return [note.departures() for note in notes.values()]
+
+
+def uncompressed(policy: Policy, prompt: int) -> int:
+    """New tokens that are written before the first compression, the whole cache in view; 2**31 if none ever comes."""
+    return 2**31 if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
+
+
+class _Notes:
+    """Makes a generation follow a script, and notes what would have been written instead."""
+
+    def __init__(self, model: ModelHandle, prompt: int, script: tuple[int, ...], first: int) -> None:
+        self.model, self.prompt, self.script, self.first = model, prompt, script, first
+        self.near, self.other, self.far, self.gap = [0, 0], [0, 0], [0, 0], [0.0, 0.0]
+
+    def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
+        """Logits [vocabulary] that leave the script's token alone."""
+        at = len(tokens) - self.prompt
+        written, side = self.script[at], int(at >= self.first)
+        (most, second), (likeliest, _) = (found.tolist() for found in logits.float().topk(2))
+        if at:
+            self.near[side] += most - second < NEAR
+            if likeliest != written and not self._same_text(at, likeliest):
+                gap = most - float(logits[written])
+                self.other[side] += 1
+                self.far[side] += gap > NEAR
+                self.gap[side] = max(self.gap[side], gap)
+        forced = logits.new_full(logits.shape, float("-inf"))
+        forced[written] = 0
+        return forced
+
+    def _same_text(self, at: int, likeliest: int) -> bool:
+        """Whether the text goes on with that token's, so that it was cut into other tokens when it was read again."""
+        decode = self.model.tokenizer.decode
+        ahead = str(decode(list(self.script[at - 1 : at + 16]), skip_special_tokens=False))
+        return ahead.startswith(str(decode([self.script[at - 1], likeliest], skip_special_tokens=False)))
+
+    def departures(self) -> Departures:
+        """What was noted once the script is read."""
+        tokens = (self.first - 1, len(self.script) - self.first)
+        return Departures(tokens, tuple(self.near), tuple(self.other), tuple(self.far), tuple(self.gap))
+
+
+def _thinking(model: ModelHandle, text: str) -> str:
+    """What was written up to the end of thinking, of a text as `verify.ask` keeps it; all of one without."""
+    thinking, close, _ = text.removeprefix("<think>").partition("</think>")
+    if not close:
+        return text
+    opening = "" if model.opens_thinking else model.thinking.open
+    return f"{opening}{thinking}"
+
+
+def _checked(reference: Reference) -> tuple[ModelHandle, Policy]:
+    """The run's model, in the type that the run had, and the cell's policy; KvatlasError where they are not here."""
+    spec = parse_spec(dict(reference.run.manifest.spec))
+    policy = policies.of(reference.setting)
+    if policy.drawn or Signal.ANSWER in policy.observes:
+        raise KvatlasError(
+            f"The texts of {reference.setting} cannot be compared: what {policy.name!r} keeps depends on more than the "
+            "text (random numbers, or a trace of the full cache)."
+        )
+    if policy.budget is None:
+        raise KvatlasError(f"The texts of {reference.setting} cannot be compared: it never compresses.")
+    cell = reference.cells[0]
+    benchmark = next(one for entry in spec.benchmarks if (one := entry.find()).name == cell.benchmark)
+    first = benchmark.problems(spec.problems)[0]
+    named = [model for entry in spec.models if (model := entry.find()).name == reference.model]
+    for model in named:
+        model.check()
+        for dtype in dict.fromkeys((model.dtype, "float32", "bfloat16", "float16")):
+            typed = replace(model, options=replace(model.options, dtype=dtype))
+            prompt = typed.encode(asked_of(benchmark, typed.reads).prompt(first))
+            if run_key(spec, typed, benchmark, policy, prompt) == cell.run_key:
+                return typed, policy
+    raise KvatlasError(
+        f"The texts of {reference.model!r} cannot be compared: here its weights, tokenizer or template, or the policy, "
+        "are not those of the run."
+    )
+
+
+def _greedy(reference: Reference, policy: Policy, problems: int) -> Reference:
+    """The same cell at temperature 0, on so many problems whose traces were compressed, each benchmark its share.
+
+    Answers are as long as they are read.
+    """
+    traces = reference.traces(reference.setting)
+    prompts = {key[:2]: trace.usage.prompt_tokens or 0 for key, trace in traces.items() if trace.usage.compressions}
+    most = 2 * max((uncompressed(policy, prompt) for prompt in prompts.values()), default=0) + 1
+    share = -(-problems // len(reference.cells))
+    chosen = (
+        replace(cell, problems=tuple(islice((id_ for id_ in cell.problems if (cell.benchmark, id_) in prompts), share)))
+        for cell in reference.cells
+    )
+    manifest = reference.run.manifest
+    limit = min(most, int(manifest.spec["sampling"]["max_new_tokens"]))
+    sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": limit}
+    asked = replace(manifest, spec={**manifest.spec, "sampling": sampling})
+    cells = tuple(cell for cell in chosen if cell.problems)
+    return replace(reference, run=replace(reference.run, manifest=asked), cells=cells)
