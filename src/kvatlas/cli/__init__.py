@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import sys
 import warnings
@@ -59,6 +60,12 @@ def new_app() -> typer.Typer:
     return app
 
 
+@functools.cache
+def _command() -> Any:
+    """The same for all calls in a process: it takes a quarter of a second to make."""
+    return typer.main.get_command(new_app())
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from kvatlas import __version__
@@ -87,7 +94,7 @@ def main() -> None:
     usual_output = sys.stdout
     sys.stdout = VisibleStream(usual_output)
     try:
-        code = new_app()(standalone_mode=False)
+        code = _command()(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except TyperException as error:
         from typer.rich_utils import rich_format_error

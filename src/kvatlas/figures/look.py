@@ -237,7 +237,8 @@ def settle(figure: Figure, look: Look) -> None:
         # Twice: only then are titles where the panels ended up.
         engine.execute(figure)
         engine.execute(figure)
-    figure.set_layout_engine("none")
+    # Not "none", for which a figure is drawn once more before it is written.
+    figure.set_layout_engine(None)
 
 
 def _make_visible(figure: Figure) -> None:

@@ -21,6 +21,7 @@ class Sources:
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
     benchmarks: Mapping[str, Benchmark] = field(default_factory=dict)
     problems: Mapping[str, Mapping[str, Problem]] = field(default_factory=dict)
+    _prompts: dict[tuple[str, str, str], tuple[int, ...] | None] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, manifest: Manifest) -> Sources:
@@ -55,14 +56,20 @@ class Sources:
 
     def prompt(self, trace: Trace) -> tuple[int, ...] | None:
         """Token ids of a trace's prompt; None where model or question are gone, or where they changed since."""
-        model, problem = self.models.get(trace.model), self.problem(trace)
+        key = trace.model, trace.benchmark, trace.problem
+        if key not in self._prompts:
+            self._prompts[key] = self._prompt(*key)
+        ids = self._prompts[key]
+        return ids if ids is not None and len(ids) == trace.usage.prompt_tokens else None
+
+    def _prompt(self, model_name: str, benchmark: str, problem_id: str) -> tuple[int, ...] | None:
+        model, problem = self.models.get(model_name), self.problems.get(benchmark, {}).get(problem_id)
         if model is None or problem is None:
             return None
         try:
-            ids = model.encode(asked_of(self.benchmarks[trace.benchmark], model.reads).prompt(problem))
+            return model.encode(asked_of(self.benchmarks[benchmark], model.reads).prompt(problem))
         except KvatlasError:
             return None
-        return ids if len(ids) == trace.usage.prompt_tokens else None
 
     def pieces(self, model_name: str, tokens: tuple[int, ...]) -> list[str] | None:
         """The text of each token; joined they are the text of all. None without the tokenizer."""
