@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from transformers import ByT5Tokenizer
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.words import draw
@@ -34,3 +36,22 @@ def test_reference_solutions(size: int, monkeypatch: pytest.MonkeyPatch) -> None
         for name, piece in done.results:
             assert re.search(rf"\b{counts[name]}\b", done.pieces[piece])
     sys.modules.pop("solutions")
+
+
+def test_drills_are_right_and_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPE))
+    spec = spec_from_file_location("smollm_train", RECIPE / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    train = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "smollm_train", train)
+    spec.loader.exec_module(train)
+    tokenizer = ByT5Tokenizer()
+    row = train.Writer(tokenizer).drill(random.Random(0))
+    text = tokenizer.decode(row.words[row.prompt :])
+    sums = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", text)
+    assert len(sums) == train.DRILL_SUMS
+    assert all(int(a) + int(b) * (1 if sign == "+" else -1) == int(c) for a, sign, b, c in sums)
+    assert row.results == ()
+    for name in ("solutions", "masks", "examples"):
+        sys.modules.pop(name, None)

