@@ -203,7 +203,7 @@ def _noting(ledger: Ledger, then: Callable[[int], None] = lambda _: None) -> Cal
 
 def worker(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: float) -> None:
     """kill -9 of one of two local workers, after a random trace."""
-    _hit_while_sweeping(ledger, rng, folders, _kill_one(parent=b"multiprocessing.forkserver"), {"workers": 2})
+    _hit_while_sweeping(ledger, rng, folders, _kill_one(b"--multiprocessing-fork"), {"workers": 2})
 
 
 def ray_worker(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: float) -> None:
@@ -261,15 +261,13 @@ def _hit_while_sweeping(
         ledger.end(folder)
 
 
-def _kill_one(name: bytes = b"", parent: bytes = b"") -> Callable[[], bool]:
-    """Kills a process of this program by its command line and its parent's; says whether there was one."""
+def _kill_one(name: bytes) -> Callable[[], bool]:
+    """Kills a process of this program by its command line; says whether there was one."""
 
     def hit() -> bool:
-        for folder in Path("/proc").glob("[0-9]*"):
+        for folder in Path("/proc").iterdir():
             try:
-                above = Path(f"/proc/{_parent(int(folder.name))}/cmdline")
-                named = name in (folder / "cmdline").read_bytes() and parent in above.read_bytes()
-                if named and _ours(int(folder.name)):
+                if folder.name.isdigit() and name in (folder / "cmdline").read_bytes() and _ours(int(folder.name)):
                     os.kill(int(folder.name), signal.SIGKILL)
                     return True
             except OSError:
@@ -279,13 +277,9 @@ def _kill_one(name: bytes = b"", parent: bytes = b"") -> Callable[[], bool]:
     return hit
 
 
-def _parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def _ours(process: int) -> bool:
     while process > 1 and process != os.getpid():
-        process = _parent(process)
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     return process == os.getpid()
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import random
 import signal
 import sqlite3
@@ -21,7 +19,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
-from kvatlas.sweeps.executors import WorkerPool, executors, worth
+from kvatlas.sweeps.executors import executors, worth
 from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.plan import WorkItem
 from kvatlas.sweeps.work import grade
@@ -153,24 +151,6 @@ def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Pa
             sweep(plan, tmp_path, workers=2)
     finally:
         moved.rename(weights)
-
-
-class Curious(Job):
-    """A job whose workers say what they find in their environment instead of decoding."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "screened" and multiprocessing.parent_process():
-            raise KvatlasError(os.environ.get("KVATLAS_TEST", ""))
-        return super().__getattribute__(name)
-
-
-@pytest.mark.parametrize("said", ["one", "another"])
-def test_workers_have_the_environment_of_now(said: str, tiny_llama: ModelHandle, monkeypatch: Any) -> None:
-    """Also where they are forked from a process that began earlier."""
-    monkeypatch.setenv("KVATLAS_TEST", said)
-    units = tuple(WorkItem("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in find("CHAIN6").problems(2))
-    with pytest.raises(KvatlasError, match=f"^{said}$"):
-        list(executors.get("local")(Curious(tiny_llama, "", (), units, Sampling(), 0), WorkerPool(2)))
 
 
 def test_an_unknown_executor_is_refused(spec_data: Build, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +20,6 @@ from kvatlas.sweeps.work import decode
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
 
 #: Seconds of work for which one more process is worth its start, and a guess at the least that a token takes and at the
@@ -30,8 +28,6 @@ WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
 
 #: Bytes that a process takes with its libraries, before weights and cache.
 PROCESS = 450 * 2**20
-#: What takes workers seconds to import.
-IMPORTS = ["kvatlas.sweeps.work", "kvatlas.engine", "transformers.modeling_layers"]
 #: A trace with the number of tokens that were decoded for it alone.
 Finished = tuple[Trace, int]
 
@@ -89,7 +85,7 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
-    context = _context(job.model.device)
+    context = multiprocessing.get_context("spawn")
     share = job.shared_by(workers)
     numbers = iter(range(len(job.units)))
     # A pipe for each worker and nothing in common: one killed in the middle of a message holds nobody else up.
@@ -97,7 +93,7 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     try:
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            processes[ours] = context.Process(target=_work, args=(share, theirs, dict(os.environ)), daemon=True)
+            processes[ours] = context.Process(target=_work, args=(share, theirs), daemon=True)
             processes[ours].start()
             theirs.close()
         talking = set(processes)
@@ -120,18 +116,6 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
             process.join()
 
 
-def _context(device: str) -> ForkServerContext | SpawnContext:
-    """How workers start: on Linux forked from a process that has their imports, so that only the first one waits.
-
-    A process that looked for a GPU cannot be forked into one that uses it.
-    """
-    if device != "cpu" or sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTS)
-    return context
-
-
 def _end_with_the_driver() -> None:
     """A killed driver cannot end its workers: they would wait for ever for someone to read what they found."""
     driver = multiprocessing.parent_process()
@@ -140,12 +124,10 @@ def _end_with_the_driver() -> None:
     os._exit(1)
 
 
-def _work(job: Job, driver: Connection, environment: Mapping[str, str]) -> None:
+def _work(job: Job, driver: Connection) -> None:
     import signal
     import threading
 
-    os.environ.clear()  # of when the process that it is forked from began
-    os.environ.update(environment)
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     # Ctrl-C reaches the whole process group; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
