@@ -5,7 +5,7 @@ down and computes, one sentence for each person; about a third of the sums are c
 repeats the newest counts. So a count is written in several places, as in the traces of large reasoning models.
 
 Facts are quoted as they are told, and each step begins with the number of its fact, because a pretrained model copies
-what followed the same words before: `Emma is compared with`, which skips words of the fact, was not learnt in 250,000
+what followed the same words before: `Emma is compared with`, which skips words of the fact, was not learnt in 240,000
 tokens.
 """
 
