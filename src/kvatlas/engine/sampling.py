@@ -25,13 +25,14 @@ def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tenso
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    scaled = logits.double() / sampling.temperature
-    size = scaled.shape[-1]
+    size = logits.shape[-1]
     top = min(sampling.top_k, size) if sampling.top_k > 0 else size
     if top < size or sampling.top_p < 1:
-        scaled, tokens = scaled.topk(top, dim=-1)
+        # Before the division, which changes no order: a whole vocabulary in float64 takes longer than a small model.
+        logits, tokens = logits.topk(top, dim=-1)
     else:
-        tokens = torch.arange(size, device=logits.device).expand_as(scaled)
+        tokens = torch.arange(size, device=logits.device).expand_as(logits)
+    scaled = logits.double() / sampling.temperature
     if sampling.top_p < 1:
         shares = scaled.softmax(-1)
         # A token stays while the likelier ones before it have not yet reached top_p; the likeliest always stays.
