@@ -28,6 +28,10 @@ def newest_similar(unit: Tensor, threshold: float) -> Tensor:
 
     search = _Search(unit, threshold)
     number = torch.arange(len(unit), device=unit.device)
+    if len(unit) <= BLOCK:
+        # All pairs at once: for few keys a search takes longer.
+        similar = (unit @ unit.T).fill_diagonal_(0.0) > threshold
+        return torch.where(similar, number, -1).amax(-1) if len(unit) else number
     newest = torch.full_like(number, -1)
     pending = settled = number[:0]
     for stop in range(len(unit), 0, -BLOCK):
