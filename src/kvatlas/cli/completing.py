@@ -52,4 +52,7 @@ def maps(incomplete: str) -> list[str]:
     paths = [
         f"{path}/" if path.is_dir() else str(path) for path in sorted(near.glob("*")) if path.name.startswith(begun)
     ]
-    return [*paths, *(name for one in published_names() if (name := PUBLISHED + one).startswith(incomplete))]
+    return [
+        *paths,
+        *(name for name_after in published_names() if (name := PUBLISHED + name_after).startswith(incomplete)),
+    ]

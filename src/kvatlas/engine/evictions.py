@@ -30,12 +30,12 @@ class EvictionLog:
 
         `position` counts the tokens cached so far, evicted ones included; `written` the new tokens so far.
         """
-        held = torch.bincount(kept.flatten(), minlength=position).to("cpu")
+        counts = torch.bincount(kept.flatten(), minlength=position).to("cpu")
         left = torch.zeros(position, dtype=torch.long)
         if self.left is not None:
             left[: len(self.left)] = self.left
-        left[(held == 0) & (left == 0)] = written
-        return EvictionLog(kept.shape[0] * kept.shape[1], held, left)
+        left[(counts == 0) & (left == 0)] = written
+        return EvictionLog(kept.shape[0] * kept.shape[1], counts, left)
 
     def fate(self, position: int) -> Fate:
         """The fate of all `position` tokens that were ever cached."""

@@ -125,7 +125,9 @@ class Row(Generic[K]):
         """The cache length at which the first of the policies compresses next."""
         prompt = len(self.request.prompt)
         now = (self.cached.length, self.position) if self.compressions else (prompt, prompt)
-        return min((each.budget.due(prompt, *now) for each in self.policies if each.budget is not None), default=None)
+        return min(
+            (policy.budget.due(prompt, *now) for policy in self.policies if policy.budget is not None), default=None
+        )
 
     def append(self, model: ModelHandle, token: int) -> bool:
         """Add a new token; whether it is the last."""

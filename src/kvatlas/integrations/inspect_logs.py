@@ -198,8 +198,8 @@ def _traces(
     for sample in samples:
         if sample.error is not None or not sample.output.choices:
             continue
-        found = grade(sample)
-        if found is None:
+        graded = grade(sample)
+        if graded is None:
             continue
         message = sample.output.choices[0].message
         thinking = (
@@ -215,7 +215,7 @@ def _traces(
             setting=cell.setting,
             tokens=(),
             text=f"{_OPEN}{thinking}{_CLOSE}{message.text}" if thinking else message.text,
-            grade=found,
+            grade=graded,
             usage=_costs(sample),
         )
 

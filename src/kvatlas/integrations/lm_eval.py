@@ -62,7 +62,7 @@ class SelectedLM(HFLM):
         add_bos_token: bool = False,
         **arguments: Any,
     ) -> None:
-        known = {each.name for each in fields(Options)} - {"device"}
+        known = {field.name for field in fields(Options)} - {"device"}
         options = {name: value for name, value in arguments.items() if name in known}
         address = pretrained if pretrained.startswith(("hf:", *embedded(), *PACKAGED)) else f"hf:{pretrained}"
         # The harness says cuda:0 where its user says nothing, also on machines without a GPU.

@@ -82,20 +82,20 @@ def _scores(row: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics of a line that are shares, each with its filter where it has one."""
     filter_ = row.get("filter", "none")
     tail = "" if filter_ == "none" else f",{filter_}"
-    found = {}
+    scores = {}
     for name in row.get("metrics") or []:
         if isinstance(row.get(name), bool | int | float):
-            found[f"{name}{tail}"] = score_of(row[name], f"The document {row.get('doc_id')} of the sample file")
-    return found
+            scores[f"{name}{tail}"] = score_of(row[name], f"The document {row.get('doc_id')} of the sample file")
+    return scores
 
 
 def _results(path: Path, date: str) -> Mapping[str, Any]:
     """What the harness wrote of the whole; empty where it is not beside the file."""
     try:
-        found = json.loads((path.parent / f"results_{date}.json").read_text("utf-8"))
+        results = json.loads((path.parent / f"results_{date}.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return results if isinstance(results, dict) else {}
 
 
 def _model(results: Mapping[str, Any], path: Path) -> tuple[str, Setting]:

@@ -41,8 +41,8 @@ class ScoredLog:
             manifest = Manifest((), (), {}, {"kvatlas": __version__})
         cell = self.cell
         name = cell.model, cell.benchmark, cell.setting
-        others = tuple(each for each in manifest.expected if (each.model, each.benchmark, each.setting) != name)
-        if any(each.benchmark == cell.benchmark and set(each.problems) != set(cell.problems) for each in others):
+        others = tuple(cell for cell in manifest.expected if (cell.model, cell.benchmark, cell.setting) != name)
+        if any(other.benchmark == cell.benchmark and set(other.problems) != set(cell.problems) for other in others):
             raise KvatlasError(
                 f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
             )
@@ -58,7 +58,7 @@ class ScoredLog:
 
 def as_setting(policy: object, values: Mapping[str, Any]) -> Setting:
     """The setting that our own model noted in a log; KvatlasError for what is none."""
-    if not isinstance(policy, str) or not all(isinstance(each, str | int | float) for each in values.values()):
+    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
         raise KvatlasError(
             f"The log names the policy {policy!r} with {dict(values)}; valid are a name and plain values."
         )

@@ -102,10 +102,10 @@ class Adapter:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {FILES[1]} ({error}).") from error
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            found = _KEY.fullmatch(key)
-            if found is None:
+            matched = _KEY.fullmatch(key)
+            if matched is None:
                 raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; valid are pairs of lora_A and lora_B.")
-            pairs.setdefault(found[1], {})[found[2]] = tensor.float()
+            pairs.setdefault(matched[1], {})[matched[2]] = tensor.float()
         whole = [(layer, pair["A"], pair["B"]) for layer, pair in pairs.items() if len(pair) == 2]
         if not whole or len(whole) < len(pairs):
             raise KvatlasError(f"The adapter {self.address!r} has no pairs of lora_A and lora_B, or half ones.")

@@ -116,7 +116,7 @@ def sha256(path: Path) -> str:
 def combined(sums: Mapping[str, str]) -> str:
     """One digest of files from theirs, the config first."""
     total = hashlib.sha256()
-    for name in sorted(sums, key=lambda each: (each != "config.json", each)):
+    for name in sorted(sums, key=lambda file_name: (file_name != "config.json", file_name)):
         total.update(name.encode() + b"\0")
         total.update(bytes.fromhex(sums[name]))
     return total.hexdigest()

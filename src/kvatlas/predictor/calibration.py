@@ -61,7 +61,7 @@ def query_statistics(
         places = torch.arange(query.shape[2], device=query.device)
         back = places[:, None] - places
         near = None if sliding_window is None else (back >= 0) & (back < sliding_window)
-        found = torch.nn.functional.scaled_dot_product_attention(
+        output = torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -70,7 +70,7 @@ def query_statistics(
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return found.transpose(1, 2), None
+        return output.transpose(1, 2), None
 
     seen = 0
     with attention_function(network, "kvatlas_calibration", attend):
@@ -80,5 +80,5 @@ def query_statistics(
     if seen == 0:
         raise KvatlasError("There is no text to calibrate on.")
     center, norm = center / seen, norm / seen
-    found = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
-    return {name: value.float().contiguous().cpu() for name, value in found.items()}
+    statistics = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
+    return {name: value.float().contiguous().cpu() for name, value in statistics.items()}

@@ -158,8 +158,8 @@ def label_trace(
 
 def examples(model: ModelHandle, network: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
     """Labels and hidden states of all thinking tokens of correct full-cache traces, each with its prompt's ids."""
-    found = [label_trace(model, network, prompt, trace.tokens) for prompt, trace in traces]
-    return join([part for part in found if part is not None])
+    labelled = [label_trace(model, network, prompt, trace.tokens) for prompt, trace in traces]
+    return join([part for part in labelled if part is not None])
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> Examples:

@@ -137,15 +137,17 @@ def _departure(network: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, 
     if not at or trace.fate is None:
         return None
     query = len(prompt) + at - 1
-    gone = [place for place, left in enumerate(trace.fate.left[:query]) if 0 < left <= at]
+    gone = [position for position, left in enumerate(trace.fate.left[:query]) if 0 < left <= at]
     if not gone:
         return None
     attention, _ = answer_attention(network, [*prompt, *trace.tokens[:at]], query)
-    part = {place: float(attention[place]) for place in gone}
-    largest = sorted((place for place in gone if place >= len(prompt)), key=lambda place: -part[place])[:NAMED]
+    part = {position: float(attention[position]) for position in gone}
+    largest = sorted((position for position in gone if position >= len(prompt)), key=lambda position: -part[position])[
+        :NAMED
+    ]
     return {
         "at": at,
         "share": round(sum(part.values()), 4),
-        "prompt": round(sum(part[place] for place in gone if place < len(prompt)), 4),
-        "missed": [[place - len(prompt), round(part[place], 4)] for place in largest],
+        "prompt": round(sum(part[position] for position in gone if position < len(prompt)), 4),
+        "missed": [[position - len(prompt), round(part[position], 4)] for position in largest],
     }

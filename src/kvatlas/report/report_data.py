@@ -99,7 +99,7 @@ def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) 
         data = page_json(run, maps, {}, {}, numbered)
     else:
         maps = analysis.maps
-        against = next((name for one in maps for name in one.baselines), None)
+        against = next((name for map_ in maps for name in map_.baselines), None)
         differences = differences_of_run(run, against) if against else {}
         data = page_json(run, maps, analysis.verdicts, differences, numbered) | {"cards": cards(analysis, numbered)}
     data["outcomes"] = outcomes(run, maps, numbered)
@@ -131,11 +131,11 @@ def _summary(analysis: RunAnalysis) -> Summary:
         verdicts=analysis.verdicts,
         choices=analysis.choices,
     )
-    names = markdown.Names({one.model: style.model(one.model) for one in analysis.maps})
+    names = markdown.Names({map_.model: style.model(map_.model) for map_ in analysis.maps})
     return Summary(
         markdown.interpretation(description),
         [*markdown.observations(description, names), *markdown.remarks(description)],
-        [line for one in description.shown for line in markdown.analysis(one)],
+        [line for described in description.shown for line in markdown.analysis(described)],
     )
 
 

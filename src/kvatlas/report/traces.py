@@ -37,14 +37,14 @@ def choose(
     votes: dict[tuple[str, str], dict[tuple[str, int], list[bool]]] = {}
     homes: dict[int, tuple[str, str]] = {}
     for run_key, trace in traces:
-        place = (run_key, trace.setting.id, trace.benchmark)
-        if place not in places:
+        cell_key = (run_key, trace.setting.id, trace.benchmark)
+        if cell_key not in places:
             continue
         at = (trace.problem, trace.sample)
-        by_cell.setdefault(places[place], {})[at] = ((*place, *at), trace.grade.correct)
-        homes[places[place]] = (trace.model, trace.benchmark)
-        votes.setdefault(homes[places[place]], {}).setdefault(at, []).append(trace.grade.correct)
-    common = {home: max(sorted(at), key=lambda one: _disagreement(at[one])) for home, at in votes.items()}
+        by_cell.setdefault(places[cell_key], {})[at] = ((*cell_key, *at), trace.grade.correct)
+        homes[places[cell_key]] = (trace.model, trace.benchmark)
+        votes.setdefault(homes[places[cell_key]], {}).setdefault(at, []).append(trace.grade.correct)
+    common = {home: max(sorted(at), key=lambda key: _disagreement(at[key])) for home, at in votes.items()}
     chosen = []
     for cell, there in by_cell.items():
         first = common[homes[cell]]

@@ -73,11 +73,11 @@ def _setting(identity: str) -> Setting:
 
 def checksum(*row: Any) -> str:
     """A digest of all values of a row, each with its length."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for value in row:
         piece = value if isinstance(value, bytes) else repr(value).encode()
-        found.update(len(piece).to_bytes(8, "little") + piece)
-    return found.hexdigest()
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.hexdigest()
 
 
 def digest(tokens: bytes) -> str:

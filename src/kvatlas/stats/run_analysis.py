@@ -90,10 +90,10 @@ class RunAnalysis:
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
     """The maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
-    return [_with_region(one, by_map[one.name], margin) if one.name in by_map else one for one in maps]
+    return [_with_region(map_, by_map[map_.name], margin) if map_.name in by_map else map_ for map_ in maps]
 
 
-def _with_region(one: Map, verdict: Verdict, margin: float) -> Map:
+def _with_region(map_: Map, verdict: Verdict, margin: float) -> Map:
     losses = verdict.losses
     keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.shown)
-    return replace(one, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
+    return replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)

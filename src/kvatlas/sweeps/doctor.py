@@ -48,13 +48,13 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
 
 
 def _versions() -> Finding:
-    found = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
+    versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"no {name}")
-    return Finding("versions", Status.OK, f"{', '.join(found)}; {platform.platform()}")
+            versions.append(f"no {name}")
+    return Finding("versions", Status.OK, f"{', '.join(versions)}; {platform.platform()}")
 
 
 def _device(device: torch.device) -> Finding:
@@ -111,8 +111,8 @@ def _decoding(model: ModelHandle, network: PreTrainedModel) -> Iterator[Finding]
         yield Finding("tokens", Status.OK, f"equal in {len(pairs)} sequences of {STEPS} steps ({name})")
 
 
-def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return next(place for place, (a, b) in enumerate(zip(one, other, strict=True), 1) if a != b)
+def _first_difference(tokens: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next(position for position, (a, b) in enumerate(zip(tokens, other, strict=True), 1) if a != b)
 
 
 def _decode(model: ModelHandle, network: PreTrainedModel, backend: str | None) -> tuple[Any, list[tuple[int, ...]]]:
@@ -125,8 +125,8 @@ def _decode(model: ModelHandle, network: PreTrainedModel, backend: str | None) -
     engine = Engine(model, network, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
     prompts = [tuple(5 + (7 * row + 3 * i) % (model.vocabulary - 5) for i in range(8 + row)) for row in range(3)]
     work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
-    found = {(each.key, each.policy.setting.id): each.tokens for each in engine.run(work)}
-    return engine, [found[key] for key in sorted(found)]
+    generated = {(generation.key, generation.policy.setting.id): generation.tokens for generation in engine.run(work)}
+    return engine, [generated[key] for key in sorted(generated)]
 
 
 def _memory(device: torch.device, dtype: torch.dtype) -> Finding:

@@ -52,12 +52,12 @@ class Job:
         return replace(self, batch_size=size, most=share, workers=workers)
 
 
-def batch_of(job: Job, found: Sequence[Policy]) -> int:
+def batch_of(job: Job, policies: Sequence[Policy]) -> int:
     """The batch size of a worker: the job's, or what fits, and half of it for each of the job's halvings."""
-    return max(1, (job.batch_size or fitting(job, found)) >> job.halvings)
+    return max(1, (job.batch_size or fitting(job, policies)) >> job.halvings)
 
 
-def fitting(job: Job, found: Sequence[Policy]) -> int:
+def fitting(job: Job, policies: Sequence[Policy]) -> int:
     """The batch size for the memory that there is, shared by the job's workers on a CPU: a power of two.
 
     At most `CPU_BATCH` on a CPU and 256 on a GPU.
@@ -68,7 +68,7 @@ def fitting(job: Job, found: Sequence[Policy]) -> int:
     cpu = job.model.device == "cpu"
     size = min(CPU_BATCH if cpu else 256, job.most)
     while there is not None and size > 1:
-        taken = peak(job.model, found, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+        taken = peak(job.model, policies, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
         # The weights are loaded already.
         if taken.total - taken.weights <= MARGIN * there / (job.workers if cpu else 1):
             break

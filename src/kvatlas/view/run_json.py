@@ -47,16 +47,16 @@ def analysed(run: RunData, tables: Sequence[Table]) -> dict[str, Any]:
         maps = []
     if not maps:
         return quick(run, tables)
-    against = next((name for one in maps for name in one.baselines), None)
+    against = next((name for map_ in maps for name in map_.baselines), None)
     differences = differences_of_run(run, against) if against else {}
     cells = _cells(run)
     data = page_json(run, maps, analysis.verdicts, differences, cells)
-    found = {"cards": cards(analysis, cells), "findings": [finding.text for finding in analysis.findings]}
-    return _document(data | found, tables)
+    document = {"cards": cards(analysis, cells), "findings": [finding.text for finding in analysis.findings]}
+    return _document(data | document, tables)
 
 
 def _cells(run: RunData) -> Cells:
-    return Cells(short_names(each.setting for each in run.manifest.expected), run.manifest.expected)
+    return Cells(short_names(cell.setting for cell in run.manifest.expected), run.manifest.expected)
 
 
 def _maps(run: RunData) -> tuple[list[Map], str | None]:
@@ -89,7 +89,7 @@ def counts(manifest: Manifest) -> dict[str, Any]:
     """What a run is about."""
     expected = manifest.expected
     return {
-        "models": [style.model(name) for name in dict.fromkeys(each.model for each in expected)],
-        "benchmarks": list(dict.fromkeys(each.benchmark for each in expected)),
-        "settings": len({each.setting.id for each in expected}),
+        "models": [style.model(name) for name in dict.fromkeys(cell.model for cell in expected)],
+        "benchmarks": list(dict.fromkeys(cell.benchmark for cell in expected)),
+        "settings": len({cell.setting.id for cell in expected}),
     }
