@@ -29,10 +29,10 @@ NEWEST = 32
 
 
 @torch.inference_mode()
-def shape_of(network: Any, tokens: list[int]) -> np.ndarray:
+def shape_of(model: Any, tokens: list[int]) -> np.ndarray:
     """[3, layers]: sink, hitters and newest of one trace, mean over heads."""
-    network.set_attn_implementation("eager")
-    attention = network(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
+    model.set_attn_implementation("eager")
+    attention = model(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
     rows = []
     for layer in attention:
         weights = layer[0, :, len(tokens) // 2 :].float()
@@ -47,16 +47,16 @@ def shape_of(network: Any, tokens: list[int]) -> np.ndarray:
 
 def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, Any]:
     """The three shares by layer, mean over the traces of a model."""
-    model, asked = models.find(name), find(benchmark)
-    network, full = model.network(), policies.of(Setting.of("full"))
+    handle, asked = models.find(name), find(benchmark)
+    model, full = handle.load(), policies.of(Setting.of("full"))
     work = []
     for problem in asked.problems(problems):
-        prompt = model.encode(problem.question)
+        prompt = handle.encode(problem.question)
         work.append(Request(problem.id, prompt, stream_of(0, prompt, 0), (full,)))
-    engine = Engine(model, network, [full], Sampling(max_new_tokens=most), 16)
+    engine = Engine(handle, model, [full], Sampling(max_new_tokens=most), 16)
     prompts = {request.key: request.prompt for request in work}
     traces = [[*prompts[done.key], *done.tokens] for done in engine.run(iter(work))]
-    shares = np.mean([shape_of(network, trace) for trace in traces], axis=0)
+    shares = np.mean([shape_of(model, trace) for trace in traces], axis=0)
     told = {
         part: [round(float(v), 4) for v in row] for part, row in zip(("sink", "hitters", "newest"), shares, strict=True)
     }

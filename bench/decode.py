@@ -99,30 +99,30 @@ def _fastest(*work: Callable[[], object]) -> float:
 class Case:
     """All arms at one batch size and one mean cache length."""
 
-    def __init__(self, model: ModelHandle, network: LlamaForCausalLM, batch: int, tokens: int) -> None:
-        self.model, self.network, self.batch, self.tokens = model, network, batch, tokens
+    def __init__(self, handle: ModelHandle, model: LlamaForCausalLM, batch: int, tokens: int) -> None:
+        self.handle, self.model, self.batch, self.tokens = handle, model, batch, tokens
         share = WINDOW + RATIO * (1 - WINDOW)
         self.budget = budget = round(2 * tokens / (1 + share))
         values = {"kv_budget": budget, "local_window": round(WINDOW * budget), "ratio": RATIO, "ratio_over": "older"}
         self.policy = policies.of(Setting.of("window", **values))
         self.kept, self.cycle = budget - round((1 - share) * budget), round((1 - share) * budget)
-        self.engine = FilledEngine(model, [self.policy], Sampling(max_new_tokens=10**6), batch, budget)
-        self.cache = DynamicCache(config=network.config)
-        size = (batch, model.shape.kv_heads, tokens, model.shape.head_dim)
-        for layer in range(model.shape.layers):
+        self.engine = FilledEngine(handle, [self.policy], Sampling(max_new_tokens=10**6), batch, budget)
+        self.cache = DynamicCache(config=model.config)
+        size = (batch, handle.shape.kv_heads, tokens, handle.shape.head_dim)
+        for layer in range(handle.shape.layers):
             self.cache.update(torch.randn(size), torch.randn(size), layer)
 
     @property
     def read_bytes(self) -> int:
         """What a step has to read: weights, kept keys and values."""
-        return (self.model.weight_bytes or 0) + self.batch * self.tokens * self.model.kv_bytes_per_token
+        return (self.handle.weight_bytes or 0) + self.batch * self.tokens * self.handle.kv_bytes_per_token
 
     @property
     def flops(self) -> int:
         """What a step has to compute, for each row: twice the weights of linear layers, and four times what attention
         reads with each query head."""
-        shape = self.model.shape
-        weights = sum(each.weight.numel() for each in self.network.modules() if isinstance(each, torch.nn.Linear))
+        shape = self.handle.shape
+        weights = sum(each.weight.numel() for each in self.model.modules() if isinstance(each, torch.nn.Linear))
         attention = shape.layers * shape.heads * shape.head_dim * self.tokens
         return self.batch * (2 * weights + 4 * attention)
 
@@ -150,7 +150,7 @@ class Case:
         with torch.inference_mode():
             for step in range(steps):
                 at = torch.full((self.batch, 1), self.tokens + step)
-                output = self.network(input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True)
+                output = self.model(input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True)
                 ids = output.logits[:, -1:].argmax(-1)
         return time.thread_time() - began
 
@@ -169,7 +169,7 @@ class Case:
         self._cut()
         ids = torch.full((self.batch, self.tokens + 1), 7)
         began = time.thread_time()
-        self.network.generate(
+        self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             past_key_values=self.cache,
@@ -290,23 +290,23 @@ def main() -> None:
         cases = [tuple(int(part) for part in each.split("x")) for each in options.cases]  # type: ignore[misc]
     found, left_out = [], []
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
-        # As transformers has it: not the layers that `ModelHandle.network` puts in.
-        network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        handle = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
+        # As transformers has it: not the layers that `ModelHandle.load` puts in.
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         machine = Machine() if cases else None
         for batch, tokens in cases:
-            if 2.5 * batch * tokens * model.kv_bytes_per_token > ROOM:
+            if 2.5 * batch * tokens * handle.kv_bytes_per_token > ROOM:
                 left_out.append([batch, tokens])
                 continue
             assert machine is not None
-            case = Case(model, network, batch, tokens)
+            case = Case(handle, model, batch, tokens)
             result = case.measure(options.steps, options.rounds, machine)
             if options.kvpress:
                 # Not in turns with the others: a process of its own right after them.
                 result["kvpress"] = _kvpress(options.kvpress, folder, case, options.steps, options.rounds)
             found.append(result)
             del case
-        parameters = network.num_parameters()
+        parameters = model.num_parameters()
     keep(
         {
             "bench": "decode",

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvatlas.predictor import answer_attention
 
 
-def network(options: argparse.Namespace) -> LlamaForCausalLM:
+def llama(options: argparse.Namespace) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=1024,
         hidden_size=options.hidden,
@@ -48,7 +48,7 @@ def peak(device: str) -> int:
 @torch.inference_mode()
 def measure(options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
-    model = network(options)
+    model = llama(options)
     tokens = [i * 7919 % 1000 for i in range(options.one)]
     start = options.one - options.answer
 

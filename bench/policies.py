@@ -40,7 +40,7 @@ def settings(model: ModelHandle) -> dict[str, Policy]:
     """Every policy that runs on any model by itself; none compresses before the bench says so."""
     save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
     text = tuple(5 + i % 50 for i in range(64))
-    save_file(query_statistics(model, model.network(), [text]), model.folder / STATISTICS_FILE)
+    save_file(query_statistics(model, model.load(), [text]), model.folder / STATISTICS_FILE)
     found: dict[str, Policy] = {}
     for name in policies.policies.names():
         if name == "full":

@@ -47,16 +47,16 @@ def by_matrix(key: Tensor, threshold: float) -> Tensor:
 @torch.inference_mode()
 def keys_of(name: str, tokens: int) -> Tensor:
     """Keys [KV heads of all layers, tokens, head size] of a model that reads problems of CHAIN12."""
-    model = models.find(name)
+    handle = models.find(name)
     text: list[int] = []
     for problem in benchmarks.find("CHAIN12").problems(tokens // 8):
-        text += model.encode(problem.question)
+        text += handle.encode(problem.question)
         if len(text) >= tokens:
             break
-    network, cache = model.network(), DynamicCache()
+    model, cache = handle.load(), DynamicCache()
     for start in range(0, tokens, CHUNK):
         part = torch.tensor([text[:tokens][start : start + CHUNK]])
-        network.get_decoder()(input_ids=part, past_key_values=cache, use_cache=True)
+        model.get_decoder()(input_ids=part, past_key_values=cache, use_cache=True)
     return torch.cat([layer.keys[0] for layer in cache.layers]).float()
 
 

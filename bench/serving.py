@@ -52,7 +52,7 @@ class Offline:
     def __init__(self, rows: int) -> None:
         self.model = find(MODEL)
         self.policy = chosen(self.model, "dynts", SETTING)
-        self.engine = Engine(self.model, self.model.network(), [self.policy], Sampling(), rows)
+        self.engine = Engine(self.model, self.model.load(), [self.policy], Sampling(), rows)
 
     def turn(self, texts: list[str], most: int) -> tuple[int, float, float]:
         """(tokens, seconds, processor seconds) of one pass over the requests."""

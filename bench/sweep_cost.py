@@ -109,11 +109,11 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     written: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), SHAPE)
-        network = model.network()
+        handle = bench_model(Path(folder), SHAPE)
+        model = handle.load()
         for _ in range(options.rounds):
             for name, requests in arms.items():
-                engine = Engine(model, network, grid, Sampling(), options.batch)
+                engine = Engine(handle, model, grid, Sampling(), options.batch)
                 began = time.perf_counter()
                 traces = sum(1 for _ in engine.run(requests))
                 seconds[name].append(time.perf_counter() - began)

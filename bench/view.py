@@ -21,7 +21,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from keeping import keep
-from kvatlas.core import Fate, Grade, Setting, Status, Trace, Usage
+from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace, Usage
 from kvatlas.models import find
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.rows import COLUMNS, row_of
@@ -62,14 +62,16 @@ def large_run(folder: Path, problems: int, samples: int, tokens: int) -> int:
     words = find(MODELS[0]).tokenizer.encode("a = 1 ; b = 2 ; c = a + b ? c .\n", add_special_tokens=False)
     new = tuple((words * (tokens // len(words) + 1))[:tokens])
     left = (*[0] * PROMPT, *(5000 + i // 1000 * 1000 if i < tokens - 3000 and i % 3 else 0 for i in range(tokens - 1)))
-    held = Fate(1, left, (1,) * len(left))
+    held = EvictionTrace(1, left, (1,) * len(left))
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for cell in cells:
             usage = Usage(PROMPT, tokens, tokens - 20, 5000, 3000 + rng.random(), 4, 12.5)
-            fate = None if cell.setting.policy == "full" else held
+            eviction_trace = None if cell.setting.policy == "full" else held
             grade = Grade(True, 1.0, "7", Status.OK)
-            one = Trace(cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, fate)
+            one = Trace(
+                cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, eviction_trace
+            )
             row = list(row_of(cell.run_key, one))
             problem, sample, correct, status = map(COLUMNS.index, ("problem", "sample", "correct", "status"))
             for row[problem] in cell.problems:

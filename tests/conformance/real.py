@@ -146,15 +146,15 @@ class Activations:
 
 
 @torch.inference_mode()
-def activations(model: ModelHandle) -> Activations:
+def activations(handle: ModelHandle) -> Activations:
     """Of the model's own text: what it writes behind the question, read again in one pass."""
     from transformers import AttentionInterface
 
-    question = QUESTION if model.name == NAME else find("CHAIN8").problems(1)[0].question
-    prompt = model.encode(question)
-    network = model.network()
+    question = QUESTION if handle.name == NAME else find("CHAIN8").problems(1)[0].question
+    prompt = handle.encode(question)
+    model = handle.load()
     length = len(prompt) + WRITTEN
-    text = network.generate(torch.tensor([prompt]), do_sample=False, min_length=length, max_length=length)
+    text = model.generate(torch.tensor([prompt]), do_sample=False, min_length=length, max_length=length)
     held: dict[str, list[Any]] = {name: [] for name in ("keys", "values", "queries", "states", "scaling")}
 
     def attend(
@@ -171,12 +171,12 @@ def activations(model: ModelHandle) -> Activations:
         held["states"].append(named["hidden_states"][0] if "hidden_states" in named else inputs[0][0])
 
     AttentionInterface.register("kvatlas_conformance", attend)
-    network.set_attn_implementation("kvatlas_conformance")
-    decoder = network.get_decoder()
+    model.set_attn_implementation("kvatlas_conformance")
+    decoder = model.get_decoder()
     for layer in decoder.layers:
         layer.self_attn.register_forward_pre_hook(note, with_kwargs=True)
     output = decoder(input_ids=text, use_cache=False)
-    return Activations(model, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **held)
+    return Activations(handle, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **held)
 
 
 def reference(real: Activations, answer: int) -> Reference:

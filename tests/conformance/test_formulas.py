@@ -47,7 +47,7 @@ def part(real: Activations) -> Activations:
 def folder(real: Activations, part: Activations, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Statistics of the model's queries and a DynTS head, which need not be a good one to be compared."""
     found: Path = tmp_path_factory.mktemp("files")
-    statistics = query_statistics(real.model, real.model.network(), [real.tokens])
+    statistics = query_statistics(real.model, real.model.load(), [real.tokens])
     last = real.model.shape.layers - 1
     rows = [0, last // 2, last]
     chosen = {name: held if held.dim() == 1 else held[rows].contiguous() for name, held in statistics.items()}
@@ -123,6 +123,6 @@ def test_policies_keep_what_their_formulas_keep(
 
 def test_the_oracles_attention_is_that_of_all_layers_and_heads(real: Activations) -> None:
     """What `oracle` is given, and `dynts` learns from."""
-    found, _ = answer_attention(real.model.network(), list(real.tokens), len(real.tokens) - ANSWER)
+    found, _ = answer_attention(real.model.load(), list(real.tokens), len(real.tokens) - ANSWER)
     wanted = reference(real, ANSWER).attention
     assert difference(found, wanted) < TOLERANCE

@@ -332,13 +332,13 @@ def loaded_there(name: str, folder: Path, dtype: str, device: str) -> Any:
     )
 
 
-def moved(network: Any) -> Any:
+def moved(model: Any) -> Any:
     """A model's weights on the GPU."""
     held: dict[int, Any] = {}
-    for module in network.modules():
+    for module in model.modules():
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
                 if tensor is not None and not isinstance(tensor, GpuTensor):
                     one = held.setdefault(id(tensor), GpuTensor(tensor.detach()))
                     table[name] = torch.nn.Parameter(one, requires_grad=False) if table is module._parameters else one
-    return network
+    return model

@@ -140,14 +140,14 @@ def test_an_unknown_backend_is_a_sentence() -> None:
 @needs_native
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3"])
 def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict[str, ModelHandle], kind: str) -> None:
-    network = random_models[kind].network()
+    model = random_models[kind].load()
     tokens = torch.arange(3, 67)[None] % 60
     with torch.inference_mode():
-        states = network.get_input_embeddings()(tokens)
-        layer = network.get_decoder().layers[0].mlp
-        whole = network.get_output_embeddings()(layer(states))
+        states = model.get_input_embeddings()(tokens)
+        layer = model.get_decoder().layers[0].mlp
+        whole = model.get_output_embeddings()(layer(states))
         for count in (1, 3, 7):
-            some = network.get_output_embeddings()(layer(states[:, :count]))
+            some = model.get_output_embeddings()(layer(states[:, :count]))
             assert torch.equal(some, whole[:, :count])
 
 
@@ -155,19 +155,19 @@ def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict
 def test_a_model_of_somebody_else_gets_its_weights_back(tiny_llama: ModelHandle) -> None:
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     inputs = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
-        wanted = network(inputs).logits
-        with packed(network):
-            assert any(isinstance(module, PackedLinear) for module in network.modules())
-            torch.testing.assert_close(network(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
-        assert torch.equal(network(inputs).logits, wanted)
-    after = network.state_dict()
+        wanted = model(inputs).logits
+        with packed(model):
+            assert any(isinstance(module, PackedLinear) for module in model.modules())
+            torch.testing.assert_close(model(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
+        assert torch.equal(model(inputs).logits, wanted)
+    after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert network.get_output_embeddings().weight is network.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 WITHOUT = """
@@ -177,7 +177,7 @@ from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 model = models.find("embedded:tiny-llama")
 full = policies.of(Setting.of("full"))
-engine = Engine(model, model.network(), [full], Sampling(0.8, 20, 0.95, 30), 4)
+engine = Engine(model, model.load(), [full], Sampling(0.8, 20, 0.95, 30), 4)
 (found,) = engine.run([Request(0, tuple(range(10, 40)), 5, (full,))])
 print(engine.backend.name, *found.tokens)
 """

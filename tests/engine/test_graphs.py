@@ -47,7 +47,7 @@ def requests(model: ModelHandle, chosen: Iterable[Policy], count: int) -> list[R
 def run(model: ModelHandle, work: list[Request[int]], graphs: bool, rows: int = 40, **drawn: Any) -> tuple[Engine, Any]:
     found = dict.fromkeys(policy for request in work for policy in request.policies)
     sampling = Sampling(**{"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 110, **drawn})
-    engine = Engine(model, model.network(), found, sampling, rows, "flex" if graphs else "reference")
+    engine = Engine(model, model.load(), found, sampling, rows, "flex" if graphs else "reference")
     return engine, outcome(engine.run(work))
 
 
@@ -166,7 +166,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
     _, plain = run(model, work, graphs=False)
     monkeypatch.setattr(CudaGraphRunner, "_record", refuse)
     found = dict.fromkeys(policy for request in work for policy in request.policies)
-    engine = Engine(model, model.network(), found, Sampling(0.8, 20, 0.95, 110), 40, "flex")
+    engine = Engine(model, model.load(), found, Sampling(0.8, 20, 0.95, 110), 40, "flex")
     assert engine.graphs is not None
     # What a capture on a GPU does when it fails.
     engine.graphs.cuda = True
@@ -180,13 +180,13 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
 @needs_gpu
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_cuda_graphs_equal_the_steps_that_they_replay(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
-    network = model.network().to("cuda")
+    handle = random_models[kind]
+    model = handle.load().to("cuda")
     chosen = settings("full", "window", "random", "snapkv")
-    work = requests(model, chosen, 9)
+    work = requests(handle, chosen, 9)
     found: list[Any] = []
     for backend in ("reference", "flex"):
-        engine = Engine(model, network, chosen, Sampling(0.8, 20, 0.95, 110), 40, backend)
+        engine = Engine(handle, model, chosen, Sampling(0.8, 20, 0.95, 110), 40, backend)
         found.append(outcome(engine.run(work)))
         assert engine.graphs is None or (engine.graphs.steps and not engine.graphs.broken)
     assert found[0] == found[1]

@@ -53,7 +53,7 @@ def run(
 ) -> tuple[Engine, list[Generation[Any]]]:
     found = dict.fromkeys(policy for request in work for policy in request.policies)
     drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
-    engine = Engine(model, model.network(), found, drawn, batch_size)
+    engine = Engine(model, model.load(), found, drawn, batch_size)
     return engine, list(engine.run(work))
 
 
@@ -73,13 +73,13 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
-    work = requests(model, [policies.of(Setting.of("full"))], 12)
-    _, found = run(model, work, 5, temperature=0.0)
-    network = model.network()
+    handle = random_models[kind]
+    work = requests(handle, [policies.of(Setting.of("full"))], 12)
+    _, found = run(handle, work, 5, temperature=0.0)
+    model = handle.load()
     for generation in found:
         prompt = torch.tensor([work[generation.key].prompt])
-        wanted = network.generate(
+        wanted = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=120, use_cache=True
         )
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
@@ -93,11 +93,11 @@ def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Mod
         Request(problem.id, tiny_llama.encode(problem.question), 0, (full,)) for problem in find("CHAIN8").problems(6)
     ]
     _, found = run(tiny_llama, work, 8, temperature=0.0, max_new_tokens=400)
-    network = tiny_llama.network()
+    model = tiny_llama.load()
     by_key = {generation.key: generation.tokens for generation in found}
     for request in work:
         prompt = torch.tensor([request.prompt])
-        wanted = network.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=400)
+        wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=400)
         assert by_key[request.key] == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 

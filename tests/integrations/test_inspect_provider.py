@@ -49,7 +49,7 @@ def by_the_engine(model: ModelHandle, texts: list[str], samples: int, most: int)
         for i, text in enumerate(texts)
         for n in range(samples)
     ]
-    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.9, max_new_tokens=most), 3)
+    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.9, max_new_tokens=most), 3)
     found = {each.key: each for each in engine.run(work)}
     return [found[request.key] for request in work]
 

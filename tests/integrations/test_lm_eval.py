@@ -59,7 +59,7 @@ def by_the_engine(model: ModelHandle, prompts: list[str], most: int) -> list[str
     sampling = Sampling(0.9, 0, 1.0, most)
     ids = [model.tokens(prompt) for prompt in prompts]
     work = [Request(i, tokens, stream_of(4, tokens, 0), (policy,)) for i, tokens in enumerate(ids)]
-    found = {each.key: each.tokens for each in Engine(model, model.network(), [policy], sampling, 3).run(work)}
+    found = {each.key: each.tokens for each in Engine(model, model.load(), [policy], sampling, 3).run(work)}
     return [written(model, found[i])[1].lstrip() for i in range(len(ids))]
 
 
@@ -91,7 +91,7 @@ def test_log_likelihoods_are_the_harnesss_with_a_note(
     with caplog.at_level(logging.WARNING, "kvatlas"):
         found = ours.loglikelihood(work, disable_tqdm=True)
     assert "Log-likelihoods are of the full cache" in caplog.text
-    plain = HFLM(tiny_llama.network(), tokenizer=tiny_llama.tokenizer, batch_size=2, add_bos_token=False)
+    plain = HFLM(tiny_llama.load(), tokenizer=tiny_llama.tokenizer, batch_size=2, add_bos_token=False)
     expected = plain.loglikelihood(work, disable_tqdm=True)
     assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
     rolling = [Instance("loglikelihood_rolling", doc, (text,), 0)]

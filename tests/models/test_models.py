@@ -21,9 +21,9 @@ def test_the_embedded_models_are_real_hugging_face_folders(name: str, architectu
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = models.find(f"embedded:{name}").folder
-    network = AutoModelForCausalLM.from_pretrained(folder)
-    assert type(network).__name__ == architecture
-    assert sum(p.numel() for p in network.parameters()) < 3_000_000
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == architecture
+    assert sum(p.numel() for p in model.parameters()) < 3_000_000
     assert sum(path.stat().st_size for path in folder.iterdir()) < 8_000_000
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for benchmark in ("CHAIN8", "SEQBENCH-5x5-B1"):
@@ -61,9 +61,9 @@ def test_digests_follow_the_content(tmp_path: Path) -> None:
 
 
 def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, ModelHandle]) -> None:
-    network = random_models["llama"].network()
-    assert all(p.dtype is torch.float32 and not p.requires_grad for p in network.parameters())
-    assert not network.training
+    model = random_models["llama"].load()
+    assert all(p.dtype is torch.float32 and not p.requires_grad for p in model.parameters())
+    assert not model.training
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])

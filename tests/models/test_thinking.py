@@ -283,8 +283,8 @@ def test_the_type_of_the_weights_follows_the_options(make: Make) -> None:
     assert models.find(path, device="cpu").dtype == "float32"
     half = models.find(path, dtype="bfloat16", device="cpu")
     assert half.kv_bytes_per_token * 2 == models.find(path, device="cpu").kv_bytes_per_token
-    network = half.network()
-    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    model = half.load()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert models.find("embedded:tiny-llama").device == "cpu"
 
 
@@ -336,7 +336,7 @@ def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
     files = sorted(model.folder.glob("model-*.safetensors"))
     assert len(files) > 2
     model.check()
-    assert model.network().num_parameters() > 0
+    assert model.load().num_parameters() > 0
     before = model.weights_digest
     files[0].write_bytes(files[0].read_bytes()[:-1] + b"x")
     assert models.find(model.name).weights_digest != before

@@ -37,7 +37,7 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
     for model in chosen:
         torch.manual_seed(0)
         save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
-        save_file(query_statistics(model, model.network(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+        save_file(query_statistics(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
     yield
     for model in chosen:
         for name in (HEAD_FILE, STATISTICS_FILE):
@@ -125,7 +125,7 @@ def test_recent_queries_are_those_of_the_newest_tokens(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
-    model = endless(random_models["qwen3"])
+    handle = endless(random_models["qwen3"])
     seen: list[tuple[int, torch.Tensor]] = []
 
     class Spy(policies.policies.get("snapkv")):  # type: ignore[misc]
@@ -134,8 +134,8 @@ def test_recent_queries_are_those_of_the_newest_tokens(
             return super().score(cached)
 
     policy = Spy(**COMMON, queries=12)
-    prompt = prompts(model, 1)[0][:25]
-    network = model.network()
+    prompt = prompts(handle, 1)[0][:25]
+    model = handle.load()
     recorded: dict[int, dict[int, torch.Tensor]] = {layer: {} for layer in range(3)}
     from kvatlas.engine import attention
 
@@ -146,7 +146,7 @@ def test_recent_queries_are_those_of_the_newest_tokens(
         return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
 
     monkeypatch.setattr("kvatlas.engine.engine.attend", attend)
-    engine = Engine(model, network, [policy], Sampling(temperature=0.8, max_new_tokens=230), 8)
+    engine = Engine(handle, model, [policy], Sampling(temperature=0.8, max_new_tokens=230), 8)
     list(engine.run([Request(0, prompt, 5, (policy,))]))
     assert len(seen) > 2
     for length, queries in seen:

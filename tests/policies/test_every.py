@@ -116,7 +116,7 @@ def test_kept_sets_are_those_of_the_references(
     model = endless(random_models["llama"])
     policy = policies.of(Setting.of("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values))
     asked = [Request(i, prompt, 100 * seed + i, (policy,)) for i, prompt in enumerate(prompts(model, 3, seed))]
-    engine = Engine(model, model.network(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
+    engine = Engine(model, model.load(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
     generations = {one.key: one for one in engine.run(asked)}
 
     for request in asked:

@@ -48,12 +48,12 @@ class HeavyPerHead(HeavyHitters):
     scope = Scope.HEAD
 
 
-def _attentions(model: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
+def _attentions(handle: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
     """[layers, heads, tokens, tokens] in float64."""
-    network = model.network().double()
-    network.set_attn_implementation("eager")
+    model = handle.load().double()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        output = network(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
+        output = model(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     return torch.stack([layer[0] for layer in output.attentions])
 
 
@@ -65,7 +65,7 @@ def test_accumulated_attention_equals_the_attention_matrix(
     SEEN.clear()
     prompt = prompts(model, 1)[0][:25]
     policy = kind(kv_budget=60, local_window=5, ratio=0.4, ratio_over="thinking")
-    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
     (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
     cached_tokens = (prompt + generation.tokens)[:60]
     wanted = _attentions(model, cached_tokens)
@@ -103,14 +103,14 @@ def test_recent_attention_is_scaled_as_the_layers_scale_it(
     monkeypatch.setattr(kind, "score", spy)
     policy = policies.of(Setting.of("tova", kv_budget=60, local_window=5, ratio=1.0, ratio_over="thinking"))
     prompt = prompts(scaled, 1)[0][:25]
-    engine = Engine(scaled, scaled.network(), [policy], Sampling(temperature=0.8, max_new_tokens=50), 8)
+    engine = Engine(scaled, scaled.load(), [policy], Sampling(temperature=0.8, max_new_tokens=50), 8)
     (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
     for positions, found in (seen[0], seen[-1]):
         length = positions.shape[-1]
         assert torch.equal(positions[0, 0], torch.arange(length))
         wanted = _attentions(scaled, (prompt + generation.tokens)[:length])[:, :, -1].mean(1)
         torch.testing.assert_close(found[:, 0].double(), wanted, atol=1e-5, rtol=1e-4)
-    labels, _ = answer_attention(scaled.network(), list(prompt + generation.tokens), 60)
+    labels, _ = answer_attention(scaled.load(), list(prompt + generation.tokens), 60)
     wanted = _attentions(scaled, prompt + generation.tokens)[:, :, 60:, :60].mean((0, 1, 2))
     torch.testing.assert_close(labels.double(), wanted, atol=1e-5, rtol=1e-4)
 
@@ -149,11 +149,11 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(
 
     policy = Spy(kv_budget=70, local_window=5, ratio=0.4, ratio_over="thinking", predictor=str(file))
     prompt = prompts(model, 1)[0][:25]
-    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
     (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
     tokens = (prompt + generation.tokens)[:70]
     with torch.inference_mode():
-        hidden = model.network().get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+        hidden = model.load().get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
         wanted = importance(load_head(str(file)), hidden)
     torch.testing.assert_close(recorded[0][0, 0], wanted, atol=1e-4, rtol=1e-4)
 

@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kvatlas.core import Fate, KvatlasError, Setting
+from kvatlas.core import EvictionTrace, KvatlasError, Setting
 from kvatlas.report.escaping import visible
 from kvatlas.report.page import write_report
 from kvatlas.report.page_json import front
 from kvatlas.report.pictures import Picture
-from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
+from kvatlas.report.traces import TEXT_LIMIT, choose, coded_evictions
 from kvatlas.results import Store
 from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.run_data import RunData
@@ -317,14 +317,24 @@ def test_chosen_traces_share_a_problem_and_show_both_verdicts():
         assert set(verdicts) == all_of_cell
 
 
-def test_fates_are_coded_for_the_page():
-    fate = Fate(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
-    assert coded_fate(fate, 2, 6, 1) == {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": [0, 1]}
-    shared = coded_fate(Fate(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+def test_evictions_are_coded_for_the_page():
+    eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
+    assert coded_evictions(eviction_trace, 2, 6, 1) == {
+        "steps": [3, 5],
+        "left": "$#%###",
+        "judged": 3,
+        "prompt_left": [0, 1],
+    }
+    shared = coded_evictions(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
     assert shared["holders"] == 4
     assert len(shared["held"]) == 2
-    assert coded_fate(Fate(1, (0,), (1,)), 1, 0, 8) == {"steps": [], "left": "", "judged": 0, "prompt_left": []}
-    many = coded_fate(Fate(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
+    assert coded_evictions(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == {
+        "steps": [],
+        "left": "",
+        "judged": 0,
+        "prompt_left": [],
+    }
+    many = coded_evictions(EvictionTrace(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
     assert many["left"] == list(range(1, 301))
 
 

@@ -54,7 +54,7 @@ def expected(model: ModelHandle, texts: list[str], sampling: Sampling, samples: 
         for i, text in enumerate(texts)
         for sample in range(samples)
     ]
-    found = {each.key: each for each in Engine(model, model.network(), [policy], sampling, 5).run(work)}
+    found = {each.key: each for each in Engine(model, model.load(), [policy], sampling, 5).run(work)}
     return [found[request.key] for request in work]
 
 
@@ -241,7 +241,7 @@ def lasting_seed(text: str, tokens: int) -> Any:
     """The seed with which the full cache writes longest, at most so many tokens."""
     model = models.find(NAME)
     full, prompt = policies.of(Setting.of("full")), model.tokens(text)
-    engine = Engine(model, model.network(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
+    engine = Engine(model, model.load(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
     asked = [Request(seed, prompt, stream_of(seed, prompt, 0), (full,)) for seed in range(16)]
     return max(engine.run(asked), key=lambda one: len(one.tokens)).key
 

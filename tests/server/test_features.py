@@ -111,7 +111,7 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, plain: ModelHandle) 
     prompt = plain.encode("Is it so?")
     generation = plain.tokens(choice.message.content or "")
     with torch.no_grad():
-        logits = plain.network()(torch.tensor([[*prompt, *generation]])).logits[0].log_softmax(-1)
+        logits = plain.load()(torch.tensor([[*prompt, *generation]])).logits[0].log_softmax(-1)
     if len(generation) == len(told):  # the text has other spellings in tokens, too
         for place, each in enumerate(told):
             row = logits[len(prompt) - 1 + place]

@@ -31,13 +31,13 @@ def model() -> ModelHandle:
 
 
 @pytest.fixture(scope="module")
-def network(model: ModelHandle) -> Any:
-    return model.network()
+def loaded(model: ModelHandle) -> Any:
+    return model.loaded()
 
 
 @pytest.fixture
-def service(model: ModelHandle, network: Any) -> Iterator[Service]:
-    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, network=network).start()
+def service(model: ModelHandle, loaded: Any) -> Iterator[Service]:
+    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
     yield made
     made.close()
 
@@ -54,11 +54,11 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_answers_equal_the_engines(service: Service, model: ModelHandle, network: Any) -> None:
+def test_answers_equal_the_engines(service: Service, model: ModelHandle, loaded: Any) -> None:
     wanted = asks(model, 9)
     handles = service.ask(wanted)
     found = [handle.generation.result(60).tokens for handle in handles]
-    engine = Engine(model, network, [service.policy], SAMPLING, 9)
+    engine = Engine(model, loaded, [service.policy], SAMPLING, 9)
     work = [Request(i, ask.prompt, ask.stream, (service.policy,)) for i, ask in enumerate(wanted)]
     expected = {generation.key: generation.tokens for generation in engine.run(work)}
     assert found == [expected[i] for i in range(9)]
@@ -145,9 +145,9 @@ def test_a_stop_text_ends_the_answer(service: Service, model: ModelHandle) -> No
     assert stop not in model.text(tokens[:-1])
 
 
-def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, network: Any) -> None:
+def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, loaded: Any) -> None:
     policy = chosen(model, "full", {})
-    made = Service(model, policy, SAMPLING, batch_size=4, queue=6, network=network).start()
+    made = Service(model, policy, SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
     short = made.ask(asks(model, 2, max_new_tokens=5))
     long = made.ask(asks(model, 2, max_new_tokens=950))
     until(lambda: all(handle.tokens for handle in long))
@@ -160,8 +160,8 @@ def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, netwo
         made.ask(asks(model, 1))
 
 
-def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, network: Any) -> None:
-    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=4, network=network).start()
+def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) -> None:
+    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=4, loaded=loaded).start()
     bad = made.ask([GenerationRequest((10**9,), SAMPLING, 1)])
     for handle in bad:
         with pytest.raises(ClosedError, match="engine has failed: IndexError"):
@@ -230,14 +230,14 @@ def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
 
 
 def test_where_half_the_batch_is_nothing_the_service_says_that_it_failed(
-    model: ModelHandle, network: Any, monkeypatch: pytest.MonkeyPatch
+    model: ModelHandle, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(_: Engine) -> Any:
         raise MemoryError
 
     told: list[str] = []
     monkeypatch.setattr(Engine, "_step", failing)
-    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=2, network=network).start()
+    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=2, loaded=loaded).start()
     made.on_failure = lambda: told.append("failed")
     with pytest.raises(ClosedError, match="engine has failed: MemoryError"):
         made.ask(asks(model, 1))[0].generation.result(60)

@@ -27,8 +27,8 @@ def simulate(
         chance = min(1.0, amplitude * math.exp(-at / depth))
         if spread:
             # Keeps the mean chance: some problems are always solved or never, the others as often as before.
-            fate = generator.random()
-            chance = chance if fate > spread else float(generator.random() < chance)
+            drawn = generator.random()
+            chance = chance if drawn > spread else float(generator.random() < chance)
         outcomes[i] = [float(generator.random() < chance) for _ in range(samples)]
         depths[i] = float(at)
     return outcomes, depths

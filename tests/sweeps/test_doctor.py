@@ -98,18 +98,18 @@ def test_weights_larger_than_a_gpu_are_refused(
     from kvatlas import models
 
     model = models.find(random_models["llama"].name, device="cuda:0", dtype="float32")
-    assert model.network().device.type == "cuda"
+    assert model.load().device.type == "cuda"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1000, 80 << 30))
     with pytest.raises(KvatlasError, match=r"GiB of weights, cuda:0 has 0\.0 GiB free of 80\.0; valid are models that"):
-        model.network()
+        model.load()
 
 
 def test_a_model_on_several_devices_is_refused(random_models: dict[str, ModelHandle], tmp_path: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = random_models["llama"].folder
-    network = AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder, device_map={"model": "cpu", "lm_head": "disk"}, offload_folder=tmp_path
     )
     with pytest.raises(KvatlasError, match=r"lie on several devices \(0\.0 GiB on cpu, 0\.0 GiB on meta\)"):
-        loaded(network, None, frozenset({1}))
+        loaded(model, None, frozenset({1}))

@@ -109,7 +109,7 @@ import torch
 plan = make_plan(parse_spec(json.loads(sys.argv[1])))
 assert plan.keys
 vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
-network = plan.models[0].network()
+model = plan.models[0].load()
 sizes = []
 begin = work._Rows.decode
 def limited(self, requests):

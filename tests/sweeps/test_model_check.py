@@ -101,7 +101,7 @@ def test_tags_are_looked_for_in_a_generation(make: Callable[..., ModelHandle]) -
 
 
 def written(model: ModelHandle, count: int) -> tuple[int, ...]:
-    _, generation = model_check._generate(model, model.network(), model.encode(CHAIN[0]), count)
+    _, generation = model_check._generate(model, model.load(), model.encode(CHAIN[0]), count)
     return generation.tokens
 
 

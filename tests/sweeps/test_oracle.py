@@ -66,17 +66,17 @@ def test_the_reference_is_the_answers_attention(tiny_llama: ModelHandle) -> None
     problem = find("CHAIN6").problems(1)[0]
     prompt = tiny_llama.encode(find("CHAIN6").prompt(problem))
     tokens = full[problem.id, "full"].tokens
-    network = tiny_llama.network()
-    found = reference(tiny_llama, network, prompt, tokens)
+    model = tiny_llama.load()
+    found = reference(tiny_llama, model, prompt, tokens)
     assert found is not None
     start = len(prompt) + tokens.index(tiny_llama.think_close) + 1
-    network = tiny_llama.network().double()
-    network.set_attn_implementation("eager")
+    model = tiny_llama.load().double()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        output = network(input_ids=torch.tensor([prompt + tokens]), use_cache=False, output_attentions=True)
+        output = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:] for layer in output.attentions]).mean((0, 1, 2))[:start]
     torch.testing.assert_close(found.attention.double(), wanted, atol=1e-6, rtol=1e-3)
-    assert reference(tiny_llama, network, prompt, tokens[:10]) is None
+    assert reference(tiny_llama, model, prompt, tokens[:10]) is None
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_where_the_prompt_fills_the_budget_all_policies_write_the_same(spec_data
         assert len({trace.tokens for trace in bounded}) == 1
         (trace, *_) = bounded
         assert trace.usage.compressions > 0
-        assert trace.fate is not None
+        assert trace.eviction_trace is not None
         # 16 places of 56 older tokens.
         kept = prompt if not strict else 16
-        assert [bool(held) for held in trace.fate.held[:prompt]] == [True] * kept + [False] * (prompt - kept)
+        assert [bool(held) for held in trace.eviction_trace.held[:prompt]] == [True] * kept + [False] * (prompt - kept)

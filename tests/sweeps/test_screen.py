@@ -122,25 +122,25 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], 
 @pytest.mark.parametrize("thinks", [False, True])
 def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str, ModelHandle], thinks: bool) -> None:
     """What a plain window sees at each step, as a mask over the whole trace through transformers' own attention."""
-    model = endless(random_models["qwen2"])
+    handle = endless(random_models["qwen2"])
     policy = policies.of(Setting.of("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking"))
-    (prompt,) = prompts(model, 1)
+    (prompt,) = prompts(handle, 1)
     sampling = Sampling(0.8, 20, 0.95, 100)
-    engine = Engine(model, model.network(), [FULL], sampling)
+    engine = Engine(handle, handle.load(), [FULL], sampling)
     tokens = next(engine.run([Request(0, prompt, 7, (FULL,))])).tokens
     split = (80, 81) if thinks else (len(tokens), len(tokens))
     if thinks:
-        vars(model)["split"] = lambda _: split
-    reader = ForcedReader(model, model.network(), [policy], sampling)
+        vars(handle)["split"] = lambda _: split
+    reader = ForcedReader(handle, handle.load(), [policy], sampling)
     ((tally),) = [one.tally for one in reader.screen(Request(0, prompt, 7, (policy,), script=tokens))]
 
     whole = torch.tensor([prompt + tokens])
     hidden, first = _window_mask(len(prompt), whole.shape[1], 70, 10, 0.5)
-    network = model.network()
-    network.set_attn_implementation("eager")
+    model = handle.load()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        plain = network(input_ids=whole).logits[0].log_softmax(-1)
-        masked = network(input_ids=whole, attention_mask=hidden).logits[0].log_softmax(-1)
+        plain = model(input_ids=whole).logits[0].log_softmax(-1)
+        masked = model(input_ids=whole, attention_mask=hidden).logits[0].log_softmax(-1)
     after = slice(first, len(prompt) + split[0] - 1)
     kl = (plain.exp() * (plain - masked)).sum(-1)[after]
     assert tally.thinking == len(kl) > 20

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from kvatlas import models
-from kvatlas.core import Fate, Grade, Setting, Status, Usage
+from kvatlas.core import EvictionTrace, Grade, Setting, Status, Usage
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.rows import COLUMNS, row_of
 from kvatlas.view.app import Watcher, application, named
@@ -82,9 +82,9 @@ def with_tokens(one: Any, text: str = "") -> Any:
     left = (
         () if one.setting.policy == "full" else tuple(60 if place % 3 == 0 and place < 50 else 0 for place in range(98))
     )
-    fate = Fate(1, left or (0,) * 98, tuple(int(not number) for number in left or (0,) * 98))
+    eviction_trace = EvictionTrace(1, left or (0,) * 98, tuple(int(not number) for number in left or (0,) * 98))
     grade = replace(one.grade, answer=text or one.grade.answer)
-    return replace(one, tokens=words[:79], text=text or "so it goes", fate=fate, grade=grade)
+    return replace(one, tokens=words[:79], text=text or "so it goes", eviction_trace=eviction_trace, grade=grade)
 
 
 def _words() -> tuple[int, ...]:
@@ -260,22 +260,22 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
     assert page.locator("#trace .info").inner_text().startswith("token 1 ")
 
 
-def test_the_cache_moves_as_its_fate_says(served: Callable[..., Any], run: Path) -> None:
+def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: Path) -> None:
     page = served([run], "#/a-run/trace/3/1/1")
     page.wait_for_selector("#trace .token")
     slider, said = page.locator("#trace .motion input"), page.locator("#trace output")
     tokens = page.locator(".pair section >> nth=0").locator(".token")
     with Store.open(run) as store:
         held = next(one for _, one in store.traces() if one.setting.policy == "dynts")
-    assert held.fate is not None
-    left = held.fate.left[20:]
+    assert held.eviction_trace is not None
+    left = held.eviction_trace.left[20:]
     for moment in (0, 10, 59, 60, 79, 30):
         slider.evaluate("(node, to) => { node.value = to; node.dispatchEvent(new Event('input')); }", moment)
         shown = tokens.evaluate_all("(nodes) => nodes.map((node) => [...node.classList])")
         assert [index for index, names in enumerate(shown) if "unwritten" not in names] == list(range(min(moment, 79)))
         gone = {index for index, step in enumerate(left) if 0 < step <= moment}
         assert {index for index, names in enumerate(shown) if "gone" in names} == gone
-        cached = 20 + moment - sum(0 < step <= moment for step in held.fate.left)
+        cached = 20 + moment - sum(0 < step <= moment for step in held.eviction_trace.left)
         assert f": {cached} cached" in said.inner_text()
     page.click("text=Next compression")
     assert said.inner_text().startswith("60 of 79")
@@ -367,10 +367,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store._connection.execute("COMMIT")
         long = (WORDS * (TOKENS // len(WORDS) + 1))[:TOKENS]
         left = tuple(5000 if place % 2 and place < 4000 else 0 for place in range(20 + TOKENS - 1))
-        fate = Fate(1, left, tuple(int(not step) for step in left))
+        eviction_trace = EvictionTrace(1, left, tuple(int(not step) for step in left))
         usage = Usage(20, TOKENS, TOKENS - 20, 5000, 3000.0, 1, 9.0)
         grade = Grade(False, 0.0, None, Status.TRUNCATED)
-        first = replace(one, tokens=long, fate=fate, usage=usage, grade=grade, problem=ids[7], sample=2)
+        first = replace(
+            one, tokens=long, eviction_trace=eviction_trace, usage=usage, grade=grade, problem=ids[7], sample=2
+        )
         store.add(expected[0].run_key, first)
     return folder
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvatlas.core import Fate
+from kvatlas.core import EvictionTrace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +37,12 @@ class EvictionLog:
         left[(counts == 0) & (left == 0)] = written
         return EvictionLog(kept.shape[0] * kept.shape[1], counts, left)
 
-    def fate(self, position: int) -> Fate:
-        """The fate of all `position` tokens that were ever cached."""
+    def eviction_trace(self, position: int) -> EvictionTrace:
+        """When each of all `position` tokens that were ever cached was evicted, and who holds it now."""
         if self.held is None or self.left is None:
-            return Fate(self.holders, (0,) * position, (self.holders,) * position)
+            return EvictionTrace(self.holders, (0,) * position, (self.holders,) * position)
         newer = position - len(self.left)
-        return Fate(
+        return EvictionTrace(
             self.holders,
             (*self.left.tolist(), *(0,) * newer),
             (*self.held.tolist(), *(self.holders,) * newer),

@@ -69,7 +69,7 @@ class ForcedReader(Engine):
         Settings are read in as many groups as the batch size asks for.
         """
         end = len(request.script)
-        self._split = self.model.split(request.script) or (end, end)
+        self._split = self.handle.split(request.script) or (end, end)
         compressing = [policy for policy in request.policies if policy.budget is not None]
         screened: list[Screened] = []
         size = max(1, self.batch_size - 1)
@@ -92,7 +92,7 @@ class ForcedReader(Engine):
         # Attention is shown to policies one token at a time, as in decoding.
         if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return tokens
-        most = max(1, min(TOKENS, LOGITS // self.network.config.get_text_config().vocab_size) // len(rows))
+        most = max(1, min(TOKENS, LOGITS // self.model.config.get_text_config().vocab_size) // len(rows))
         rooms = [room for room in (row.room() for row in rows) if room is not None]
         # The script's last token never goes through the model.
         more = max(0, min([most, *rooms, len(row.request.script) - written]) - 1)

@@ -75,7 +75,7 @@ class SelectedLM(HFLM):
         self.policy = chosen(self.atlas, policy, {n: v for n, v in arguments.items() if n not in known})
         self.rows, self.seed, self.wanted = _rows(batch_size), seed, max_gen_toks
         super().__init__(
-            self.atlas.network(),
+            self.atlas.load(),
             tokenizer=self.atlas.tokenizer,
             batch_size=self.rows,
             add_bos_token=add_bos_token,

@@ -104,7 +104,7 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[Text]) -> list[Depa
     units = tuple(texts[number].item for number in notes)
     sizes = replace(sampling, max_new_tokens=output)
     job = Job(model, "", (), units, sizes, 0, prompt=longest, most=len(units))
-    engine = Engine(model, model.network(), [policy], sampling, fitting(job, [policy]))
+    engine = Engine(model, model.load(), [policy], sampling, fitting(job, [policy]))
     for _ in engine.run(requests):
         pass
     return [note.departures() for note in notes.values()]

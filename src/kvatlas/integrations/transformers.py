@@ -208,20 +208,20 @@ def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Ten
 
 def _decode(
     handle: ModelHandle,
-    network: PreTrainedModel,
+    model: PreTrainedModel,
     setting: Policy,
     sampling: Sampling,
     requests: Sequence[Request[int]],
     batch_size: int,
 ) -> list[tuple[int, ...]]:
     """New tokens of each request."""
-    training = network.training
-    engine = Engine(handle, network.eval(), [setting], sampling, min(batch_size, len(requests)))
+    training = model.training
+    engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        with packed(network):
+        with packed(model):
             tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
-        network.train(training)
+        model.train(training)
     return [tokens[request.key] for request in requests]
 
 

@@ -384,7 +384,7 @@ class ModelHandle:
         # At the end of a text that does not end it.
         return bool(self.thinking.close) and (self.opens_thinking or self.thinking.open in text)
 
-    def network(self) -> PreTrainedModel:
+    def load(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
         from kvatlas.models.packing import pack
 
@@ -392,7 +392,7 @@ class ModelHandle:
         check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        network = load_weights(self.name, folder, self.dtype, self.device)
-        self.adapter.merge(self.name, network)
-        pack(network)
-        return network
+        model = load_weights(self.name, folder, self.dtype, self.device)
+        self.adapter.merge(self.name, model)
+        pack(model)
+        return model

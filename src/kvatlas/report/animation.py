@@ -48,15 +48,15 @@ class Column:
 def column(name: str, trace: Trace, sources: Sources) -> Column:
     """A trace as an animation shows it; KvatlasError where its tokens cannot be told apart any more."""
     pieces = sources.pieces(trace.model, trace.tokens)
-    if pieces is None or trace.fate is None or trace.usage.prompt_tokens is None:
+    if pieces is None or trace.eviction_trace is None or trace.usage.prompt_tokens is None:
         raise KvatlasError(
             f"The trace of {trace.problem}, sample {trace.sample} cannot be animated: its model's tokenizer or the "
-            "fate of its tokens is not there."
+            "eviction trace of its tokens is not there."
         )
     prompt = trace.usage.prompt_tokens
-    # The last token is never cached, so it has no fate.
-    left = [*trace.fate.left[prompt:], *([0] * len(pieces))][: len(pieces)]
-    return Column(name, [visible(piece) for piece in pieces], left, trace.fate.left[:prompt])
+    # The last token is never cached, so it is never evicted.
+    left = [*trace.eviction_trace.left[prompt:], *([0] * len(pieces))][: len(pieces)]
+    return Column(name, [visible(piece) for piece in pieces], left, trace.eviction_trace.left[:prompt])
 
 
 def write_animation(columns: Sequence[Column], title: str, out: Path, frames: int = FRAMES) -> None:

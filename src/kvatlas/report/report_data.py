@@ -9,7 +9,7 @@ from typing import Any
 from kvatlas.core import KvatlasError, Map, Setting, Trace
 from kvatlas.figures import style
 from kvatlas.report import markdown
-from kvatlas.report.attention import DEPARTURES, Networks, departures, measured
+from kvatlas.report.attention import DEPARTURES, LoadedModels, departures, measured
 from kvatlas.report.description import describe
 from kvatlas.report.escaping import embedded
 from kvatlas.report.page_json import Cells, outcomes, page_json
@@ -177,11 +177,11 @@ def _traces(
             break
         shown.append(trace)
         documents.append(made)
-    networks = Networks(sources)
+    loaded_models = LoadedModels(sources)
     pairs = _with_full(store, traces, shown) if measure else []
     by_name = {
-        "measured": measured(shown, networks, measure),
-        "departs": departures(pairs, networks, DEPARTURES * measure),
+        "measured": measured(shown, loaded_models, measure),
+        "departs": departures(pairs, loaded_models, DEPARTURES * measure),
     }
     for name, results in by_name.items():
         for made, result in zip(documents, results, strict=False):

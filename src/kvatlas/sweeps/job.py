@@ -77,14 +77,14 @@ def fitting(job: Job, policies: Sequence[Policy]) -> int:
 
 
 def reference(
-    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> Reference | None:
     """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
     from kvatlas.predictor import answer_attention
 
-    split = model.split(tokens)
+    split = handle.split(tokens)
     if split is None or split[1] >= len(tokens):
         return None
     whole = prompt + tokens
-    attention, _ = answer_attention(network, list(whole), len(prompt) + split[1])
+    attention, _ = answer_attention(model, list(whole), len(prompt) + split[1])
     return Reference(whole, attention)

@@ -177,10 +177,10 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
     from kvatlas.predictor.shards import sampled
 
     torch.set_num_threads(1)
-    (model,) = plan.models
-    network = model.network()
-    for prompt, trace, why in _traces(plan, work, model, chosen):
-        labels = None if why else label_trace(model, network, prompt, trace.tokens)
+    (handle,) = plan.models
+    model = handle.load()
+    for prompt, trace, why in _traces(plan, work, handle, chosen):
+        labels = None if why else label_trace(handle, model, prompt, trace.tokens)
         if labels is not None:
             yield (*sampled(*labels, tokens, seed), len(labels[1]))
 

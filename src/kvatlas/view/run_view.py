@@ -189,16 +189,16 @@ class RunView:
 
     def attention(self, number: int, problem: int, sample: int) -> dict[str, Any]:
         """Predicted importance, attention of the answer, and what the departing step missed, measured now."""
-        from kvatlas.report.attention import Networks, departures, measured
+        from kvatlas.report.attention import LoadedModels, departures, measured
 
         base = self.base.get(number)
         with self._measuring, Store.open(self.folder) as store:
             trace = store.trace(self.key(number, problem, sample))
             full = None if base is None else store.trace(self.key(base, problem, sample))
-            networks = Networks(self.sources)
+            loaded_models = LoadedModels(self.sources)
             return {
-                "measured": measured([trace], networks, 1)[0],
-                "departs": departures([(trace, full)], networks, 1)[0],
+                "measured": measured([trace], loaded_models, 1)[0],
+                "departs": departures([(trace, full)], loaded_models, 1)[0],
             }
 
     def lost(self, number: int, at: int) -> bool:

@@ -1,5 +1,5 @@
 /* Traces: which ones a cell has, and one of them token by token. */
-const traceView = { cell: null, mode: "fate", trace: null, beside: "" };
+const traceView = { cell: null, mode: "evictions", trace: null, beside: "" };
 const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => data.letters.indexOf(letter)) : coded);
 
 function home(number) {
@@ -28,9 +28,9 @@ function facts(trace) {
 
 function showTrace(trace) {
   traceView.trace = trace;
-  const modes = [["fate", "fate in the cache"]];
+  const modes = [["evictions", "eviction from the cache"]];
   if (trace.measured) modes.push(["predicted", "predicted importance"], ["attention", "attention of the answer"]);
-  if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "fate";
+  if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "evictions";
   const parts = [el("h3", {}, badge(trace), `${trace.problem}, sample ${trace.sample}`), facts(trace)];
   if (trace.lengths) {
     const others = go.others(trace), other = go.other(trace);
@@ -92,7 +92,7 @@ function bin(value) {
 }
 
 function tokenClass(trace, left, held, index) {
-  if (traceView.mode !== "fate") return trace.measured && index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
+  if (traceView.mode !== "evictions") return trace.measured && index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
   if (!left) return "";
   const number = left[index];
   if (number === undefined) return "in";
@@ -164,8 +164,8 @@ function tokenText(trace, info) {
 
 function legendOf(trace) {
   const item = (name, text) => el("li", {}, el("i", { class: `swatch ${name}` }), text);
-  if (traceView.mode !== "fate") return el("ul", { class: "legend" }, item("h0", "under a fifth of the mean"), item("h3", "the mean"), item("h6", "six times the mean and more"), el("li", {}, "thinking tokens, on the full cache"));
-  if (trace.left === undefined) return el("p", { class: "soft" }, "The fate of these tokens was not recorded.");
+  if (traceView.mode !== "evictions") return el("ul", { class: "legend" }, item("h0", "under a fifth of the mean"), item("h3", "the mean"), item("h6", "six times the mean and more"), el("li", {}, "thinking tokens, on the full cache"));
+  if (trace.left === undefined) return el("p", { class: "soft" }, "The evictions of these tokens were not recorded.");
   if (!trace.steps.length) return el("ul", { class: "legend" }, item("in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"));
   return el("ul", { class: "legend" }, item("kept", "kept to the end"), item("e0", "evicted early"), item("e4", "evicted late"), item("in", "still in the window"), ...(trace.holders ? [item("k1", "kept by few layers or heads")] : []));
 }
