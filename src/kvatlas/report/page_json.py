@@ -10,12 +10,10 @@ from kvatlas.figures import style
 from kvatlas.figures.panels import framed
 from kvatlas.report.description_json import audit_json, percent, rounded
 from kvatlas.results.manifest import Expected
-from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.inference.resampling import Contrast
 from kvatlas.stats.pairs.differences import Differences
-from kvatlas.stats.run_analysis import with_regions
 
 #: What a trace came to, in one letter: right, wrong, truncated, no answer.
 RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."
@@ -82,17 +80,16 @@ def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
 
 
 def page_json(
-    run: RunData,
     maps: Sequence[Map],
+    means: Sequence[Map],
     verdicts: Mapping[MapName, Verdict],
     differences: Differences,
     cells: Cells,
 ) -> dict[str, Any]:
     """The page's data without outcomes and traces; `cells` is filled, so that these can name theirs."""
-    shown = [*with_regions(mean_maps(maps), verdicts, run.margin), *maps]
-    metric = maps[0].metric
+    shown = [*means, *maps]
     return {
-        "metric": style.label(metric),
+        "metric": style.label(maps[0].metric),
         "maps": [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in shown],
         "fronts": _fronts(shown, cells),
         "cells": cells.documents,

@@ -21,6 +21,7 @@ from kvatlas.stats.inference.adaptive import (
 from kvatlas.stats.inference.choice import Choice, choices
 from kvatlas.stats.inference.map_tests import Verdict, verdicts
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
+from kvatlas.stats.pairs.differences import Differences, differences_of_run
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class RunAnalysis:
     def comparisons(self) -> Sequence[Comparison]:
         """Policies, models and best cells in pairs."""
         return [] if self.is_adaptive else comparisons(self.run)
+
+    @cached_property
+    def differences(self) -> Differences:
+        """Cells minus the first baseline of the maps, in pairs; empty where there is none."""
+        baseline = next((name for map_ in self.maps for name in map_.baselines), None)
+        return differences_of_run(self.run, baseline) if baseline else {}
 
     @cached_property
     def findings(self) -> Sequence[Finding]:

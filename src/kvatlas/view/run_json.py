@@ -13,9 +13,8 @@ from kvatlas.report.verdicts import cards
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
 from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.differences import differences_of_run
 from kvatlas.stats.run_analysis import RunAnalysis
 
 
@@ -34,7 +33,7 @@ def quick(run: RunData, tables: Sequence[Table]) -> dict[str, Any]:
     """The maps of the traces that are there, without any test; why there is none in `obstacle`."""
     cells = _cells(run)
     maps, obstacle = _maps(run)
-    data = page_json(run, maps, {}, {}, cells) if maps else _empty(run, cells)
+    data = page_json(maps, mean_maps(maps), {}, {}, cells) if maps else _empty(run, cells)
     return _document(data, tables) | {"obstacle": obstacle}
 
 
@@ -47,10 +46,8 @@ def analysed(run: RunData, tables: Sequence[Table]) -> dict[str, Any]:
         maps = []
     if not maps:
         return quick(run, tables)
-    against = next((name for map_ in maps for name in map_.baselines), None)
-    differences = differences_of_run(run, against) if against else {}
     cells = _cells(run)
-    data = page_json(run, maps, analysis.verdicts, differences, cells)
+    data = page_json(maps, analysis.means, analysis.verdicts, analysis.differences, cells)
     document = {"cards": cards(analysis, cells), "findings": [finding.text for finding in analysis.findings]}
     return _document(data | document, tables)
 
