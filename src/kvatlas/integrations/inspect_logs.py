@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks import Benchmark, find
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
-from kvatlas.integrations.scored_logs import ScoredLog, as_setting, score_of
+from kvatlas.integrations.scored_logs import MOST_BYTES, ScoredLog, as_setting, score_of
 from kvatlas.results import Expected
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_e
 #: Why a model stopped although it was not done.
 _CUT = ("max_tokens", "model_length")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
-#: Bytes of a log, unpacked.
-MOST_BYTES = 2**29
 _OPEN, _CLOSE = "<think>", "</think>"
 
 

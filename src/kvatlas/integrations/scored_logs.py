@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import Costs, Grade, KvatlasError, Setting, Status, Trace
 from kvatlas.results import Expected, Manifest, Store
 
+#: Bytes of a log.
+MOST_BYTES = 2**29
 #: What graders of Inspect say in letters: correct, incorrect, partially correct, no answer.
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
+#: Costs of which a log says nothing.
+UNKNOWN = Costs(None, None, None, None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,41 @@ class ScoredLog:
             provenance={**manifest.provenance, "imported": imported},
             about={**manifest.about, cell.benchmark: about} if about else manifest.about,
         )
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """A harness's answer to one problem: its text, its scores by metric, what was read out of it, what it cost."""
+
+    problem: str
+    text: str
+    scores: Mapping[str, float]
+    answer: str | None = None
+    status: Status = Status.OK
+    costs: Costs = UNKNOWN
+
+    def trace(self, cell: Expected, metric: str) -> Trace:
+        """It as the one trace of its problem, graded by the metric."""
+        share = self.scores[metric]
+        return Trace(
+            model=cell.model,
+            benchmark=cell.benchmark,
+            problem=self.problem,
+            sample=0,
+            setting=cell.setting,
+            tokens=(),
+            text=self.text,
+            grade=Grade(share >= 1, share, self.answer, self.status, self.scores if len(self.scores) > 1 else {}),
+            usage=self.costs,
+        )
+
+
+def store_answers(
+    run: Path, log: Path, cell: Expected, answers: Iterable[ScoredAnswer], metric: str
+) -> tuple[Expected, int]:
+    """Put a harness's answers into the run, those that the metric judges; returns as `ScoredLog.store`."""
+    traces = [answer.trace(cell, metric) for answer in answers if metric in answer.scores]
+    return ScoredLog(cell, traces, source={"log": log.name, "metric": metric}).store(run)
 
 
 def as_setting(policy: object, values: Mapping[str, Any]) -> Setting:
