@@ -64,7 +64,7 @@ def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, A
     return {"model": name, "benchmark": benchmark, "traces": len(traces), "tokens": tokens, **told}
 
 
-def drawn(found: list[dict[str, Any]], path: Path) -> None:
+def drawn(result: list[dict[str, Any]], path: Path) -> None:
     """A panel for each share, a line for each model, over the depth of the layer."""
     from kvatlas.figures.look import Look, canvas, save, settle
 
@@ -77,10 +77,10 @@ def drawn(found: list[dict[str, Any]], path: Path) -> None:
     with look.applied():
         figure, panels = canvas((look.width or 7.0, 2.4), 3, 3)
         for panel, (part, title) in zip(panels, titles.items(), strict=True):
-            for number, one in enumerate(found):
-                values = [100 * value for value in one[part]]
+            for number, item in enumerate(result):
+                values = [100 * value for value in item[part]]
                 depth = np.linspace(0, 1, len(values))
-                name = one["model"].removeprefix("embedded:")
+                name = item["model"].removeprefix("embedded:")
                 panel.plot(depth, values, color=look.lines[number], marker="osD^"[number % 4], ms=3, lw=1.2, label=name)
             panel.set_title(title, fontsize=8)
             panel.set(xlabel="depth of the layer (first 0, last 1)", ylim=(0, 100))
@@ -99,10 +99,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = [measured(*one.split("="), args.problems, args.max_new_tokens) for one in args.models]
+    results = [measured(*model.split("="), args.problems, args.max_new_tokens) for model in args.models]
     if args.figure:
-        drawn(found, args.figure)
-    keep({"bench": "attention_shape", "models": found}, args.out)
+        drawn(results, args.figure)
+    keep({"bench": "attention_shape", "models": results}, args.out)
 
 
 if __name__ == "__main__":

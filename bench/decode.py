@@ -122,7 +122,7 @@ class Case:
         """What a step has to compute, for each row: twice the weights of linear layers, and four times what attention
         reads with each query head."""
         shape = self.handle.shape
-        weights = sum(each.weight.numel() for each in self.model.modules() if isinstance(each, torch.nn.Linear))
+        weights = sum(module.weight.numel() for module in self.model.modules() if isinstance(module, torch.nn.Linear))
         attention = shape.layers * shape.heads * shape.head_dim * self.tokens
         return self.batch * (2 * weights + 4 * attention)
 
@@ -204,17 +204,17 @@ class Case:
             "dynamic": statistics.median(self.dynamic_compression() for _ in range(3)) / self.cycle,
             "generate": 0.0,
         }
-        whole = {name: [taken + spread[name] for taken in found] for name, found in seconds.items()}
+        whole = {name: [taken + spread[name] for taken in result] for name, result in seconds.items()}
         limits = [max(both) for both in zip(reading, computing, strict=True)]
         return {
             "batch": self.batch,
             "kv_tokens": self.tokens,
             "budget": self.budget,
             "kept": self.kept,
-            "step_ms": {name: _ms(found) for name, found in seconds.items()},
-            "compression_ms_per_step": {name: round(1000 * found, 3) for name, found in spread.items()},
+            "step_ms": {name: _ms(result) for name, result in seconds.items()},
+            "compression_ms_per_step": {name: round(1000 * result, 3) for name, result in spread.items()},
             "tokens_per_second": {
-                name: round(self.batch / statistics.median(found), 1) for name, found in whole.items()
+                name: round(self.batch / statistics.median(result), 1) for name, result in whole.items()
             },
             "speed_against": {
                 name: round(statistics.median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
@@ -231,8 +231,8 @@ class Case:
                     statistics.median(limit / s for limit, s in zip(limits, seconds["window"], strict=True)), 3
                 ),
             },
-            "bandwidth": round(statistics.median(self.read_bytes / each for each in reading)),
-            "flops_per_second": round(statistics.median(self.flops / each for each in computing)),
+            "bandwidth": round(statistics.median(self.read_bytes / item for item in reading)),
+            "flops_per_second": round(statistics.median(self.flops / item for item in computing)),
             "overhead": round(statistics.median(overhead), 4),
         }
 
@@ -250,20 +250,20 @@ ROOM = 8 * 2**30
 def demo(problems: int, rounds: int, against: Path | None) -> dict[str, Any]:
     """The demo's grid in fresh processes, in turns with another source tree if there is one."""
     sources = {"this": Path(kvatlas.__file__).parents[1]} | ({"against": against.resolve()} if against else {})
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
+    by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
     program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
     for _ in range(rounds):
         for name, source in sources.items():
-            place = {**os.environ, "PYTHONPATH": str(source)}
-            done = subprocess.run(program, env=place, capture_output=True, text=True, check=True)
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    rates = {name: [each["decoded_tokens"] / each["seconds"] for each in runs] for name, runs in found.items()}
+            position = {**os.environ, "PYTHONPATH": str(source)}
+            done = subprocess.run(program, env=position, capture_output=True, text=True, check=True)
+            by_name[name].append(json.loads(done.stdout.splitlines()[-1]))
+    rates = {name: [run["decoded_tokens"] / run["seconds"] for run in runs] for name, runs in by_name.items()}
     result = {
         "problems": problems,
-        "settings": found["this"][0]["settings"],
-        "decoded_tokens": {name: runs[0]["decoded_tokens"] for name, runs in found.items()},
-        "seconds": {name: [each["seconds"] for each in runs] for name, runs in found.items()},
-        "tokens_per_cpu_second": {name: round(statistics.median(each)) for name, each in rates.items()},
+        "settings": by_name["this"][0]["settings"],
+        "decoded_tokens": {name: runs[0]["decoded_tokens"] for name, runs in by_name.items()},
+        "seconds": {name: [run["seconds"] for run in runs] for name, runs in by_name.items()},
+        "tokens_per_cpu_second": {name: round(statistics.median(rate)) for name, rate in rates.items()},
     }
     if against:
         both = zip(rates["this"], rates["against"], strict=True)
@@ -287,8 +287,8 @@ def main() -> None:
 
     cases = FULL if options.full else QUICK
     if options.cases is not None:
-        cases = [tuple(int(part) for part in each.split("x")) for each in options.cases]  # type: ignore[misc]
-    found, left_out = [], []
+        cases = [tuple(int(part) for part in case.split("x")) for case in options.cases]  # type: ignore[misc]
+    outcome, left_out = [], []
     with tempfile.TemporaryDirectory() as folder:
         handle = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
         # As transformers has it: not the layers that `ModelHandle.load` puts in.
@@ -304,7 +304,7 @@ def main() -> None:
             if options.kvpress:
                 # Not in turns with the others: a process of its own right after them.
                 result["kvpress"] = _kvpress(options.kvpress, folder, case, options.steps, options.rounds)
-            found.append(result)
+            outcome.append(result)
             del case
         parameters = model.num_parameters()
     keep(
@@ -315,7 +315,7 @@ def main() -> None:
             "machine": platform.processor() or platform.machine(),
             "kernels": getattr(native.load(), "target", None),
             "parameters": parameters,
-            "results": found,
+            "results": outcome,
             "left_out_for_memory": left_out,
             "demo": demo(options.demo, options.rounds, options.against) if options.demo else None,
         },
@@ -324,11 +324,11 @@ def main() -> None:
 
 
 def _kvpress(python: Path, folder: str, case: Case, steps: int, rounds: int) -> dict[str, Any]:
-    words = [str(each) for each in (case.batch, case.tokens, case.kept, case.cycle, steps, rounds)]
+    words = [str(item) for item in (case.batch, case.tokens, case.kept, case.cycle, steps, rounds)]
     program = str(Path(__file__).with_name("kvpress_peer.py"))
     done = subprocess.run([str(python), program, folder, *words], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 if __name__ == "__main__":

@@ -119,6 +119,6 @@ class FilledEngine(Engine):
 
     def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         began = time.thread_time()
-        found = super()._forward(batch, wanted)
+        result = super()._forward(batch, wanted)
         self.forward_seconds += time.thread_time() - began
-        return found
+        return result

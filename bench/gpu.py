@@ -96,7 +96,7 @@ def measure(
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return {"fits": False}, []
-    found = {
+    by_name = {
         "fits": True,
         "passes": engine.passes,
         "graph_steps": engine.graphs.steps if engine.graphs else 0,
@@ -104,12 +104,14 @@ def measure(
         "kv_bytes": engine.cache.bytes,
         "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda else None,
     }
-    return found, written
+    return by_name, written
 
 
-def alike(one: Sequence[int], other: Sequence[int]) -> int:
+def alike(tokens: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two traces begin with alike."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
+    )
 
 
 def main() -> None:
@@ -136,11 +138,11 @@ def main() -> None:
             for setting in (window, Setting.of("full")):
                 traces = []
                 for graphs in (False, True):
-                    found, written = measure(handle, model, setting, graphs, batch, options.prompt, options.tokens)
-                    results.append({"batch": batch, "policy": setting.policy, "graphs": graphs, **found})
+                    result, written = measure(handle, model, setting, graphs, batch, options.prompt, options.tokens)
+                    results.append({"batch": batch, "policy": setting.policy, "graphs": graphs, **result})
                     traces.append(written)
                 if all(traces):
-                    same = [alike(one, other) for one, other in zip(*traces, strict=True)]
+                    same = [alike(trace, other) for trace, other in zip(*traces, strict=True)]
                     results[-1]["same_tokens"] = round(statistics.mean(same), 1)
     keep(
         {

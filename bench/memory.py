@@ -88,14 +88,14 @@ def main() -> None:
 
     from filled import bench_model
 
-    found = {}
+    by_name = {}
     with tempfile.TemporaryDirectory() as folder:
         bench_model(Path(folder), SHAPE)
         for case in CASES:
             command = [sys.executable, __file__, "--case", case, "--folder", folder]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found[case] = json.loads(done.stdout.splitlines()[-1])
-    keep({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": found}, options.out)
+            by_name[case] = json.loads(done.stdout.splitlines()[-1])
+    keep({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": by_name}, options.out)
 
 
 if __name__ == "__main__":

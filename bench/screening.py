@@ -60,14 +60,16 @@ def grid(problems: int, spec: str) -> dict[str, Any]:
 
     reader = ForcedReader(handle, model, chosen, sampling, 64)
     began = time.process_time()
-    screened = {one.key: reader.screen(replace(one, script=full[one.key])) for one in work}
+    screened = {item.key: reader.screen(replace(item, script=full[item.key])) for item in work}
     reading = time.process_time() - began
 
     right = {(g.key, g.policy): grade(handle, *asked[g.key], g.tokens, g.finished).correct for g in written}
     settings = [policy for policy in chosen if policy != FULL]
     passed = np.array([[right[key, policy] for policy in settings] for key in asked], float)
     values = {
-        (key, one.policy): measures(one.tally, len(full[key])) for key, results in screened.items() for one in results
+        (key, result.policy): measures(result.tally, len(full[key]))
+        for key, results in screened.items()
+        for result in results
     }
     tables = {
         name: np.array([[values[key, policy][name] for policy in settings] for key in asked]) for name in MEASURES

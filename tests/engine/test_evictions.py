@@ -32,26 +32,26 @@ def test_a_log_counts_holders_and_the_step_at_which_the_last_one_dropped_a_token
 
 def selections() -> list[Policy]:
     """Every policy that this model can run without files, in each scope that it has."""
-    found = []
+    results = []
     for name in policies.policies.names():
         try:
             policy = policies.of(Setting.of(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking"))
         except policies.KvatlasError:
             continue
-        found.append(policy)
-    return found
+        results.append(policy)
+    return results
 
 
 def checked(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
     """Compress, and compare the log with the positions that are held."""
     before = row.position
     evicted = compress(model, cache, row)
-    held = [set(head.tolist()) for layer in row.kept for head in layer]
-    assert row.cached.length == len(held[0])
+    stored = [set(head.tolist()) for layer in row.kept for head in layer]
+    assert row.cached.length == len(stored[0])
     eviction_trace = row.evictions.eviction_trace(row.position)
     assert before == row.position == len(eviction_trace.left)
     for position in range(row.position):
-        holding = sum(position in positions for positions in held)
+        holding = sum(position in positions for positions in stored)
         assert eviction_trace.held[position] == holding
         assert (eviction_trace.left[position] == 0) == (holding > 0)
         assert eviction_trace.left[position] <= len(row.tokens)
@@ -67,9 +67,9 @@ def test_the_log_equals_what_the_cache_holds_at_every_compression(
     chosen = [policy for policy in selections() if not _needs_files(policy, model)]
     assert {"window", "random"} <= {policy.name for policy in chosen}
     engine = Engine(model, model.load(), chosen, Sampling(0.9, 20, 0.95, 160), 16)
-    found = list(engine.run(requests(model, chosen, 3)))
-    assert len(found) == 3 * len(chosen)
-    for generation in found:
+    generations = list(engine.run(requests(model, chosen, 3)))
+    assert len(generations) == 3 * len(chosen)
+    for generation in generations:
         eviction_trace = generation.eviction_trace
         cached = generation.usage.prompt_tokens + len(generation.tokens) - 1
         assert len(eviction_trace.left) == len(eviction_trace.held) == cached
@@ -110,10 +110,10 @@ def test_cached_keys_are_those_of_the_tokens_that_the_log_calls_held(
     full = policies.of(Setting.of("full"))
     run(model, [Request(0, tokens, 1, (full,))], 1, max_new_tokens=2)
     mine, whole = ended
-    held = [sum(_holds(mine, whole, head, p) for head in range(model.shape.kv_heads)) for p in range(len(tokens))]
+    stored = [sum(_holds(mine, whole, head, p) for head in range(model.shape.kv_heads)) for p in range(len(tokens))]
     assert mine.shape[1] < len(tokens)
     eviction_trace = generation.eviction_trace
-    for position, count in enumerate(held):
+    for position, count in enumerate(stored):
         if eviction_trace.held[position] == 0:
             assert count == 0
         if eviction_trace.held[position] == eviction_trace.holders:

@@ -30,8 +30,8 @@ def model(tiny_llama: ModelHandle) -> Any:
 
 def requests(handle: ModelHandle, count: int = 6) -> list[Request[int]]:
     drawn = [SAMPLINGS[number % 3] for number in range(count)]
-    found = prompts(handle, count)
-    return [Request(i, found[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
+    result = prompts(handle, count)
+    return [Request(i, result[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
 
 
 def tokens(handle: ModelHandle, model: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
@@ -83,28 +83,28 @@ def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, model
     work = requests(tiny_llama)
     whole = tokens(tiny_llama, model, work)
     # A token that some trace writes for the first time, later than at once: until there nothing may change.
-    key, place = next(
-        (key, place)
+    key, position = next(
+        (key, position)
         for key, written in whole.items()
-        for place, token in enumerate(written)
-        if place > 2 and token not in written[:place]
+        for position, token in enumerate(written)
+        if position > 2 and token not in written[:position]
     )
-    forbidden = whole[key][place]
+    forbidden = whole[key][position]
     lengths: list[int] = []
 
     def logits_processor(so_far: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         lengths.append(len(so_far))
         return logits.index_fill(0, torch.tensor([forbidden]), float("-inf"))
 
-    found = tokens(
+    result = tokens(
         tiny_llama,
         model,
-        [replace(one, logits_processor=logits_processor) if one.key == key else one for one in work],
+        [replace(item, logits_processor=logits_processor) if item.key == key else item for item in work],
     )
-    assert forbidden not in found[key]
-    assert found[key][:place] == whole[key][:place]
-    assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(found[key])))
-    assert all(found[other] == whole[other] for other in whole if other != key)
+    assert forbidden not in result[key]
+    assert result[key][:position] == whole[key][:position]
+    assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(result[key])))
+    assert all(result[other] == whole[other] for other in whole if other != key)
 
 
 def test_the_model_gets_its_attention_back(tiny_llama: ModelHandle, model: Any) -> None:
@@ -148,10 +148,10 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, model:
         replace(request, prompt=(request.prompt * 70)[:680], policies=tuple(chosen), sampling=brief)
         for request in requests(tiny_llama, 2)
     ]
-    found = []
+    results = []
     for chunk in (rows.PROMPT_CHUNK, 1000):
         monkeypatch.setattr(rows, "PROMPT_CHUNK", chunk)
         engine = Engine(handle, model, chosen, SAMPLINGS[0], 6)
-        found.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(work)})
-    assert found[0] == found[1]
-    assert all(compressions for _, compressions in found[0].values())
+        results.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(work)})
+    assert results[0] == results[1]
+    assert all(compressions for _, compressions in results[0].values())

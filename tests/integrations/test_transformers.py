@@ -38,8 +38,8 @@ def model(tiny_llama: ModelHandle) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def texts(tiny_llama: ModelHandle) -> list[str]:
-    found = [benchmark(name) for name in ("CHAIN3", "CHAIN4", "CHAIN4")]
-    return [tiny_llama.prompt(each.prompt(each.problems(1)[0])) for each in found]
+    benchmark_ = [benchmark(name) for name in ("CHAIN3", "CHAIN4", "CHAIN4")]
+    return [tiny_llama.prompt(item.prompt(item.problems(1)[0])) for item in benchmark_]
 
 
 class Writes(StoppingCriteria):
@@ -54,8 +54,8 @@ class Writes(StoppingCriteria):
 
 def encoded(handle: ModelHandle, texts: list[str]) -> dict[str, Any]:
     handle.tokenizer.padding_side = "left"
-    found = handle.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+    result = handle.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+    return {"input_ids": result["input_ids"], "attention_mask": result["attention_mask"]}
 
 
 def by_the_engine(handle: ModelHandle, texts: list[str], sampling: Sampling) -> list[tuple[int, ...]]:
@@ -67,18 +67,18 @@ def by_the_engine(handle: ModelHandle, texts: list[str], sampling: Sampling) -> 
         prompt = handle.tokens(text)
         work.append(Request(number, prompt, stream_of(3, prompt, seen[text]), (policy,)))
         seen[text] += 1
-    found = {each.key: each.tokens for each in Engine(handle, handle.load(), [policy], sampling, 4).run(work)}
-    return [found[number] for number in range(len(texts))]
+    by_name = {item.key: item.tokens for item in Engine(handle, handle.load(), [policy], sampling, 4).run(work)}
+    return [by_name[number] for number in range(len(texts))]
 
 
 def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts)
     length = inputs["input_ids"].shape[1]
-    found = model.generate(**inputs, **HOW, **OURS)
+    result = model.generate(**inputs, **HOW, **OURS)
     expected = by_the_engine(tiny_llama, texts, Sampling(0.9, 20, 0.95, 80))
-    assert torch.equal(found[:, :length], inputs["input_ids"])
+    assert torch.equal(result[:, :length], inputs["input_ids"])
     padding = model.generation_config.pad_token_id
-    for row, tokens in zip(found[:, length:].tolist(), expected, strict=True):
+    for row, tokens in zip(result[:, length:].tolist(), expected, strict=True):
         assert row == [*tokens, *[padding] * (len(row) - len(tokens))]
     # The second and third prompt are one: two samples of it.
     assert expected[1] != expected[2]
@@ -105,8 +105,8 @@ def test_processors_criteria_and_streamers_are_honoured(
     stop = words[8:11]
     streamer = TextStreamer(tiny_llama.tokenizer, skip_prompt=True)
     criteria = StoppingCriteriaList([Writes(tiny_llama, stop, length)])
-    found = model.generate(**inputs, **HOW, **OURS, stopping_criteria=criteria, stream_to=streamer)
-    written = tiny_llama.text(found[0, length:].tolist())
+    result = model.generate(**inputs, **HOW, **OURS, stopping_criteria=criteria, stream_to=streamer)
+    written = tiny_llama.text(result[0, length:].tolist())
     assert words.startswith(written)
     assert stop in written
     assert capsys.readouterr().out.strip() == written.strip()
@@ -119,20 +119,20 @@ def test_processors_criteria_and_streamers_are_honoured(
 def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts[1:2])
     without = {name: value for name, value in OURS.items() if name != "seed"}
-    found = []
+    results = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
-        found.append(model.generate(**inputs, **{**HOW, "temperature": 3.0, "top_k": 0}, **without).tolist())
-    assert found[0] == found[1] != found[2]
+        results.append(model.generate(**inputs, **{**HOW, "temperature": 3.0, "top_k": 0}, **without).tolist())
+    assert results[0] == results[1] != results[2]
 
 
 def test_a_text_generation_pipeline(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     pipe = pipeline("text-generation", model=model, tokenizer=tiny_llama.tokenizer)
     asked = {**HOW, **OURS, "return_full_text": False, "num_return_sequences": 2, "add_special_tokens": False}
-    found = [each["generated_text"] for each in pipe(texts[0], **asked)]
+    results = [entry["generated_text"] for entry in pipe(texts[0], **asked)]
     expected = by_the_engine(tiny_llama, [texts[0], texts[0]], Sampling(0.9, 20, 0.95, 80))
     decode = tiny_llama.tokenizer.decode
-    assert [text.split() for text in found] == [decode(list(e), skip_special_tokens=True).split() for e in expected]
+    assert [text.split() for text in results] == [decode(list(e), skip_special_tokens=True).split() for e in expected]
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: ModelHandle, texts:
     how = {"max_new_tokens": 5, "do_sample": False, "custom_generate": kvatlas.generate}
     with pytest.raises(KvatlasError, match="its tokenizer has to be given"):
         made.generate(**encoded(tiny_llama, texts[:1]), **how)
-    found = made.generate(**encoded(tiny_llama, texts[:1]), **how, think_tokenizer=tiny_llama.tokenizer)
-    assert torch.equal(found, made.generate(**encoded(tiny_llama, texts[:1]), max_new_tokens=5, do_sample=False))
+    result = made.generate(**encoded(tiny_llama, texts[:1]), **how, think_tokenizer=tiny_llama.tokenizer)
+    assert torch.equal(result, made.generate(**encoded(tiny_llama, texts[:1]), max_new_tokens=5, do_sample=False))
 
 
 def test_streaming_several_sequences_is_refused(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:

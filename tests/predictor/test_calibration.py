@@ -20,7 +20,7 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     handle = random_models[kind]
     model = handle.load()
     texts = [prompt[:20] for prompt in prompts(handle, 3)]
-    found = query_statistics(handle, model, texts)
+    result = query_statistics(handle, model, texts)
 
     shape, planes = handle.shape, handle.shape.head_dim // 2
     recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
@@ -39,11 +39,11 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     for layer in range(shape.layers):
         queries = torch.cat(recorded[layer])
         pairs = torch.complex(queries[..., :planes], queries[..., planes:])
-        center = torch.complex(found["center_real"][layer], found["center_imag"][layer])
+        center = torch.complex(result["center_real"][layer], result["center_imag"][layer])
         torch.testing.assert_close(center, pairs.mean(0).to(center.dtype), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
     wanted = 10_000.0 ** -(torch.arange(planes) / planes)
-    torch.testing.assert_close(found["frequency"], wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result["frequency"], wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHandle]) -> None:
@@ -52,7 +52,7 @@ def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHan
     model = handle.load()
     text = tuple(token for prompt in prompts(handle, 4) for token in prompt)
     assert len(text) > 3 * WINDOW
-    found = query_statistics(handle, model, [text])
+    result = query_statistics(handle, model, [text])
     model.set_attn_implementation("eager")
     seen: list[torch.Tensor] = []
     layer = model.get_decoder().layers[-1].self_attn
@@ -61,7 +61,7 @@ def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHan
         model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
     halves = seen[0].view(len(text), handle.shape.heads, 2, -1)
     norms = halves.square().sum(2).sqrt().mean(0)
-    torch.testing.assert_close(found["norm"][-1], norms, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result["norm"][-1], norms, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("what", ["softcap", "s_aux"])

@@ -19,13 +19,13 @@ def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict
     handle = random_models[kind]
     tokens = list(prompts(handle, 1)[0])
     start = len(tokens) - 5
-    found, hidden = answer_attention(handle.load(), tokens, start)
+    result, hidden = answer_attention(handle.load(), tokens, start)
     model = handle.load()
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         whole = model.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 
@@ -34,13 +34,13 @@ def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str
     handle = random_models[kind]
     tokens = [5 + i * 7919 % 40 for i in range(700)]
     start = 640
-    found, hidden = answer_attention(handle.load(), tokens, start)
+    result, hidden = answer_attention(handle.load(), tokens, start)
     model = handle.load()
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         whole = model.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
-    assert (found - wanted).abs().max() < 1e-5
+    assert (result - wanted).abs().max() < 1e-5
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 

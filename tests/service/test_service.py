@@ -25,9 +25,9 @@ SAMPLING = Sampling(max_new_tokens=40)
 @pytest.fixture(scope="module")
 def model() -> ModelHandle:
     """Without end tokens, so that every answer is as long as it may be."""
-    found = find("embedded:tiny-llama")
-    vars(found).update(stops=frozenset())
-    return found
+    benchmark = find("embedded:tiny-llama")
+    vars(benchmark).update(stops=frozenset())
+    return benchmark
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def service(model: ModelHandle, loaded: Any) -> Iterator[Service]:
 
 
 def asks(model: ModelHandle, count: int, **changes: Any) -> list[GenerationRequest]:
-    found = [prompt[:40] for prompt in prompts(model, count)]
-    return [GenerationRequest(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in found]
+    results = [prompt[:40] for prompt in prompts(model, count)]
+    return [GenerationRequest(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in results]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -57,11 +57,11 @@ def until(true: Callable[[], bool]) -> None:
 def test_answers_equal_the_engines(service: Service, model: ModelHandle, loaded: Any) -> None:
     wanted = asks(model, 9)
     handles = service.ask(wanted)
-    found = [handle.generation.result(60).tokens for handle in handles]
+    results = [handle.generation.result(60).tokens for handle in handles]
     engine = Engine(model, loaded, [service.policy], SAMPLING, 9)
     work = [Request(i, ask.prompt, ask.stream, (service.policy,)) for i, ask in enumerate(wanted)]
     expected = {generation.key: generation.tokens for generation in engine.run(work)}
-    assert found == [expected[i] for i in range(9)]
+    assert results == [expected[i] for i in range(9)]
     assert {handle.reason() for handle in handles} == {"length"}
 
 
@@ -71,9 +71,9 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle
         return await asyncio.gather(*(_collect(handle) for handle in handles))
 
     async def _collect(handle: Any) -> list[list[int]]:
-        found = [piece async for piece in handle.pieces()]
-        assert [last for _, last in found] == [False] * (len(found) - 1) + [True]
-        return [tokens for tokens, _ in found]
+        results = [piece async for piece in handle.pieces()]
+        assert [last for _, last in results] == [False] * (len(results) - 1) + [True]
+        return [tokens for tokens, _ in results]
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
@@ -95,7 +95,7 @@ def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: 
         # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
         assert list(handle.tokens) == told == engines[:-1]
         handle.stopping_criterion(engines)
-        assert [each.token for each in handle.steerer.logprobs] == list(handle.tokens) == engines
+        assert [logprob.token for logprob in handle.steerer.logprobs] == list(handle.tokens) == engines
     handle.begin()
     assert not handle.tokens
 
@@ -194,8 +194,8 @@ def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
 
 
 def test_streams_differ_by_seed_prompt_and_sample() -> None:
-    found = {stream_of(seed, prompt, n) for seed in (1, 2) for prompt in ((1, 2), (12,)) for n in (0, 1)}
-    assert len(found) == 8
+    by_name = {stream_of(seed, prompt, n) for seed in (1, 2) for prompt in ((1, 2), (12,)) for n in (0, 1)}
+    assert len(by_name) == 8
     assert stream_of(1, (1, 2), 0) == stream_of(1, (1, 2), 0)
     assert stream_of(None, (1,), 0) != stream_of(None, (1,), 0)
 
@@ -203,8 +203,8 @@ def test_streams_differ_by_seed_prompt_and_sample() -> None:
 def test_one_answer_does_not_wait_for_the_many_asked_for_before_it(service: Service, model: ModelHandle) -> None:
     many = service.ask(asks(model, 1) * 9)
     until(lambda: service.decoding == 4)
-    (one,) = service.ask(asks(model, 1))
-    one.generation.result(60)
+    (item,) = service.ask(asks(model, 1))
+    item.generation.result(60)
     # The first row that was free was its own.
     assert sum(handle.generation.done() for handle in many) <= 4 + 3
     assert all(handle.generation.result(60).tokens == many[0].generation.result().tokens for handle in many)
@@ -224,8 +224,8 @@ def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
         return step(engine)
 
     monkeypatch.setattr(Engine, "_step", failing)
-    found = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
-    assert found == wanted
+    results = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
+    assert results == wanted
     assert (service.batch_size, service.failure) == (1, None)
 
 

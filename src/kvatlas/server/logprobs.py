@@ -33,12 +33,13 @@ def _answer(handle: RequestHandle, tokens: Sequence[int]) -> int:
 def as_chat(handle: RequestHandle, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """The `logprobs` of a chat's choice."""
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
         text = _text(handle, token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     content = [
-        {**one(token.token, token.logprob), "top_logprobs": [one(*likely) for likely in token.top]} for token in tokens
+        {**entry(token.token, token.logprob), "top_logprobs": [entry(*likely) for likely in token.top]}
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
