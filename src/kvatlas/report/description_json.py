@@ -41,14 +41,14 @@ def to_json(description: Description) -> Json:
         "means": [_map(described) for described in description.means],
         "across": [
             {
-                "model": family.model,
-                "policy": family.policy,
-                "benchmarks": list(family.benchmarks),
-                "with_evidence": list(family.with_evidence),
-                "good_for_all": [_coord(family.axes, coord) for coord in family.good_for_all],
-                "cells": family.cells,
+                "model": across.model,
+                "policy": across.policy,
+                "benchmarks": list(across.benchmarks),
+                "with_evidence": list(across.with_evidence),
+                "good_for_all": [_coord(across.axes, coord) for coord in across.good_for_all],
+                "cells": across.cells,
             }
-            for family in description.across
+            for across in description.across
         ],
         "comparisons": [_comparison(adjusted) for adjusted in description.comparisons],
         "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
