@@ -45,8 +45,8 @@ class _Tags(HTMLParser):
 def build(tmp_path, plan, texts=lambda trace: trace.text, chance=lambda _: 0.5):
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan, chance):
-            store.add(key, replace(one, text=texts(one)))
+        for key, item in traces(plan, chance):
+            store.add(key, replace(item, text=texts(item)))
     return tmp_path / "run"
 
 
@@ -105,14 +105,14 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
                  "Paired comparisons", "best dynts cell", "key-tiny-CHAIN6", "&#34;seed&#34;: 0", "0.1.0"):  # fmt: skip
         assert text in html
     data = data_of(html)
-    assert [(one["benchmark"], one["policy"]) for one in data["maps"]] == [
+    assert [(item["benchmark"], item["policy"]) for item in data["maps"]] == [
         (benchmark, policy) for benchmark in ("mean of 2", "CHAIN6", "CHAIN8") for policy in ("dynts", "random")
     ]
-    for one in data["maps"]:
-        assert (one["rows"], one["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
-        assert all(number is not None for row in one["cells"] for number in row)
-        assert one["frame"] == "shown to lose at most 3 points against the full cache"
-        assert not any(any(row) for row in one["framed"])
+    for item in data["maps"]:
+        assert (item["rows"], item["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
+        assert all(number is not None for row in item["cells"] for number in row)
+        assert item["frame"] == "shown to lose at most 3 points against the full cache"
+        assert not any(any(row) for row in item["framed"])
     cell = data["cells"][data["maps"][2]["cells"][0][0]]
     assert cell["short"] == "dynts(local_window=32, ratio=0.1)"
     assert (cell["problems"], cell["samples"], cell["kept"], cell["output"], cell["peak"]) == (12, 2, 60.5, 100, 96)
@@ -125,8 +125,8 @@ def test_what_a_run_cannot_show_stands_right_beneath_the_verdict(tmp_path):
     plan = manifest(grid("dynts"))
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan, lambda _: 0.1):
-            store.add(key, replace(one, usage=replace(one.usage, compressions=0)))
+        for key, trace in traces(plan, lambda _: 0.1):
+            store.add(key, replace(trace, usage=replace(trace.usage, compressions=0)))
     write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text("utf-8")
     beneath = html[html.index('id="verdicts"') : html.index('id="summary"')]
@@ -137,7 +137,7 @@ def test_what_a_run_cannot_show_stands_right_beneath_the_verdict(tmp_path):
     assert third.startswith("CHAIN6: 0 of 216 traces under a KV budget were compressed")
     assert "no setting is recommended, because none of the 432 traces under a KV budget was compressed" in html
     data = data_of(html)
-    assert {one["vacuous"] for one in data["maps"] if one["benchmark"] == "CHAIN6"} == {
+    assert {item["vacuous"] for item in data["maps"] if item["benchmark"] == "CHAIN6"} == {
         "none of the 216 traces under a KV budget was compressed"
     }
     audits = [data["cells"][number]["audit"] for row in data["maps"][1]["cells"] for number in row]
@@ -156,11 +156,11 @@ def test_outcomes_say_what_every_trace_came_to(tmp_path):
     assert first["samples"] == 2
     assert len(first["rows"]) == 10
     with Store.open(tmp_path / "run") as store:
-        held = {(t.benchmark, str(t.setting), t.problem, t.sample): t.grade.correct for _, t in store.traces()}
+        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t.grade.correct for _, t in store.traces()}
     for table in data["outcomes"]:
         for row in table["rows"]:
             name = data["cells"][row["cell"]]["name"]
-            wanted = [held[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
+            wanted = [stored[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
             assert row["marks"] == "".join("r" if right else "t" for right in wanted)
 
 
@@ -193,9 +193,9 @@ def test_hostile_text_is_inert_and_visible(tmp_path):
 
 def test_long_traces_are_cut_and_said(tmp_path):
     html = report(tmp_path, manifest(grid("dynts"), problems=2), texts=lambda _: "x" * 1_000_000)
-    one = data_of(html)["traces"][0]
-    assert len(one["text"]) == TEXT_LIMIT
-    assert one["more"] == 1_000_000 - TEXT_LIMIT
+    item = data_of(html)["traces"][0]
+    assert len(item["text"]) == TEXT_LIMIT
+    assert item["more"] == 1_000_000 - TEXT_LIMIT
     assert len(html) < 6_000_000
 
 
@@ -232,8 +232,8 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path):
     folder = tmp_path / "run"
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, one in list(traces(plan))[24:]:
-            store.add(key, one)
+        for key, trace in list(traces(plan))[24:]:
+            store.add(key, trace)
     with pytest.raises(KvatlasError, match="24 of 480 traces are missing"):
         write_report(RunAnalysis(RunData.open(folder)), tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
@@ -262,7 +262,7 @@ def test_one_benchmark_many_columns_many_models(tmp_path):
     html = report(tmp_path, plan)
     assert "one, two on CHAIN6" in html
     data = data_of(html)
-    assert {one["benchmark"] for one in data["maps"]} == {"CHAIN6"}
+    assert {item["benchmark"] for item in data["maps"]} == {"CHAIN6"}
     assert data["cells"][0]["difference"] is None
 
 
@@ -272,7 +272,7 @@ def test_forty_benchmarks_with_odd_names(tmp_path):
     html = report(tmp_path, plan, per_cell=1)
     data = data_of(html)
     assert len(data["maps"]) == 41
-    assert [one["benchmark"] for one in data["outcomes"]] == benchmarks
+    assert [item["benchmark"] for item in data["outcomes"]] == benchmarks
     assert "数学 &#34;m&#34; on 40 benchmarks" in html
 
 
@@ -320,8 +320,8 @@ def test_problems_graded_by_progress_get_the_pairwise_figure(html, tmp_path):
     plan = manifest(grid("dynts"), problems=2)
     with Store.create(tmp_path / "plain") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            store.add(key, replace(one, grade=replace(one.grade, progress=float(one.grade.correct))))
+        for key, trace in traces(plan):
+            store.add(key, replace(trace, grade=replace(trace.grade, progress=float(trace.grade.correct))))
     write_report(RunAnalysis(RunData.open(tmp_path / "plain")), tmp_path / "plain.html")
     assert "Every two against each other" not in (tmp_path / "plain.html").read_text("utf-8")
 
@@ -344,14 +344,14 @@ def test_chosen_traces_share_a_problem_and_show_both_verdicts():
     every = list(traces(plan))
     places = {(key, t.setting.id, t.benchmark): n for n, (key, t) in enumerate(every) if t.problem == "p0"}
     chosen = choose(places, every, 2)
-    held = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
+    stored = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
     by_cell = {}
-    for one in chosen:
-        by_cell.setdefault(one.cell, []).append(one.key)
+    for item in chosen:
+        by_cell.setdefault(item.cell, []).append(item.key)
     assert len({keys[0][3] for keys in by_cell.values()}) == 1
     for keys in by_cell.values():
-        verdicts = [held[key[1], key[3]] for key in keys]
-        all_of_cell = {held[s, p] for s, p in held if s == keys[0][1]}
+        verdicts = [stored[key[1], key[3]] for key in keys]
+        all_of_cell = {stored[s, p] for s, p in stored if s == keys[0][1]}
         assert set(verdicts) == all_of_cell
 
 

@@ -121,10 +121,10 @@ class Adaptive:
     def units(self, units: Sequence[WorkItem], model: str) -> list[WorkItem]:
         """Of the units that lack traces, those that were given out, each with the settings that they were given to."""
         block_of = {
-            (name, problem): place
+            (name, problem): number
             for name, order_ in self.orders.items()
             for number in range(self.blocks)
-            for place, problem in ((number, one) for one in order_[cut(len(order_), self.blocks, number)])
+            for problem in order_[cut(len(order_), self.blocks, number)]
         }
         given = self.given[model]
         chosen = []
