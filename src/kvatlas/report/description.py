@@ -11,7 +11,7 @@ from kvatlas.figures.style import scale
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.pass_at_1 import LEVEL
 from kvatlas.stats.estimates.validity import Finding
-from kvatlas.stats.inference.binomial_tests import model_difference, verdicts_of_maps
+from kvatlas.stats.inference.binomial_tests import common, model_difference, verdicts_of_maps
 from kvatlas.stats.inference.choice import Choice, choices_of_maps
 from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
 from kvatlas.stats.inference.pooled_effects import PooledEffect, peak_of_bare_maps, pooled_effects
@@ -54,12 +54,12 @@ class MapDescription:
     @property
     def problems(self) -> int | None:
         """How many problems each cell has; None where they differ or are not known."""
-        return _common([cell.estimate.problems for cell in self.map.cells.values()])
+        return common([cell.estimate.problems for cell in self.map.cells.values()])
 
     @property
     def samples(self) -> int | None:
         """How many samples of each problem; None where they differ or are not known."""
-        return _common([cell.estimate.samples for cell in self.map.cells.values()])
+        return common([cell.estimate.samples for cell in self.map.cells.values()])
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -258,10 +258,6 @@ def _scales(maps: Sequence[Map]) -> list[Note]:
         "kvatlas map --shared draws one scale"
     )
     return [Note(NoteKind.SCALES, text)]
-
-
-def _common(values: Sequence[int | None]) -> int | None:
-    return values[0] if len(set(values)) == 1 else None
 
 
 def rounded_p(p: float) -> float:

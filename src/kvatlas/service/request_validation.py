@@ -65,7 +65,8 @@ def chosen(model: ModelHandle, policy: str, values: dict[str, Any]) -> Policy:
     }
     if policy == "full":
         # So that one command line serves for the full cache too, as a baseline of the others.
-        given = {name: value for name, value in given.items() if name not in _shared()}
+        shared = {field.name for field in fields(CompressingPolicy)}
+        given = {name: value for name, value in given.items() if name not in shared}
     made = policies.of(Setting.of(policy, **given))
     if Signal.ANSWER in made.observes:
         raise KvatlasError(
@@ -73,10 +74,6 @@ def chosen(model: ModelHandle, policy: str, values: dict[str, Any]) -> Policy:
         )
     made.check(model)
     return made
-
-
-def _shared() -> set[str]:
-    return {field.name for field in fields(CompressingPolicy)}
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:

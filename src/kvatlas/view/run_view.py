@@ -13,7 +13,7 @@ from kvatlas.report.escaping import embedded
 from kvatlas.report.page_json import MISSING, RIGHT, TRUNCATED, letter
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
-from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Key, Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.metrics import Measure, usual_metric
@@ -60,7 +60,8 @@ class RunView:
             Cached(cell, self._grade.rule, bool(manifest.allocation), manifest.screened) for cell in manifest.expected
         ]
         self._number = {(cell.run_key, cell.setting.id, cell.benchmark): n for n, cell in enumerate(manifest.expected)}
-        self.problems = {cell.benchmark: cell.problems for cell in sorted(manifest.expected, key=_size)}
+        by_size = sorted(manifest.expected, key=lambda cell: len(cell.problems))
+        self.problems = {cell.benchmark: cell.problems for cell in by_size}
         self._place = {name: {id_: n for n, id_ in enumerate(ids)} for name, ids in self.problems.items()}
         sizes = [len(self.problems[cell.benchmark]) * cell.samples for cell in manifest.expected]
         self.marks = [bytearray(MISSING.encode() * size) for size in sizes]
@@ -205,10 +206,6 @@ class RunView:
         """Whether a trace is wrong where the full cache is right."""
         base, mark = self.base.get(number), chr(self.marks[number][at])
         return base is not None and mark not in (RIGHT, MISSING) and chr(self.marks[base][at]) == RIGHT
-
-
-def _size(expected: Expected) -> int:
-    return len(expected.problems)
 
 
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:

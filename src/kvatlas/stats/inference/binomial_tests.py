@@ -26,10 +26,10 @@ def variance(map_: Map) -> float | None:
     p (1 - p) / (problems * samples) with p the mean over cells: samples of a problem of any difficulty vary less.
     """
     cells = list(map_.cells.values())
-    problems = _common([cell.estimate.problems for cell in cells])
+    problems = common([cell.estimate.problems for cell in cells])
     if problems is None or not cells:
         return None
-    samples = _common([cell.estimate.samples for cell in cells]) or 1
+    samples = common([cell.estimate.samples for cell in cells]) or 1
     centre = math.fsum(cell.estimate.value for cell in cells) / len(cells)
     return centre * (1 - centre) / (problems * samples)
 
@@ -144,8 +144,9 @@ def _value(cell: Cell) -> float:
 
 
 def _samples(maps: Sequence[Map]) -> int | None:
-    return _common([cell.estimate.samples for map_ in maps for cell in map_.cells.values()])
+    return common([cell.estimate.samples for map_ in maps for cell in map_.cells.values()])
 
 
-def _common(values: Sequence[int | None]) -> int | None:
+def common(values: Sequence[int | None]) -> int | None:
+    """The number that all of them are; None where they differ."""
     return values[0] if len(set(values)) == 1 else None
