@@ -54,7 +54,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
     for cell in cells:
         by_name.setdefault(name_of(cell), []).append(cell)
     # The order of the rows of a table.
-    rows = [(group[0].expected.benchmark, one) for group in groups for one in dict.fromkeys(_problems(group))]
+    rows = [(group[0].expected.benchmark, item) for group in groups for item in dict.fromkeys(_problems(group))]
     both = np.array([[_tokens(by_name[name]).get(row, (0, 0)) for row in rows] for name in (*settings, FULL)])
     tokens, trunks = both[..., 0], both[..., 1]
     trunks[-1] = np.minimum(tokens[-1], trunks[:-1].max(0))
@@ -63,7 +63,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
         "differences": (joined.means[:, grid] - joined.means[:, [own]]).T,
         "strata": joined.strata,
         "costs": np.array(
-            [statistics.mean(v for cell in by_name[one] for v in cell.kv_tokens.values()) for one in settings]
+            [statistics.mean(v for cell in by_name[setting] for v in cell.kv_tokens.values()) for setting in settings]
         ),
         "tokens": tokens,
         "trunks": trunks,
@@ -76,47 +76,47 @@ def _problems(cells: list[CellTraces]) -> list[str]:
 
 def _tokens(cells: list[CellTraces]) -> dict[tuple[str, str], tuple[int, int]]:
     """By benchmark and problem the new tokens of all samples, and those before a compression."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    by_name: dict[tuple[str, str], tuple[int, int]] = {}
     for cell in cells:
         budget = cell.expected.setting.values.get("kv_budget", 0)
         for (problem, _), written in zip(cell.kv_tokens, cell.output_tokens, strict=True):
-            place = cell.expected.benchmark, problem
-            whole, trunk = found.get(place, (0, 0))
-            found[place] = whole + written, trunk + min(written, max(budget - cell.prompts[problem], 0))
-    return found
+            coord = cell.expected.benchmark, problem
+            whole, trunk = by_name.get(coord, (0, 0))
+            by_name[coord] = whole + written, trunk + min(written, max(budget - cell.prompts[problem], 0))
+    return by_name
 
 
-def decoded(one: dict[str, Any], given: np.ndarray[Any, Any]) -> float:
+def decoded(grid: dict[str, Any], given: np.ndarray[Any, Any]) -> float:
     """Tokens of the trees of traces that are `given` [settings and full, problems]: longest trunks, and branches."""
-    tokens, trunks = one["tokens"] * given, one["trunks"] * given
+    tokens, trunks = grid["tokens"] * given, grid["trunks"] * given
     return float(trunks.max(0).sum() + (tokens - trunks).sum())
 
 
-def replayed(one: dict[str, Any], margin: float, rng: np.random.Generator) -> tuple[int | None, float, float]:
+def replayed(grid: dict[str, Any], margin: float, rng: np.random.Generator) -> tuple[int | None, float, float]:
     """What a sweep in a random order recommends, and its share of the grid's tokens, by trace and decoded."""
-    strata, tokens = one["strata"], one["tokens"]
+    strata, tokens = grid["strata"], grid["tokens"]
     drawn = [rng.permutation(np.flatnonzero(strata == number)) for number in range(int(strata.max()) + 1)]
-    seen, places = in_order(one["differences"], drawn, one["costs"], min(BLOCKS, *map(len, drawn)))
+    seen, places = in_order(grid["differences"], drawn, grid["costs"], min(BLOCKS, *map(len, drawn)))
     asked, spent = np.zeros(tokens.shape, bool), 0.0
     for before, after in pairwise(decisions(seen, margin)):
         end, given = after, np.zeros(tokens.shape, bool)
         given[:-1, places] = (before.blocks[:, None] <= seen.block) & (seen.block < before.goal[:, None])
         given[-1] = given[:-1].any(0) & ~asked[-1]
-        spent += decoded(one, given)
+        spent += decoded(grid, given)
         asked |= given
     traces = float((tokens * asked)[:-1].sum() / tokens[:-1].sum())
-    return end.recommended, traces, spent / decoded(one, np.ones(tokens.shape, bool))
+    return end.recommended, traces, spent / decoded(grid, np.ones(tokens.shape, bool))
 
 
-def measured(one: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
-    costs, whole = one["costs"], losses(one["differences"], one["strata"], margin)
+def measured(grid: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
+    costs, whole = grid["costs"], losses(grid["differences"], grid["strata"], margin)
     wanted = int(np.where(whole.shown, costs, np.inf).argmin()) if whole.shown.any() else None
     rng = np.random.default_rng(0)
-    ends, spent, decoded_ = zip(*(replayed(one, margin, rng) for _ in range(orders)), strict=True)
+    ends, spent, decoded_ = zip(*(replayed(grid, margin, rng) for _ in range(orders)), strict=True)
     chosen = [end is not None for end in ends]
     return {
         "margin": round(100 * margin, 4),
-        "full_grid": None if wanted is None else one["settings"][wanted],
+        "full_grid": None if wanted is None else grid["settings"][wanted],
         "orders": orders,
         "recommended": round(statistics.mean(chosen), 3),
         "same_as_full_grid": round(statistics.mean(int(end == wanted) for end in ends), 3),
@@ -133,7 +133,7 @@ def measured(one: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
 
 
 def _median(shares: tuple[float, ...], chosen: list[bool]) -> float | None:
-    kept = [share for share, one in zip(shares, chosen, strict=True) if one]
+    kept = [share for share, item in zip(shares, chosen, strict=True) if item]
     return round(statistics.median(kept), 4) if kept else None
 
 
@@ -150,8 +150,8 @@ def main() -> None:
         "bench": "adaptive",
         "run": {"settings": len(next(iter(models.values()))["settings"]), "blocks": BLOCKS, "traces": len(run.traces)},
         "models": {
-            model: [measured(one, points / 100, options.orders) for points in options.margins]
-            for model, one in models.items()
+            model: [measured(grid, points / 100, options.orders) for points in options.margins]
+            for model, grid in models.items()
         },
     }
     keep(document, options.out)

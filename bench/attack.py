@@ -31,10 +31,10 @@ from keeping import keep
 HERE = Path(__file__).parent
 
 
-def counted(found: Iterator[tuple[str, str]]) -> dict[str, Any]:
+def counted(result: Iterator[tuple[str, str]]) -> dict[str, Any]:
     """How many of (name, fault) were tried and held, and the faults."""
     tried, faults = 0, {}
-    for name, fault in found:
+    for name, fault in result:
         tried += 1
         if fault:
             faults[name] = fault
@@ -48,11 +48,13 @@ def kills(options: argparse.Namespace, _: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(HERE / "faults.py"), *words], capture_output=True, text=True, check=False
     )
-    found = json.loads(done.stdout.splitlines()[-1])["kinds"]
-    tried = sum(each["blows"] for each in found.values())
+    document = json.loads(done.stdout.splitlines()[-1])["kinds"]
+    tried = sum(entry["blows"] for entry in document.values())
     wrong = ("runs_unlike_the_undisturbed_one", "reported_traces_lost", "traces_reported_twice")
-    faults = {kind: {name: each[name] for name in wrong} for kind, each in found.items() if any(map(each.get, wrong))}
-    return {"tried": tried, "held": tried - sum(found[kind]["blows"] for kind in faults), "faults": faults}
+    faults = {
+        kind: {name: item[name] for name in wrong} for kind, item in document.items() if any(map(item.get, wrong))
+    }
+    return {"tried": tried, "held": tried - sum(document[kind]["blows"] for kind in faults), "faults": faults}
 
 
 def stores(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -70,15 +72,15 @@ def typed(_: argparse.Namespace, __: Path) -> dict[str, Any]:
 def clients(options: argparse.Namespace, _: Path) -> dict[str, Any]:
     """Idle one tree after the other, crowded side by side, so that a machine that is busy slows both."""
     trees = {"now": None, **({"before": options.before} if options.before else {})}
-    found = {name: {"idle": server.idle(source, tuple(options.idle))} for name, source in trees.items()}
+    by_name = {name: {"idle": server.idle(source, tuple(options.idle))} for name, source in trees.items()}
     with ProcessPoolExecutor(len(trees)) as pool:
         rest = options.clients, options.seconds
         asked = {name: pool.submit(server.crowded, source, *rest) for name, source in trees.items()}
-        for name, each in asked.items():
-            found[name] |= each.result()
-    now = found["now"]
-    held = not (now["left_behind"] or now["tracebacks"] or now["chaos"]["errors"])
-    return {"tried": 1, "held": int(held), "clients": options.clients, "seconds": options.seconds, **found}
+        for name, item in asked.items():
+            by_name[name] |= item.result()
+    now = by_name["now"]
+    stored = not (now["left_behind"] or now["tracebacks"] or now["chaos"]["errors"])
+    return {"tried": 1, "held": int(stored), "clients": options.clients, "seconds": options.seconds, **by_name}
 
 
 KINDS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
@@ -109,20 +111,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     options = parser.parse_args()
     kept = json.loads(options.out.read_text())["kinds"] if options.out and options.out.is_file() else {}
-    found: dict[str, Any] = {name: each for name, each in kept.items() if name not in options.kinds}
+    by_name: dict[str, Any] = {name: item for name, item in kept.items() if name not in options.kinds}
     commands.preload()
     for kind in options.kinds:
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as scratch:
-            found[kind] = KINDS[kind](options, Path(scratch))
-        found[kind]["wall_seconds"] = round(time.perf_counter() - began, 1)
-        keep({"bench": "attack", "held": whole(found), "kinds": found}, options.out)
-    sys.exit(not whole(found))
+            by_name[kind] = KINDS[kind](options, Path(scratch))
+        by_name[kind]["wall_seconds"] = round(time.perf_counter() - began, 1)
+        keep({"bench": "attack", "held": whole(by_name), "kinds": by_name}, options.out)
+    sys.exit(not whole(by_name))
 
 
 def whole(kinds: dict[str, Any]) -> bool:
     """Whether everything that was tried held."""
-    return all(each["held"] == each["tried"] for each in kinds.values())
+    return all(entry["held"] == entry["tried"] for entry in kinds.values())
 
 
 if __name__ == "__main__":

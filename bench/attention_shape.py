@@ -29,10 +29,10 @@ NEWEST = 32
 
 
 @torch.inference_mode()
-def shape_of(network: Any, tokens: list[int]) -> np.ndarray:
+def shape_of(model: Any, tokens: list[int]) -> np.ndarray:
     """[3, layers]: sink, hitters and newest of one trace, mean over heads."""
-    network.set_attn_implementation("eager")
-    attention = network(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
+    model.set_attn_implementation("eager")
+    attention = model(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
     rows = []
     for layer in attention:
         weights = layer[0, :, len(tokens) // 2 :].float()
@@ -47,16 +47,16 @@ def shape_of(network: Any, tokens: list[int]) -> np.ndarray:
 
 def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, Any]:
     """The three shares by layer, mean over the traces of a model."""
-    model, asked = models.find(name), find(benchmark)
-    network, full = model.network(), policies.of(Setting.of("full"))
+    handle, asked = models.find(name), find(benchmark)
+    model, full = handle.load(), policies.of(Setting.of("full"))
     work = []
     for problem in asked.problems(problems):
-        prompt = model.encode(problem.question)
+        prompt = handle.encode(problem.question)
         work.append(Request(problem.id, prompt, stream_of(0, prompt, 0), (full,)))
-    engine = Engine(model, network, [full], Sampling(max_new_tokens=most), 16)
+    engine = Engine(handle, model, [full], Sampling(max_new_tokens=most), 16)
     prompts = {request.key: request.prompt for request in work}
     traces = [[*prompts[done.key], *done.tokens] for done in engine.run(iter(work))]
-    shares = np.mean([shape_of(network, trace) for trace in traces], axis=0)
+    shares = np.mean([shape_of(model, trace) for trace in traces], axis=0)
     told = {
         part: [round(float(v), 4) for v in row] for part, row in zip(("sink", "hitters", "newest"), shares, strict=True)
     }
@@ -64,7 +64,7 @@ def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, A
     return {"model": name, "benchmark": benchmark, "traces": len(traces), "tokens": tokens, **told}
 
 
-def drawn(found: list[dict[str, Any]], path: Path) -> None:
+def drawn(result: list[dict[str, Any]], path: Path) -> None:
     """A panel for each share, a line for each model, over the depth of the layer."""
     from kvatlas.figures.look import Look, canvas, save, settle
 
@@ -77,10 +77,10 @@ def drawn(found: list[dict[str, Any]], path: Path) -> None:
     with look.applied():
         figure, panels = canvas((look.width or 7.0, 2.4), 3, 3)
         for panel, (part, title) in zip(panels, titles.items(), strict=True):
-            for number, one in enumerate(found):
-                values = [100 * value for value in one[part]]
+            for number, item in enumerate(result):
+                values = [100 * value for value in item[part]]
                 depth = np.linspace(0, 1, len(values))
-                name = one["model"].removeprefix("embedded:")
+                name = item["model"].removeprefix("embedded:")
                 panel.plot(depth, values, color=look.lines[number], marker="osD^"[number % 4], ms=3, lw=1.2, label=name)
             panel.set_title(title, fontsize=8)
             panel.set(xlabel="depth of the layer (first 0, last 1)", ylim=(0, 100))
@@ -99,10 +99,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = [measured(*one.split("="), args.problems, args.max_new_tokens) for one in args.models]
+    results = [measured(*model.split("="), args.problems, args.max_new_tokens) for model in args.models]
     if args.figure:
-        drawn(found, args.figure)
-    keep({"bench": "attention_shape", "models": found}, args.out)
+        drawn(results, args.figure)
+    keep({"bench": "attention_shape", "models": results}, args.out)
 
 
 if __name__ == "__main__":

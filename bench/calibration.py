@@ -49,10 +49,10 @@ def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
         chance, _ = spread.draw((rounds, problems), rng)
         truth = spread.means()[0]
         means = rng.binomial(samples, chance) / samples
-        found = score(means, truth)
+        result = score(means, truth)
         low, high = interval(means[: rounds // 10])
         error = means.std(1, ddof=1) / np.sqrt(problems)
-        row = {"spread": spread.name, "problems": problems, "samples": samples, "coverage": share(np.abs(found) <= Z)}
+        row = {"spread": spread.name, "problems": problems, "samples": samples, "coverage": share(np.abs(result) <= Z)}
         row |= {"width": share(high - low), "normal": share(np.abs(means.mean(1) - truth) <= Z * error)}
         if samples > 1:
             within = means * (1 - means) / (samples - 1)
@@ -69,12 +69,12 @@ def pairs(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
         first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw((rounds, problems), rng))
         truth = spread.means()[1] - spread.means()[0]
-        found = score(second - first, truth, -1.0, 1.0)
+        result = score(second - first, truth, -1.0, 1.0)
         usual = np.abs((second - first).mean(1) - truth) <= Z * (second - first).std(1, ddof=1) / np.sqrt(problems)
         rows.append(
             {
                 "spread": spread.name, "problems": problems, "samples": samples, "difference": round(truth, 4),
-                "coverage": share(np.abs(found) <= Z), "size": share(p_value(found) <= 0.05), "normal": share(usual),
+                "coverage": share(np.abs(result) <= Z), "size": share(p_value(result) <= 0.05), "normal": share(usual),
             }
         )  # fmt: skip
     return rows
@@ -133,8 +133,8 @@ def bayes(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
         for _ in range(rounds):
             chance, _ = spread.draw((30,), rng)
             right = rng.binomial(samples, chance)
-            found = bayes_at_n({str(i): [1.0] * r + [0.0] * (samples - r) for i, r in enumerate(right)})
-            hits.append((found.low or 0) <= chance.mean() <= (found.high or 1))
+            result = bayes_at_n({str(i): [1.0] * r + [0.0] * (samples - r) for i, r in enumerate(right)})
+            hits.append((result.low or 0) <= chance.mean() <= (result.high or 1))
         rows.append({"spread": spread.name, "problems": 30, "samples": samples, "coverage_given_problems": share(hits)})
     return rows
 
@@ -172,19 +172,19 @@ def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     axes = [np.array([resampling.level_effect(of, n) for n in range(of.max() + 1)]) for of in (of_row, of_column)]
     for problems, likeness in ((30, 0.0), (30, 0.6), (30, None), (60, 0.9), (60, None), (200, 0.6)):
         root, strata = alike((4, 5), likeness or 0.0), np.zeros(problems, int)
-        found, effects, trends, dropped = [], [], [], []
+        result, effects, trends, dropped = [], [], [], []
         for number in range(rounds):
             means = (
                 collapsing(problems, rng) if likeness is None else grades(np.full(20, level), problems, 1, root, rng)
             )
-            found.append(resampling.omnibus(means, strata).p <= 0.05)
-            effects += [resampling.joint_contrasts(means, strata, one)[0] <= 0.05 for one in axes]
+            result.append(resampling.omnibus(means, strata).p <= 0.05)
+            effects += [resampling.joint_contrasts(means, strata, item)[0] <= 0.05 for item in axes]
             trends.append(resampling.joint_contrasts(means, strata, resampling.slope(of_column, 5)[None])[0] <= 0.05)
             if number % 4 == 0:
                 best = resampling.plateau(means, strata, flips=499, seed=number % 16, gate=False)
                 dropped.append(not best.member[[0, 7]].all())
         row = {"problems": problems, "likeness": likeness, "collapse": likeness is None, "rounds": rounds}
-        sizes = {"size": share(found), "size_of_effects": share(effects), "size_of_trends": share(trends)}
+        sizes = {"size": share(result), "size_of_effects": share(effects), "size_of_trends": share(trends)}
         rows.append(row | sizes | {"one_of_two_equal_cells_dropped": share(dropped)})
     return rows
 
@@ -217,17 +217,17 @@ def _recommended(
     lost: Floats, gained: Floats, true: Floats, costs: Floats, problems: int, likeness: float, rng: np.random.Generator
 ) -> dict[str, Any]:
     shared = np.sqrt(likeness) * rng.standard_normal((1, problems))
-    place = stats.norm.cdf(shared + np.sqrt(1 - likeness) * rng.standard_normal((len(lost), problems)))
-    differences = np.where(place < lost[:, None], -1.0, np.where(place > 1 - gained[:, None], 1.0, 0.0))
+    position = stats.norm.cdf(shared + np.sqrt(1 - likeness) * rng.standard_normal((len(lost), problems)))
+    differences = np.where(position < lost[:, None], -1.0, np.where(position > 1 - gained[:, None], 1.0, 0.0))
     strata = np.repeat(np.arange(4), problems // 4)
-    found = losses(differences, strata, MARGIN)
-    full = int(np.where(found.shown, costs, np.inf).argmin()) if found.shown.any() else None
-    orders = [np.flatnonzero(strata == one) for one in range(4)]
+    result = losses(differences, strata, MARGIN)
+    full = int(np.where(result.shown, costs, np.inf).argmin()) if result.shown.any() else None
+    orders = [np.flatnonzero(strata == stratum) for stratum in range(4)]
     end, took = replay(differences, orders, costs, MARGIN, 20)
     breaks = true > MARGIN + 1e-9
     return {
         "full": full, "full_breaks": full is not None and breaks[full],
-        "covers": bool(((found.low <= true) & (true <= found.high)).all()),
+        "covers": bool(((result.low <= true) & (true <= result.high)).all()),
         "adaptive": end.recommended, "adaptive_breaks": end.recommended is not None and breaks[end.recommended],
         "share": took.sum() / (problems * len(lost)),
     }  # fmt: skip
@@ -271,12 +271,12 @@ def main() -> None:
             document[part.__name__] = part(max(rounds // 10, 20) if options.quick else rounds, rng, options.final)
             document.setdefault("seconds", {})[part.__name__] = round(time.monotonic() - began, 1)
     if options.out is not None:
-        held = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
-        part = held.setdefault("final" if options.final else "tuned", {})
+        stored = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+        part = stored.setdefault("final" if options.final else "tuned", {})
         seconds = {**part.get("seconds", {}), **document["seconds"]}
         part.update({**document, "seconds": seconds})
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(held).replace("}, {", "},\n  {") + "\n", "utf-8")
+        options.out.write_text(json.dumps(stored).replace("}, {", "},\n  {") + "\n", "utf-8")
     print(json.dumps(document))
 
 

@@ -58,15 +58,15 @@ def bounded(values: Floats, seen: Floats, screened: Floats) -> Limits:
 def strata(values: Floats, seen: Floats, screened: Floats) -> Limits:
     edges = np.quantile(screened, (0.25, 0.5, 0.75), axis=1).T
     quarter = (seen[:, :, None] > edges[:, None]).sum(2)
-    found = np.empty((len(values), 4))
+    result = np.empty((len(values), 4))
     for row, (own, of) in enumerate(zip(values, quarter, strict=True)):
-        means = np.array([own[of == one].mean() for one in np.unique(of)])
-        found[row] = (
+        means = np.array([own[of == stratum].mean() for stratum in np.unique(of)])
+        result[row] = (
             means.mean(),
             *map(float, interval(own, -1.0, 1.0, strata=np.unique(of, return_inverse=True)[1])),
             means.std(),
         )
-    return _wider(*found.T)
+    return _wider(*result.T)
 
 
 def _wider(value: Floats, low: Floats, high: Floats, spread: Floats) -> Limits:
@@ -84,10 +84,10 @@ def measured(kind: str, decoded: int, informed: float, rounds: int, rng: np.rand
     kept = rng.beta(*shape, (rounds, PROBLEMS))
     lost = (rng.random(kept.shape) > kept) | (rng.random(kept.shape) < collapse)
     screened = informed * kept + (1 - informed) * rng.random(kept.shape)
-    found = [method(-lost[:, :decoded].astype(float), screened[:, :decoded], screened) for method in METHODS]
-    usual = (found[0][1] - found[0][0]).mean()
+    results = [method(-lost[:, :decoded].astype(float), screened[:, :decoded], screened) for method in METHODS]
+    usual = (results[0][1] - results[0][0]).mean()
     row: dict[str, Any] = {"kind": kind, "decoded": decoded, "informed": informed}
-    for method, (low, high) in zip(METHODS, found, strict=True):
+    for method, (low, high) in zip(METHODS, results, strict=True):
         covered, worth = ((low <= truth) & (truth <= high)).mean(), (usual / (high - low).mean()) ** 2
         row[method.__name__] = {"coverage": round(float(covered), 4), "worth": round(float(worth), 3)}
     return row

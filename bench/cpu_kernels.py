@@ -59,14 +59,14 @@ def attention(kernels: native.Native, case: tuple[int, ...], layers: int) -> Cal
     query = torch.randn(tokens, heads, size)
     key, value = torch.randn(tokens, kv_heads, size), torch.randn(tokens, kv_heads, size)
     asked = query.view(rows, new, heads, size).transpose(1, 2)
-    held = [
+    stored = [
         [pool.view(kv_heads, rows, -1, size).transpose(0, 1)[:, :, : cached + new] for pool in both] for both in pools
     ]
     mask = torch.ones(new, cached + new, dtype=torch.bool).tril(cached) if new > 1 else None
     return {
         "native": lambda: [kernels.attention(batch, query, key, value, *both, size**-0.5) for both in pools],
         "sdpa": lambda: [
-            F.scaled_dot_product_attention(asked, *both, attn_mask=mask, enable_gqa=heads > kv_heads) for both in held
+            F.scaled_dot_product_attention(asked, *both, attn_mask=mask, enable_gqa=heads > kv_heads) for both in stored
         ],
     }
 
@@ -81,7 +81,7 @@ def linear(kernels: native.Native, inputs: int, outputs: int, rows: int, layers:
     return {
         "native": lambda: [layer(x) for layer in packed],
         "torch": lambda: [F.linear(x, weight) for weight in weights],
-        "onednn": lambda: [torch.ops.mkldnn._linear_pointwise(x, each, None, "none", [], "") for each in own],
+        "onednn": lambda: [torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") for weight in own],
     }
 
 
@@ -95,7 +95,7 @@ def measured(calls: Calls, limits: Calls, rounds: int, repeats: int) -> dict[str
             for _ in range(count):
                 call()
             taken[name].append((time.thread_time() - began) / count)
-    return {name: statistics.median(each[1:]) for name, each in taken.items()}
+    return {name: statistics.median(item[1:]) for name, item in taken.items()}
 
 
 def main() -> None:
@@ -117,34 +117,36 @@ def main() -> None:
 
     def case(calls: Calls, nbytes: float, flops: float) -> dict[str, Any]:
         repeats = max(1, round(min(traffic / nbytes, 2e9 / flops)))
-        found = measured(calls, limits, 1 if options.quick else options.rounds, repeats)
-        bandwidth, peak = traffic / found["reading"], computed / found["computing"]
+        result = measured(calls, limits, 1 if options.quick else options.rounds, repeats)
+        bandwidth, peak = traffic / result["reading"], computed / result["computing"]
         least = max(nbytes / bandwidth, flops / peak)
         return {
             "bound": "memory" if nbytes / bandwidth > flops / peak else "compute",
             "reading_gb_per_second": round(bandwidth / 1e9, 2),
             "computing_gflops": round(peak / 1e9, 1),
-            "gb_per_second": {name: round(nbytes / found[name] / 1e9, 2) for name in calls},
-            "gflops": {name: round(flops / found[name] / 1e9, 1) for name in calls},
-            "share": {name: round(least / found[name], 3) for name in calls},
+            "gb_per_second": {name: round(nbytes / result[name] / 1e9, 2) for name in calls},
+            "gflops": {name: round(flops / result[name] / 1e9, 1) for name in calls},
+            "share": {name: round(least / result[name], 3) for name in calls},
         }
 
     cases: dict[str, list[dict[str, Any]]] = {"attention": [], "linear": []}
     for shape in ATTENTION[: 1 if options.quick else None]:
         rows, cached, new, heads, kv_heads, size = shape
-        one = 8.0 * rows * kv_heads * (cached + new) * size
-        layers = max(1, round(min(traffic / one, 24)))
+        layer_bytes = 8.0 * rows * kv_heads * (cached + new) * size
+        layers = max(1, round(min(traffic / layer_bytes, 24)))
         flops = 4.0 * rows * heads * size * new * (cached + (new + 1) / 2) * layers
         named = dict(zip(("rows", "cached", "new", "heads", "kv_heads", "size"), shape, strict=True))
-        cases["attention"].append(named | case(attention(kernels, shape, layers), one * layers, flops))
+        cases["attention"].append(named | case(attention(kernels, shape, layers), layer_bytes * layers, flops))
     for inputs, outputs in LINEAR[: 1 if options.quick else None]:
         for rows in ROWS[: 1 if options.quick else None]:
-            one = 4.0 * inputs * outputs
+            layer_bytes = 4.0 * inputs * outputs
             # Layers of a small model stay in the cache, and are measured there.
-            layers = 4 if inputs * outputs < 1e5 else max(1, round(min(traffic / one, 16)))
+            layers = 4 if inputs * outputs < 1e5 else max(1, round(min(traffic / layer_bytes, 16)))
             named = {"inputs": inputs, "outputs": outputs, "rows": rows}
             flops = 2.0 * rows * inputs * outputs * layers
-            cases["linear"].append(named | case(linear(kernels, inputs, outputs, rows, layers), one * layers, flops))
+            cases["linear"].append(
+                named | case(linear(kernels, inputs, outputs, rows, layers), layer_bytes * layers, flops)
+            )
     keep({"bench": "kernels", "torch": torch.__version__, "target": kernels.target, **cases}, options.out)
 
 

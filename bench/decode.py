@@ -99,30 +99,30 @@ def _fastest(*work: Callable[[], object]) -> float:
 class Case:
     """All arms at one batch size and one mean cache length."""
 
-    def __init__(self, model: ModelHandle, network: LlamaForCausalLM, batch: int, tokens: int) -> None:
-        self.model, self.network, self.batch, self.tokens = model, network, batch, tokens
+    def __init__(self, handle: ModelHandle, model: LlamaForCausalLM, batch: int, tokens: int) -> None:
+        self.handle, self.model, self.batch, self.tokens = handle, model, batch, tokens
         share = WINDOW + RATIO * (1 - WINDOW)
         self.budget = budget = round(2 * tokens / (1 + share))
         values = {"kv_budget": budget, "local_window": round(WINDOW * budget), "ratio": RATIO, "ratio_over": "older"}
         self.policy = policies.of(Setting.of("window", **values))
         self.kept, self.cycle = budget - round((1 - share) * budget), round((1 - share) * budget)
-        self.engine = FilledEngine(model, [self.policy], Sampling(max_new_tokens=10**6), batch, budget)
-        self.cache = DynamicCache(config=network.config)
-        size = (batch, model.shape.kv_heads, tokens, model.shape.head_dim)
-        for layer in range(model.shape.layers):
+        self.engine = FilledEngine(handle, [self.policy], Sampling(max_new_tokens=10**6), batch, budget)
+        self.cache = DynamicCache(config=model.config)
+        size = (batch, handle.shape.kv_heads, tokens, handle.shape.head_dim)
+        for layer in range(handle.shape.layers):
             self.cache.update(torch.randn(size), torch.randn(size), layer)
 
     @property
     def read_bytes(self) -> int:
         """What a step has to read: weights, kept keys and values."""
-        return (self.model.weight_bytes or 0) + self.batch * self.tokens * self.model.kv_bytes_per_token
+        return (self.handle.weight_bytes or 0) + self.batch * self.tokens * self.handle.kv_bytes_per_token
 
     @property
     def flops(self) -> int:
         """What a step has to compute, for each row: twice the weights of linear layers, and four times what attention
         reads with each query head."""
-        shape = self.model.shape
-        weights = sum(each.weight.numel() for each in self.network.modules() if isinstance(each, torch.nn.Linear))
+        shape = self.handle.shape
+        weights = sum(module.weight.numel() for module in self.model.modules() if isinstance(module, torch.nn.Linear))
         attention = shape.layers * shape.heads * shape.head_dim * self.tokens
         return self.batch * (2 * weights + 4 * attention)
 
@@ -150,7 +150,7 @@ class Case:
         with torch.inference_mode():
             for step in range(steps):
                 at = torch.full((self.batch, 1), self.tokens + step)
-                output = self.network(input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True)
+                output = self.model(input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True)
                 ids = output.logits[:, -1:].argmax(-1)
         return time.thread_time() - began
 
@@ -169,7 +169,7 @@ class Case:
         self._cut()
         ids = torch.full((self.batch, self.tokens + 1), 7)
         began = time.thread_time()
-        self.network.generate(
+        self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             past_key_values=self.cache,
@@ -204,17 +204,17 @@ class Case:
             "dynamic": statistics.median(self.dynamic_compression() for _ in range(3)) / self.cycle,
             "generate": 0.0,
         }
-        whole = {name: [taken + spread[name] for taken in found] for name, found in seconds.items()}
+        whole = {name: [taken + spread[name] for taken in result] for name, result in seconds.items()}
         limits = [max(both) for both in zip(reading, computing, strict=True)]
         return {
             "batch": self.batch,
             "kv_tokens": self.tokens,
             "budget": self.budget,
             "kept": self.kept,
-            "step_ms": {name: _ms(found) for name, found in seconds.items()},
-            "compression_ms_per_step": {name: round(1000 * found, 3) for name, found in spread.items()},
+            "step_ms": {name: _ms(result) for name, result in seconds.items()},
+            "compression_ms_per_step": {name: round(1000 * result, 3) for name, result in spread.items()},
             "tokens_per_second": {
-                name: round(self.batch / statistics.median(found), 1) for name, found in whole.items()
+                name: round(self.batch / statistics.median(result), 1) for name, result in whole.items()
             },
             "speed_against": {
                 name: round(statistics.median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
@@ -231,8 +231,8 @@ class Case:
                     statistics.median(limit / s for limit, s in zip(limits, seconds["window"], strict=True)), 3
                 ),
             },
-            "bandwidth": round(statistics.median(self.read_bytes / each for each in reading)),
-            "flops_per_second": round(statistics.median(self.flops / each for each in computing)),
+            "bandwidth": round(statistics.median(self.read_bytes / item for item in reading)),
+            "flops_per_second": round(statistics.median(self.flops / item for item in computing)),
             "overhead": round(statistics.median(overhead), 4),
         }
 
@@ -250,20 +250,20 @@ ROOM = 8 * 2**30
 def demo(problems: int, rounds: int, against: Path | None) -> dict[str, Any]:
     """The demo's grid in fresh processes, in turns with another source tree if there is one."""
     sources = {"this": Path(kvatlas.__file__).parents[1]} | ({"against": against.resolve()} if against else {})
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
+    by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
     program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
     for _ in range(rounds):
         for name, source in sources.items():
-            place = {**os.environ, "PYTHONPATH": str(source)}
-            done = subprocess.run(program, env=place, capture_output=True, text=True, check=True)
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    rates = {name: [each["decoded_tokens"] / each["seconds"] for each in runs] for name, runs in found.items()}
+            position = {**os.environ, "PYTHONPATH": str(source)}
+            done = subprocess.run(program, env=position, capture_output=True, text=True, check=True)
+            by_name[name].append(json.loads(done.stdout.splitlines()[-1]))
+    rates = {name: [run["decoded_tokens"] / run["seconds"] for run in runs] for name, runs in by_name.items()}
     result = {
         "problems": problems,
-        "settings": found["this"][0]["settings"],
-        "decoded_tokens": {name: runs[0]["decoded_tokens"] for name, runs in found.items()},
-        "seconds": {name: [each["seconds"] for each in runs] for name, runs in found.items()},
-        "tokens_per_cpu_second": {name: round(statistics.median(each)) for name, each in rates.items()},
+        "settings": by_name["this"][0]["settings"],
+        "decoded_tokens": {name: runs[0]["decoded_tokens"] for name, runs in by_name.items()},
+        "seconds": {name: [run["seconds"] for run in runs] for name, runs in by_name.items()},
+        "tokens_per_cpu_second": {name: round(statistics.median(rate)) for name, rate in rates.items()},
     }
     if against:
         both = zip(rates["this"], rates["against"], strict=True)
@@ -287,26 +287,26 @@ def main() -> None:
 
     cases = FULL if options.full else QUICK
     if options.cases is not None:
-        cases = [tuple(int(part) for part in each.split("x")) for each in options.cases]  # type: ignore[misc]
-    found, left_out = [], []
+        cases = [tuple(int(part) for part in case.split("x")) for case in options.cases]  # type: ignore[misc]
+    outcome, left_out = [], []
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
-        # As transformers has it: not the layers that `ModelHandle.network` puts in.
-        network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        handle = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
+        # As transformers has it: not the layers that `ModelHandle.load` puts in.
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         machine = Machine() if cases else None
         for batch, tokens in cases:
-            if 2.5 * batch * tokens * model.kv_bytes_per_token > ROOM:
+            if 2.5 * batch * tokens * handle.kv_bytes_per_token > ROOM:
                 left_out.append([batch, tokens])
                 continue
             assert machine is not None
-            case = Case(model, network, batch, tokens)
+            case = Case(handle, model, batch, tokens)
             result = case.measure(options.steps, options.rounds, machine)
             if options.kvpress:
                 # Not in turns with the others: a process of its own right after them.
                 result["kvpress"] = _kvpress(options.kvpress, folder, case, options.steps, options.rounds)
-            found.append(result)
+            outcome.append(result)
             del case
-        parameters = network.num_parameters()
+        parameters = model.num_parameters()
     keep(
         {
             "bench": "decode",
@@ -315,7 +315,7 @@ def main() -> None:
             "machine": platform.processor() or platform.machine(),
             "kernels": getattr(native.load(), "target", None),
             "parameters": parameters,
-            "results": found,
+            "results": outcome,
             "left_out_for_memory": left_out,
             "demo": demo(options.demo, options.rounds, options.against) if options.demo else None,
         },
@@ -324,11 +324,11 @@ def main() -> None:
 
 
 def _kvpress(python: Path, folder: str, case: Case, steps: int, rounds: int) -> dict[str, Any]:
-    words = [str(each) for each in (case.batch, case.tokens, case.kept, case.cycle, steps, rounds)]
+    words = [str(item) for item in (case.batch, case.tokens, case.kept, case.cycle, steps, rounds)]
     program = str(Path(__file__).with_name("kvpress_peer.py"))
     done = subprocess.run([str(python), program, folder, *words], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 if __name__ == "__main__":

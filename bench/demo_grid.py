@@ -45,7 +45,7 @@ def main() -> None:
         stream = stream_key(0, model.weights_digest, benchmark.name, problem.id, 0)
         work.append(Request(problem.id, model.encode(benchmark.prompt(problem)), stream, settings))
     kernels = TimedKernels() if shares else None
-    engine = Engine(model, model.network(), settings, plan.spec.sampling.sampling(), BATCH)
+    engine = Engine(model, model.load(), settings, plan.spec.sampling.sampling(), BATCH)
     for _ in engine.run(work[:1]):
         pass
     if kernels is not None:

@@ -208,21 +208,21 @@ def worker(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical:
 
 def ray_worker(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: float) -> None:
     """kill -9 of one of two Ray workers, after a random trace."""
-    with cluster() as found:
-        crew = {"executor": "ray", "workers": 2, "address": found.address}
+    with cluster() as result:
+        crew = {"executor": "ray", "workers": 2, "address": result.address}
         _hit_while_sweeping(ledger, rng, folders, _kill_one(b"ray::Worker"), crew)
 
 
 def ray_node(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: float) -> None:
     """A Ray node with its worker is killed after a random trace; another joins."""
-    with cluster() as found:
+    with cluster() as result:
 
         def hit() -> bool:
-            found.remove_node(found.worker_nodes.copy().pop(), allow_graceful=False)
-            found.add_node(**NODE)
+            result.remove_node(result.worker_nodes.copy().pop(), allow_graceful=False)
+            result.add_node(**NODE)
             return True
 
-        _hit_while_sweeping(ledger, rng, folders, hit, {"executor": "ray", "workers": 2, "address": found.address})
+        _hit_while_sweeping(ledger, rng, folders, hit, {"executor": "ray", "workers": 2, "address": result.address})
 
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
@@ -235,14 +235,14 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    found = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
+    result = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
     for _ in range(2):
-        found.add_node(**NODE)
+        result.add_node(**NODE)
     try:
-        yield found
+        yield result
     finally:
         ray.shutdown()
-        found.shutdown()
+        result.shutdown()
 
 
 def _hit_while_sweeping(
@@ -299,7 +299,7 @@ def main() -> None:
     rng = random.Random(options.seed)
     # Kinds that the document holds already and that are not asked for again stay in it.
     kept = json.loads(options.out.read_text())["kinds"] if options.out and options.out.is_file() else {}
-    found: dict[str, Any] = {name: each for name, each in kept.items() if name not in options.kinds}
+    by_name: dict[str, Any] = {name: item for name, item in kept.items() if name not in options.kinds}
     with tempfile.TemporaryDirectory() as scratch:
         folders = (Path(scratch) / str(number) for number in range(10**6))
         undisturbed = next(folders)
@@ -310,15 +310,15 @@ def main() -> None:
         for kind in options.kinds:
             ledger = Ledger(plan, wanted, options.moments)
             KINDS[kind](ledger, rng, folders, typical)
-            found[kind] = {"seed": options.seed, **ledger.to_json()}
-            keep({"bench": "faults", "traces": plan.traces, "whole": whole(found), "kinds": found}, options.out)
-    sys.exit(not whole(found))
+            by_name[kind] = {"seed": options.seed, **ledger.to_json()}
+            keep({"bench": "faults", "traces": plan.traces, "whole": whole(by_name), "kinds": by_name}, options.out)
+    sys.exit(not whole(by_name))
 
 
 def whole(kinds: dict[str, Any]) -> bool:
     """Whether nothing was lost, nothing came twice, and every finished run equals the undisturbed one."""
     wrong = ("runs_unlike_the_undisturbed_one", "reported_traces_lost", "traces_reported_twice")
-    return not any(each[name] for each in kinds.values() for name in wrong)
+    return not any(item[name] for item in kinds.values() for name in wrong)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class FilledEngine(Engine):
     def __init__(
         self, model: ModelHandle, policies: Iterable[Policy], sampling: Sampling, batch_size: int, room: int
     ) -> None:
-        super().__init__(model, model.network(), policies, sampling, batch_size)
+        super().__init__(model, model.load(), policies, sampling, batch_size)
         self.room = room
         self.sequences = [self.cache.begin() for _ in range(batch_size)]
         for sequence in self.sequences:
@@ -114,11 +114,11 @@ class FilledEngine(Engine):
         began = time.thread_time()
         with torch.inference_mode():
             for row in self.scheduler.rows[:rows]:
-                compress(self.model, self.cache, row)
+                compress(self.handle, self.cache, row)
         return time.thread_time() - began
 
     def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         began = time.thread_time()
-        found = super()._forward(batch, wanted)
+        result = super()._forward(batch, wanted)
         self.forward_seconds += time.thread_time() - began
-        return found
+        return result

@@ -33,10 +33,10 @@ SETTINGS: list[dict[str, Any]] = [
 Outcomes = dict[tuple[str, str], dict[int, float]]
 
 
-def difference(one: Outcomes, other: Outcomes) -> dict[str, Any]:
-    found = paired_difference(one, other)
-    points = {"value": found.value, "low": found.low, "high": found.high}
-    return {name: round(100 * x, 1) for name, x in points.items()} | {"p": found.p, "problems": found.problems}
+def difference(outcomes: Outcomes, other: Outcomes) -> dict[str, Any]:
+    result = paired_difference(outcomes, other)
+    points = {"value": result.value, "low": result.low, "high": result.high}
+    return {name: round(100 * x, 1) for name, x in points.items()} | {"p": result.p, "problems": result.problems}
 
 
 def main() -> None:
@@ -59,10 +59,12 @@ def main() -> None:
             for _, trace in store.traces(texts=False):
                 if int(trace.problem.rpartition("-")[2]) >= options.first:
                     name = (trace.model, trace.setting.policy, trace.setting.values.get("ratio"))
-                    held = grades.setdefault(name, {}).setdefault((trace.benchmark, trace.problem), {})
-                    held[trace.sample] = float(trace.grade.correct)
-    found = {model: summary({name[1:]: held for name, held in grades.items() if name[0] == model}) for model in MODELS}
-    print(json.dumps({"bench": "fresh_problems", "options": vars(options), "models": found}))
+                    stored = grades.setdefault(name, {}).setdefault((trace.benchmark, trace.problem), {})
+                    stored[trace.sample] = float(trace.grade.correct)
+    by_name = {
+        model: summary({name[1:]: stored for name, stored in grades.items() if name[0] == model}) for model in MODELS
+    }
+    print(json.dumps({"bench": "fresh_problems", "options": vars(options), "models": by_name}))
 
 
 def summary(grades: dict[tuple[str, float | None], Outcomes]) -> dict[str, Any]:

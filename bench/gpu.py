@@ -55,28 +55,28 @@ TINY = {
 
 
 def build(folder: Path, tiny: bool) -> tuple[ModelHandle, LlamaForCausalLM]:
-    """The model, whose traces never end, and its network made in place: nothing is written but its config."""
+    """The model, whose traces never end, and its weights made in place: nothing is written but its config."""
     config = LlamaConfig(**(TINY if tiny else EIGHT_B))
     config.save_pretrained(folder)
-    model = endless(folder)
+    handle = endless(folder)
     torch.manual_seed(0)
     with torch.device("cpu" if tiny else "cuda"):
         torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
-        network = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
-    return model, network.eval().requires_grad_(False)
+    return handle, model.eval().requires_grad_(False)
 
 
 def measure(
-    model: ModelHandle, network: LlamaForCausalLM, setting: Setting, graphs: bool, batch: int, prompt: int, tokens: int
+    handle: ModelHandle, model: LlamaForCausalLM, setting: Setting, graphs: bool, batch: int, prompt: int, tokens: int
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
     """Tokens per second and bytes of one batch, {"fits": False} where memory ran out; and what it wrote."""
-    cuda = network.device.type == "cuda"
+    cuda = model.device.type == "cuda"
     policy = policies.of(setting)
     prompts = [tuple((7 * row + i) % 500 + 5 for i in range(prompt)) for row in range(batch)]
 
     def decode(count: int) -> tuple[Engine, list[tuple[int, ...]]]:
-        engine = Engine(model, network, [policy], Sampling(max_new_tokens=count), batch, backend="flex")
+        engine = Engine(handle, model, [policy], Sampling(max_new_tokens=count), batch, backend="flex")
         if not graphs:
             engine.graphs = None
         traces = list(engine.run([Request(row, ids, row, (policy,)) for row, ids in enumerate(prompts)]))
@@ -96,7 +96,7 @@ def measure(
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return {"fits": False}, []
-    found = {
+    by_name = {
         "fits": True,
         "passes": engine.passes,
         "graph_steps": engine.graphs.steps if engine.graphs else 0,
@@ -104,12 +104,14 @@ def measure(
         "kv_bytes": engine.cache.bytes,
         "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda else None,
     }
-    return found, written
+    return by_name, written
 
 
-def alike(one: Sequence[int], other: Sequence[int]) -> int:
+def alike(tokens: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two traces begin with alike."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
+    )
 
 
 def main() -> None:
@@ -131,16 +133,16 @@ def main() -> None:
     window = Setting.of("window", kv_budget=options.budget, local_window=options.window, ratio=options.ratio)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        model, network = build(Path(folder), options.tiny)
+        handle, model = build(Path(folder), options.tiny)
         for batch in options.batches:
             for setting in (window, Setting.of("full")):
                 traces = []
                 for graphs in (False, True):
-                    found, written = measure(model, network, setting, graphs, batch, options.prompt, options.tokens)
-                    results.append({"batch": batch, "policy": setting.policy, "graphs": graphs, **found})
+                    result, written = measure(handle, model, setting, graphs, batch, options.prompt, options.tokens)
+                    results.append({"batch": batch, "policy": setting.policy, "graphs": graphs, **result})
                     traces.append(written)
                 if all(traces):
-                    same = [alike(one, other) for one, other in zip(*traces, strict=True)]
+                    same = [alike(trace, other) for trace, other in zip(*traces, strict=True)]
                     results[-1]["same_tokens"] = round(statistics.mean(same), 1)
     keep(
         {
@@ -148,8 +150,8 @@ def main() -> None:
             "options": {name: str(value) if name == "out" else value for name, value in vars(options).items()},
             "torch": torch.__version__,
             "hardware": platform.processor() or platform.machine() if options.tiny else torch.cuda.get_device_name(),
-            "dtype": str(network.dtype).removeprefix("torch."),
-            "parameters": network.num_parameters(),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "parameters": model.num_parameters(),
             "results": results,
         },
         options.out,

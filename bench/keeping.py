@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 
-def keep(found: dict[str, Any], out: Path | None) -> None:
+def keep(result: dict[str, Any], out: Path | None) -> None:
     """Print the document as the last line, and keep it in the file `out`."""
-    document = json.dumps(found)
+    document = json.dumps(result)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(document + "\n")

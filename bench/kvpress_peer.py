@@ -36,10 +36,10 @@ class Peer:
         self.layers = config.num_hidden_layers
 
     def cache(self) -> DynamicCache:
-        found = DynamicCache(config=self.model.config)
+        result = DynamicCache(config=self.model.config)
         for layer in range(self.layers):
-            found.update(torch.randn(self.shape), torch.randn(self.shape), layer)
-        return found
+            result.update(torch.randn(self.shape), torch.randn(self.shape), layer)
+        return result
 
     def steps(self, count: int, done: int = 0) -> float:
         """Seconds of so many steps from a full cache, as if `done` steps had passed since the last compression."""

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvatlas.predictor import answer_attention
 
 
-def network(options: argparse.Namespace) -> LlamaForCausalLM:
+def llama(options: argparse.Namespace) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=1024,
         hidden_size=options.hidden,
@@ -48,7 +48,7 @@ def peak(device: str) -> int:
 @torch.inference_mode()
 def measure(options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
-    model = network(options)
+    model = llama(options)
     tokens = [i * 7919 % 1000 for i in range(options.one)]
     start = options.one - options.answer
 
@@ -56,8 +56,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         if options.matrix:
             model.set_attn_implementation("eager")
             ids = torch.tensor([tokens[:length]], device=options.device)
-            found = model.get_decoder()(input_ids=ids, use_cache=False, output_attentions=True)
-            torch.stack([layer[0, :, -options.answer :].mean((0, 1)) for layer in found.attentions]).mean(0)
+            result = model.get_decoder()(input_ids=ids, use_cache=False, output_attentions=True)
+            torch.stack([layer[0, :, -options.answer :].mean((0, 1)) for layer in result.attentions]).mean(0)
         else:
             answer_attention(model, tokens[:length], min(start, length - 1))
 
@@ -68,11 +68,11 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return {"bytes": peak(options.device) - before, "seconds": round(time.perf_counter() - began, 2)}
 
 
-def exponent(found: dict[str, dict[str, float]]) -> float | None:
+def exponent(result: dict[str, dict[str, float]]) -> float | None:
     """Least-squares slope of log memory over log length; None for fewer than two lengths."""
-    if len(found) < 2:
+    if len(result) < 2:
         return None
-    points = [(math.log(int(length)), math.log(each["bytes"])) for length, each in found.items()]
+    points = [(math.log(int(length)), math.log(entry["bytes"])) for length, entry in result.items()]
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     return round(sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points), 3)
 
@@ -96,8 +96,8 @@ def main() -> None:
         common = [sys.executable, __file__, "--one", str(length), "--answer", str(options.answer)]
         common += ["--layers", str(options.layers), "--hidden", str(options.hidden), "--device", options.device]
         done = subprocess.run([*common, *more], check=True, capture_output=True, text=True)
-        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        document: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return document
 
     blocks = {str(length): apart(length) for length in options.lengths}
     matrix = {str(length): apart(length, "--matrix") for length in options.matrix_lengths}

@@ -54,19 +54,19 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     from kvatlas.engine.memory import peak
 
     torch.set_num_threads(1)
-    model = endless(folder)
+    handle = endless(folder)
     values = {"kv_budget": BUDGET, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [policies.of(Setting.of("window", local_window=window, **values)) for window in (16, 32, 64, 96)]
     settings += [policies.of(Setting.of("full"))] if full else []
     prompt = tuple(5 + i % 1000 for i in range(PROMPT))
     # What libraries allocate once, at their first use, is theirs.
-    network = model.network()
-    list(Engine(model, network, settings, Sampling(max_new_tokens=2), 1).run([Request(0, prompt, 0, (settings[0],))]))
-    before = resident("VmRSS") - (model.weight_bytes or 0)
-    engine = Engine(model, network, settings, Sampling(max_new_tokens=OUTPUT), BATCH)
+    model = handle.load()
+    list(Engine(handle, model, settings, Sampling(max_new_tokens=2), 1).run([Request(0, prompt, 0, (settings[0],))]))
+    before = resident("VmRSS") - (handle.weight_bytes or 0)
+    engine = Engine(handle, model, settings, Sampling(max_new_tokens=OUTPUT), BATCH)
     for _ in engine.run([Request(number, prompt, number, tuple(settings)) for number in range(TREES)]):
         pass
-    estimated = peak(model, settings, BATCH, TREES, PROMPT, OUTPUT)
+    estimated = peak(handle, settings, BATCH, TREES, PROMPT, OUTPUT)
     measured = resident("VmHWM") - before
     return {
         "estimated": estimated.to_json(),
@@ -88,14 +88,14 @@ def main() -> None:
 
     from filled import bench_model
 
-    found = {}
+    by_name = {}
     with tempfile.TemporaryDirectory() as folder:
         bench_model(Path(folder), SHAPE)
         for case in CASES:
             command = [sys.executable, __file__, "--case", case, "--folder", folder]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found[case] = json.loads(done.stdout.splitlines()[-1])
-    keep({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": found}, options.out)
+            by_name[case] = json.loads(done.stdout.splitlines()[-1])
+    keep({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": by_name}, options.out)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def verified(name: str, converted: Path, folder: Path) -> dict[str, Any]:
     cell, knobs, properties = ENDPOINTS[name]
     own = folder / name.replace(" ", "_")
     if (own / "found.json").is_file():
-        found: dict[str, Any] = json.loads((own / "found.json").read_text())
-        return found
+        document: dict[str, Any] = json.loads((own / "found.json").read_text())
+        return document
     own.mkdir(exist_ok=True)
     words = [sys.executable, str(ROOT / "recipes/openvino/serve.py"), str(converted), "--port", "0"]
     if knobs:
@@ -75,12 +75,12 @@ def verified(name: str, converted: Path, folder: Path) -> dict[str, Any]:
             "export-setting", folder / "run", "--setting", cell, "--to", "openvino", "--out", own
         ).check_returncode()
         words += ["--setting", str(own / "openvino.py")]
-    words += [f"--property={one}" for one in ("INFERENCE_NUM_THREADS=1", *properties)]
+    words += [f"--property={item}" for item in ("INFERENCE_NUM_THREADS=1", *properties)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     answers = folder / "served" if knobs else own / "served"
     try:
-        url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+", line)))
+        url = next(match_[0] for line in process.stdout if (match_ := re.search(r"http://\S+?:\d+", line)))
         given = [f"--knob={knob}={value}" for knob, value in knobs.items()]
         asked = ("verify", url, "--against", folder / "run", "--cell", cell, "--out", answers, "--concurrency", 64)
         done = kvatlas(*asked, *given, "--quiet", "--json")
@@ -89,14 +89,14 @@ def verified(name: str, converted: Path, folder: Path) -> dict[str, Any]:
         process.wait(60)
     assert done.returncode != 2, done.stderr
     said = json.loads(done.stdout)
-    found = {
+    document = {
         "cell": cell,
         "exit_code": done.returncode,
         **{f"against_{side}": said[side] for side in ("cell", "full") if said[side]},
         "failed_checks": [check["sentence"] for check in said["checks"] if not check["good"]],
     }
-    (own / "found.json").write_text(json.dumps(found))
-    return found
+    (own / "found.json").write_text(json.dumps(document))
+    return document
 
 
 def texts(run: Path, policy: str) -> dict[str, str]:
@@ -108,20 +108,20 @@ def texts(run: Path, policy: str) -> dict[str, str]:
 
 def shares(run: Path) -> dict[Setting, dict[str, float]]:
     """Pass@1 in percent of every cell, with its interval, and what its answers took."""
-    found = {}
+    by_name = {}
     for cell in RunData.open(run).cells:
         shown = cell.cell()
         low, high = shown.estimate.low, shown.estimate.high
         assert low is not None
         assert high is not None
-        found[cell.expected.setting] = {
+        by_name[cell.expected.setting] = {
             **{
                 name: round(100 * value, 1)
                 for name, value in zip(("pass_at_1", "low", "high"), (shown.estimate.value, low, high), strict=True)
             },
             "output_tokens": round(shown.output_tokens_mean or 0, 1),
         }
-    return found
+    return by_name
 
 
 def main() -> None:
@@ -132,11 +132,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     sweep(make_plan(parse_spec(SPEC)), options.folder / "run", workers=1)
-    found = {name: verified(name, options.converted, options.folder) for name in ENDPOINTS}
+    by_name = {name: verified(name, options.converted, options.folder) for name in ENDPOINTS}
     ours = texts(options.folder / "run", "full")
     for name in [name for name, (cell, *_) in ENDPOINTS.items() if cell == "full"]:
         theirs = texts(options.folder / name.replace(" ", "_") / "served", "served")
-        found[name]["same_text"] = sum(ours[problem] == text for problem, text in theirs.items())
+        by_name[name]["same_text"] = sum(ours[problem] == text for problem, text in theirs.items())
     kvatlas("map", options.folder / "served", "--out", options.folder / "knobs.png").check_returncode()
     keep(
         {
@@ -145,7 +145,7 @@ def main() -> None:
             "versions": {name: version(name) for name in ("openvino", "openvino-genai")},
             "kvatlas": {str(setting): values for setting, values in shares(options.folder / "run").items()},
             "openvino": {str(setting): values for setting, values in shares(options.folder / "served").items()},
-            "verified": found,
+            "verified": by_name,
         },
         options.out,
     )

@@ -40,33 +40,33 @@ def settings(model: ModelHandle) -> dict[str, Policy]:
     """Every policy that runs on any model by itself; none compresses before the bench says so."""
     save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
     text = tuple(5 + i % 50 for i in range(64))
-    save_file(query_statistics(model, model.network(), [text]), model.folder / STATISTICS_FILE)
-    found: dict[str, Policy] = {}
+    save_file(query_statistics(model, model.load(), [text]), model.folder / STATISTICS_FILE)
+    by_name: dict[str, Policy] = {}
     for name in policies.policies.names():
         if name == "full":
-            found[name] = policies.of(Setting.of(name))
+            by_name[name] = policies.of(Setting.of(name))
         elif name != "oracle":
             values = {"kv_budget": 10**6, "local_window": 256, "ratio": 0.3}
-            found[name] = policies.of(Setting.of(name, **values))
-    return found
+            by_name[name] = policies.of(Setting.of(name, **values))
+    return by_name
 
 
 def measure(model: ModelHandle, tokens: int, rounds: int, compressions: int) -> dict[str, dict[str, float]]:
     """Medians for every policy at one cache length."""
-    found = settings(model)
-    engine = FilledEngine(model, found.values(), Sampling(temperature=0.0, max_new_tokens=10**6), ROWS, tokens + 64)
+    result = settings(model)
+    engine = FilledEngine(model, result.values(), Sampling(temperature=0.0, max_new_tokens=10**6), ROWS, tokens + 64)
 
     def step(name: str) -> float:
-        engine.put(tokens, found[name])
+        engine.put(tokens, result[name])
         return engine.step()
 
     def compression(policy: Policy) -> float:
         engine.put(tokens, policy)
         return engine.compression(1)
 
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    ratios: dict[str, list[float]] = {name: [] for name in found}
-    names = list(found)
+    seconds: dict[str, list[float]] = {name: [] for name in result}
+    ratios: dict[str, list[float]] = {name: [] for name in result}
+    names = list(result)
     for turn in range(-1, rounds):
         before = step("window")
         for start in range(0, len(names), 3):
@@ -77,7 +77,7 @@ def measure(model: ModelHandle, tokens: int, rounds: int, compressions: int) -> 
                 ratios[name].append(2 * taken / (before + after))
             before = after
     rows = {}
-    for name, policy in found.items():
+    for name, policy in result.items():
         row = {
             "step_ms": round(1000 * statistics.median(seconds[name]), 3),
             "step_against_window": round(statistics.median(ratios[name]), 4),
@@ -103,11 +103,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = bench_model(Path(folder), shape_of(options.layers, options.hidden))
         vars(model).update(tokenizer=models.find("embedded:tiny-llama").tokenizer)
-        found = {}
+        by_name = {}
         for tokens in options.tokens:
             rounds = max(5, options.rounds * min(options.tokens) // tokens)
-            found[str(tokens)] = measure(model, tokens, rounds, options.compressions)
-    fast = {tokens: {name: rows[name]["step_against_window"] for name in FAST} for tokens, rows in found.items()}
+            by_name[str(tokens)] = measure(model, tokens, rounds, options.compressions)
+    fast = {tokens: {name: rows[name]["step_against_window"] for name in FAST} for tokens, rows in by_name.items()}
     print(
         json.dumps(
             {
@@ -116,7 +116,7 @@ def main() -> None:
                 "torch": torch.__version__,
                 "machine": platform.processor() or platform.machine(),
                 "sequences": ROWS,
-                "cached_tokens": found,
+                "cached_tokens": by_name,
                 "fast": fast,
                 "fast_within_3_percent": all(ratio <= 1.03 for rows in fast.values() for ratio in rows.values()),
             }

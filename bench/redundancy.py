@@ -47,34 +47,34 @@ def by_matrix(key: Tensor, threshold: float) -> Tensor:
 @torch.inference_mode()
 def keys_of(name: str, tokens: int) -> Tensor:
     """Keys [KV heads of all layers, tokens, head size] of a model that reads problems of CHAIN12."""
-    model = models.find(name)
+    handle = models.find(name)
     text: list[int] = []
     for problem in benchmarks.find("CHAIN12").problems(tokens // 8):
-        text += model.encode(problem.question)
+        text += handle.encode(problem.question)
         if len(text) >= tokens:
             break
-    network, cache = model.network(), DynamicCache()
+    model, cache = handle.load(), DynamicCache()
     for start in range(0, tokens, CHUNK):
         part = torch.tensor([text[:tokens][start : start + CHUNK]])
-        network.get_decoder()(input_ids=part, past_key_values=cache, use_cache=True)
+        model.get_decoder()(input_ids=part, past_key_values=cache, use_cache=True)
     return torch.cat([layer.keys[0] for layer in cache.layers]).float()
 
 
 def seconds(call: Callable[[], Tensor]) -> tuple[float, Tensor]:
     began = time.thread_time()
-    found = call()
-    return time.thread_time() - began, found
+    result = call()
+    return time.thread_time() - began, result
 
 
 def measure(key: Tensor, heads: int, matrix: int) -> dict[str, float | None]:
     """Seconds for `heads` heads, and the largest relative difference of the two ways; the keys' heads take turns."""
     own, theirs, difference = 0.0, 0.0, 0.0
     for head in range(heads):
-        one = key[head % len(key)][None]
-        turns = [seconds(lambda one=one: redundancy(one, 0.5)) for _ in range(TURNS)]  # type: ignore[misc]
+        item = key[head % len(key)][None]
+        turns = [seconds(lambda entry=item: redundancy(entry, 0.5)) for _ in range(TURNS)]  # type: ignore[misc]
         own += min(taken for taken, _ in turns)
         if head < matrix:
-            taken, wanted = seconds(lambda one=one: by_matrix(one, 0.5))  # type: ignore[misc]
+            taken, wanted = seconds(lambda value=item: by_matrix(value, 0.5))  # type: ignore[misc]
             theirs += taken * heads / matrix
             difference = max(difference, float(((turns[0][1] - wanted) / wanted).abs().max()))
     row: dict[str, float | None] = {"seconds": round(own, 4), "matrix_seconds": None, "relative_difference": None}

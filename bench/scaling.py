@@ -54,8 +54,8 @@ def main() -> None:
         for window in WINDOWS
         for ratio in RATIOS
     ]
-    found = [length for each in lengths(None, 5, 0).values() for length in each]
-    separate, shared = tokens(found, BUDGET - PROMPT + 1, len(grid))
+    results = [length for item in lengths(None, 5, 0).values() for length in item]
+    separate, shared = tokens(results, BUDGET - PROMPT + 1, len(grid))
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPE).save_pretrained(folder)
         model = ModelHandle(f"hf:{folder}", Path(folder))

@@ -43,31 +43,33 @@ def grid(problems: int, spec: str) -> dict[str, Any]:
     """The demo's grid on its first model: decoded, and screened."""
     data = yaml.safe_load((files("kvatlas.sweeps") / f"{spec}.yaml").read_text())
     plan = make_plan(parse_spec({**data, "models": data["models"][:1], "problems": problems}))
-    (model,) = plan.models
+    (handle,) = plan.models
     chosen = tuple(policy for policy, _ in plan.policies)
     sampling = plan.spec.sampling.sampling()
     asked = {(b.name, p.id): (b, p) for b in plan.benchmarks for p in plan.problems[b.name]}
     work = [
-        Request(key, model.encode(b.prompt(p)), stream_key(0, model.weights_digest, *key, 0), chosen)
+        Request(key, handle.encode(b.prompt(p)), stream_key(0, handle.weights_digest, *key, 0), chosen)
         for key, (b, p) in asked.items()
     ]
-    network = model.network()
-    engine = Engine(model, network, chosen, sampling, 64)
+    model = handle.load()
+    engine = Engine(handle, model, chosen, sampling, 64)
     began = time.process_time()
     written = list(engine.run(work))
     decoding = time.process_time() - began
     full = {g.key: g.tokens for g in written if g.policy == FULL}
 
-    reader = ForcedReader(model, network, chosen, sampling, 64)
+    reader = ForcedReader(handle, model, chosen, sampling, 64)
     began = time.process_time()
-    screened = {one.key: reader.screen(replace(one, script=full[one.key])) for one in work}
+    screened = {item.key: reader.screen(replace(item, script=full[item.key])) for item in work}
     reading = time.process_time() - began
 
-    right = {(g.key, g.policy): grade(model, *asked[g.key], g.tokens, g.finished).correct for g in written}
+    right = {(g.key, g.policy): grade(handle, *asked[g.key], g.tokens, g.finished).correct for g in written}
     settings = [policy for policy in chosen if policy != FULL]
     passed = np.array([[right[key, policy] for policy in settings] for key in asked], float)
     values = {
-        (key, one.policy): measures(one.tally, len(full[key])) for key, results in screened.items() for one in results
+        (key, result.policy): measures(result.tally, len(full[key]))
+        for key, results in screened.items()
+        for result in results
     }
     tables = {
         name: np.array([[values[key, policy][name] for policy in settings] for key in asked]) for name in MEASURES

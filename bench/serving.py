@@ -42,8 +42,8 @@ SEED = 1
 
 def questions(count: int) -> list[str]:
     """As many prompts of our chains as are asked for."""
-    found = benchmark("CHAIN9")
-    return [found.prompt(problem) for problem in found.problems(count)]
+    benchmark_ = benchmark("CHAIN9")
+    return [benchmark_.prompt(problem) for problem in benchmark_.problems(count)]
 
 
 class Offline:
@@ -52,7 +52,7 @@ class Offline:
     def __init__(self, rows: int) -> None:
         self.model = find(MODEL)
         self.policy = chosen(self.model, "dynts", SETTING)
-        self.engine = Engine(self.model, self.model.network(), [self.policy], Sampling(), rows)
+        self.engine = Engine(self.model, self.model.load(), [self.policy], Sampling(), rows)
 
     def turn(self, texts: list[str], most: int) -> tuple[int, float, float]:
         """(tokens, seconds, processor seconds) of one pass over the requests."""
@@ -100,8 +100,8 @@ def clients_in_a_process(url: str, options: argparse.Namespace) -> dict[str, Any
     """One pass over the requests by clients in a process of their own."""
     words = ["--asks", url, *(f"--{name}={getattr(options, name)}" for name in ("clients", "requests", "tokens"))]
     done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 def serve(rows: int) -> tuple[subprocess.Popen[str], str]:
@@ -111,9 +111,9 @@ def serve(rows: int) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "kvatlas", "serve", MODEL, *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    found = re.search(r"http://\S+?:\d+", process.stdout.readline())
-    assert found, "the server did not start"
-    return process, found[0]
+    match_ = re.search(r"http://\S+?:\d+", process.stdout.readline())
+    assert match_, "the server did not start"
+    return process, match_[0]
 
 
 def processor_seconds(pid: int) -> float:
@@ -133,13 +133,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for turn in range(options.turns + 1):
             tokens, seconds, busy = offline.turn(texts, options.tokens)
             before = processor_seconds(process.pid)
-            found = clients_in_a_process(url, options)
+            result = clients_in_a_process(url, options)
             busy_there = processor_seconds(process.pid) - before
-            assert found["tokens"] == tokens, "the server wrote other answers than the engine"
+            assert result["tokens"] == tokens, "the server wrote other answers than the engine"
             if turn:
                 engine.append(tokens / seconds)
-                server.append(tokens / found["seconds"])
-                firsts += found["firsts"]
+                server.append(tokens / result["seconds"])
+                firsts += result["firsts"]
                 busy_engine.append(tokens / busy)
                 busy_server.append(tokens / busy_there)
                 count = tokens
@@ -160,7 +160,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "engine_tokens_per_processor_second": [round(rate) for rate in busy_engine],
         "server_tokens_per_processor_second": [round(rate) for rate in busy_server],
         "processor_ratio": round(statistics.median(busy_server) / statistics.median(busy_engine), 3),
-        "ratios_by_turn": [round(one / other, 3) for one, other in zip(server, engine, strict=True)],
+        "ratios_by_turn": [round(first / other, 3) for first, other in zip(server, engine, strict=True)],
         "first_piece_seconds_median": round(statistics.median(firsts), 3),
     }
 
@@ -180,11 +180,11 @@ def main() -> None:
         )
         print(json.dumps({"tokens": tokens, "seconds": seconds, "firsts": firsts}))
         return
-    found = measure(options)
+    result = measure(options)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found))
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def main() -> None:
             "bench": "startup",
             "machine": platform.processor() or platform.machine(),
             "python": platform.python_version(),
-            "seconds": {name: round(statistics.median(found), 3) for name, found in seconds.items()},
-            "fastest": {name: round(min(found), 3) for name, found in seconds.items()},
+            "seconds": {name: round(statistics.median(result), 3) for name, result in seconds.items()},
+            "fastest": {name: round(min(result), 3) for name, result in seconds.items()},
         },
         options.out,
     )

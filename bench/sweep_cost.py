@@ -56,21 +56,21 @@ def lengths(
 ) -> dict[str, list[int]]:
     """New tokens of every (problem, sample) of each benchmark: their mean before the cut is the benchmark's."""
     rng = random.Random(seed)
-    found = {}
+    by_name = {}
     for name in benchmarks:
         count, mean = LENGTHS[name]
         drawn = [
             mean * rng.lognormvariate(-SPREAD * SPREAD / 2, SPREAD)
             for _ in range(min(count, problems or count) * samples)
         ]
-        found[name] = [min(LONGEST, max(1, round(each))) for each in drawn]
-    return found
+        by_name[name] = [min(LONGEST, max(1, round(item))) for item in drawn]
+    return by_name
 
 
-def tokens(found: list[int], fork: int, settings: int) -> tuple[int, int]:
+def tokens(result: list[int], fork: int, settings: int) -> tuple[int, int]:
     """Decoded tokens of separate runs, and of trees that fork at `fork` tokens."""
-    separate = settings * sum(found)
-    shared = sum(min(each, fork) + settings * max(0, each - fork) for each in found)
+    separate = settings * sum(result)
+    shared = sum(min(item, fork) + settings * max(0, item - fork) for item in result)
     return separate, shared
 
 
@@ -89,10 +89,10 @@ def main() -> None:
 
     settings, scale = len(WINDOWS) * len(RATIOS), options.scale
     published = lengths(None, 5, options.seed)
-    counted = {name: tokens(each, BUDGET - PROMPT + 1, settings) for name, each in published.items()}
+    counted = {name: tokens(item, BUDGET - PROMPT + 1, settings) for name, item in published.items()}
     problems, samples = (None, 5) if options.full else (options.problems, 1)
     decoded = lengths(problems, samples, options.seed, options.benchmarks)
-    new = [max(2, round(length / scale)) for each in decoded.values() for length in each]
+    new = [max(2, round(length / scale)) for item in decoded.values() for length in item]
     prompt = tuple(5 + i % 400 for i in range(round(PROMPT / scale)))
     grid = [
         policies.of(
@@ -109,17 +109,17 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     written: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = bench_model(Path(folder), SHAPE)
-        network = model.network()
+        handle = bench_model(Path(folder), SHAPE)
+        model = handle.load()
         for _ in range(options.rounds):
             for name, requests in arms.items():
-                engine = Engine(model, network, grid, Sampling(), options.batch)
+                engine = Engine(handle, model, grid, Sampling(), options.batch)
                 began = time.perf_counter()
                 traces = sum(1 for _ in engine.run(requests))
                 seconds[name].append(time.perf_counter() - began)
                 assert traces == len(new) * settings
                 written[name] = engine.decoded_tokens
-    separate, shared = (sum(each[side] for each in counted.values()) for side in (0, 1))
+    separate, shared = (sum(item[side] for item in counted.values()) for side in (0, 1))
     share = written["shared"] / written["separate"]
     times = statistics.median(s / a for s, a in zip(seconds["shared"], seconds["separate"], strict=True))
     keep(
@@ -128,8 +128,8 @@ def main() -> None:
             "options": {name: value for name, value in vars(options).items() if name != "out"},
             "machine": platform.processor() or platform.machine(),
             "published": {
-                "mean_new_tokens": {name: round(statistics.mean(each)) for name, each in published.items()},
-                "traces": {name: len(each) * settings for name, each in published.items()},
+                "mean_new_tokens": {name: round(statistics.mean(item)) for name, item in published.items()},
+                "traces": {name: len(item) * settings for name, item in published.items()},
                 "decoded_tokens": {"separate": separate, "shared": shared},
                 "share": round(shared / separate, 4),
                 "share_by_benchmark": {name: round(two[1] / two[0], 4) for name, two in counted.items()},
@@ -141,7 +141,7 @@ def main() -> None:
                 4,
             ),
             "share_of_tokens": round(share, 4),
-            "seconds": {name: round(statistics.median(each), 2) for name, each in seconds.items()},
+            "seconds": {name: round(statistics.median(item), 2) for name, item in seconds.items()},
             "share_of_time": round(times, 4),
             "time_against_tokens": round(times / share, 3),
         },

@@ -110,30 +110,32 @@ def decoded(settings: list[Mapping[str, Any]], model: str, problems: int, sample
     }
     plan = make_plan(parse_spec(spec))
     sweep(plan, folder, workers=1)
-    found: list[Pool] = []
+    results: list[Pool] = []
     with Store.open(folder) as store:
         traces = [trace for _, trace in store.traces(texts=False)]
     for policy, _ in plan.policies:
         pool: Pool = {}
-        for trace in sorted((one for one in traces if one.setting == policy.setting), key=lambda one: one.sample):
+        for trace in sorted(
+            (trace for trace in traces if trace.setting == policy.setting), key=lambda item: item.sample
+        ):
             used = trace.usage
             row = [float(trace.grade.correct), used.output_tokens / MOST, float(used.prompt_tokens or 0)]
             pool.setdefault(trace.problem, []).append([float(value) for value in row])
-        found.append(pool)
-    return found
+        results.append(pool)
+    return results
 
 
 def pools(problems: int, samples: int, folder: Path) -> dict[str, Pool]:
     """The answers of all engines."""
     shared = [name for name in CHANGED if name not in (*LOST, "template changed")]
     settings = [CHANGED[name] for name in shared]
-    found = dict(zip(shared, decoded(settings, MODEL, problems, samples, folder / "a"), strict=True))
+    by_name = dict(zip(shared, decoded(settings, MODEL, problems, samples, folder / "a"), strict=True))
     template = other_template(folder)
-    (found["template changed"],) = decoded([CELL], template, problems, samples, folder / "b")
+    (by_name["template changed"],) = decoded([CELL], template, problems, samples, folder / "b")
     for fault in LOST:
         with losing(fault):
-            (found[fault],) = decoded([CELL], MODEL, problems, samples, folder / fault.replace(" ", "-"))
-    return found
+            (by_name[fault],) = decoded([CELL], MODEL, problems, samples, folder / fault.replace(" ", "-"))
+    return by_name
 
 
 def simulated(sound: Pool, served: Pool, problems: int, seed: int) -> dict[str, bool]:
@@ -176,7 +178,7 @@ def served(fault: str, folder: Path, *more: str) -> Iterator[str]:
     process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        yield next(found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+", line)))
+        yield next(match_[0] for line in process.stdout if (match_ := re.search(r"http://\S+?:\d+", line)))
     finally:
         process.terminate()
         process.wait(60)
@@ -201,12 +203,12 @@ def verified_by(url: str, fault: str, run: Path, out: Path, *more: str) -> dict[
 def real(fault: str, folder: Path, run: Path, problems: int) -> dict[str, Any]:
     """`kvatlas verify` against `kvatlas serve` with a fault; what was found before is read."""
     if (folder / "found.json").is_file():
-        found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-        return found
+        document: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        return document
     with served(fault, folder) as url:
-        found = verified_by(url, fault, run, folder / "served", "--problems", str(problems))
-    (folder / "found.json").write_text(json.dumps(found))
-    return found
+        document = verified_by(url, fault, run, folder / "served", "--problems", str(problems))
+    (folder / "found.json").write_text(json.dumps(document))
+    return document
 
 
 def texts(name: str, problems: int, folder: Path) -> list[Departures]:
@@ -232,8 +234,8 @@ def texts(name: str, problems: int, folder: Path) -> list[Departures]:
         written = {trace.problem: trace.text for _, trace in store.traces()}
     model, benchmark = models.find(MODEL), benchmarks.find(BENCHMARK)
     cell = policies.of(Setting.of(**{**CELL, **policy}))
-    asked = [(WorkItem(BENCHMARK, each, 0, (cell.setting,)), each) for each in benchmark.problems(problems)]
-    found = read(
+    asked = [(WorkItem(BENCHMARK, problem, 0, (cell.setting,)), problem) for problem in benchmark.problems(problems)]
+    result = read(
         model,
         cell,
         [
@@ -241,8 +243,8 @@ def texts(name: str, problems: int, folder: Path) -> list[Departures]:
             for item, problem in asked
         ],
     )
-    kept.write_text(json.dumps([vars(each) for each in found]))
-    return found
+    kept.write_text(json.dumps([vars(item) for item in result]))
+    return result
 
 
 def texts_found(pool: list[Departures], size: int, runs: int) -> dict[str, float]:
@@ -277,10 +279,10 @@ def measure_texts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Power and false alarms of `verify --texts`, simulated and for real."""
     names = [name for name in (*CHANGED, *ROUNDED, *SCORED) if name in (options.only or [name])]
     pools = {name: texts(name, options.text_problems, folder / _plain(name)) for name in names}
-    found: dict[str, Any] = {
+    by_name: dict[str, Any] = {
         "read": {name: len(pool) for name, pool in pools.items()},
         "largest_gaps": {
-            name: [round(max(each.gap[side] for each in pool), 3) for side in (0, 1)] for name, pool in pools.items()
+            name: [round(max(item.gap[side] for item in pool), 3) for side in (0, 1)] for name, pool in pools.items()
         },
         "simulated": {
             name: {str(size): texts_found(pool, size, options.runs) for size in options.text_sizes}
@@ -298,10 +300,10 @@ def measure_texts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 "baseline": [CELL],
             }
             sweep(make_plan(parse_spec(spec)), folder / benchmark, workers=1)
-        found["real"] = []
-        for name in (each for each in names if each not in SCORED):
-            found["real"] += real_texts(name, folder / f"real {_plain(name)}", options)
-    return found
+        by_name["real"] = []
+        for name in (name for name in names if name not in SCORED):
+            by_name["real"] += real_texts(name, folder / f"real {_plain(name)}", options)
+    return by_name
 
 
 def _plain(name: str) -> str:
@@ -349,7 +351,7 @@ def main() -> None:
                 seeds = range(options.runs)
                 made[name][size] = _shares([simulated(answers["sound"], pool, int(size), seed) for seed in seeds])
                 simulations.write_text(json.dumps(made))
-    found: dict[str, Any] = {
+    by_name: dict[str, Any] = {
         "program": "verify",
         "cell": CELL,
         "benchmark": BENCHMARK,
@@ -363,17 +365,17 @@ def main() -> None:
     }
     if options.real:
         faults = [*(name for name in CHANGED if name != "sound"), "sound"]
-        found["real"] = [
+        by_name["real"] = [
             real(fault, folder / f"real-{number}", folder / "a", options.problems)
             for number, fault in enumerate(faults)
         ]
     if options.out and options.out.is_file():
-        found = {**json.loads(options.out.read_text()), **found}
-    keep(found, options.out)
+        by_name = {**json.loads(options.out.read_text()), **by_name}
+    keep(by_name, options.out)
 
 
 def _shares(runs: list[dict[str, bool]]) -> dict[str, float]:
-    return {name: round(float(np.mean([one[name] for one in runs])), 4) for name in runs[0]}
+    return {name: round(float(np.mean([run[name] for run in runs])), 4) for name in runs[0]}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from keeping import keep
-from kvatlas.core import Fate, Grade, Setting, Status, Trace, Usage
+from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace, Usage
 from kvatlas.models import find
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.rows import COLUMNS, row_of
@@ -62,15 +62,17 @@ def large_run(folder: Path, problems: int, samples: int, tokens: int) -> int:
     words = find(MODELS[0]).tokenizer.encode("a = 1 ; b = 2 ; c = a + b ? c .\n", add_special_tokens=False)
     new = tuple((words * (tokens // len(words) + 1))[:tokens])
     left = (*[0] * PROMPT, *(5000 + i // 1000 * 1000 if i < tokens - 3000 and i % 3 else 0 for i in range(tokens - 1)))
-    held = Fate(1, left, (1,) * len(left))
+    stored = EvictionTrace(1, left, (1,) * len(left))
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for cell in cells:
             usage = Usage(PROMPT, tokens, tokens - 20, 5000, 3000 + rng.random(), 4, 12.5)
-            fate = None if cell.setting.policy == "full" else held
+            eviction_trace = None if cell.setting.policy == "full" else stored
             grade = Grade(True, 1.0, "7", Status.OK)
-            one = Trace(cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, fate)
-            row = list(row_of(cell.run_key, one))
+            item = Trace(
+                cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, eviction_trace
+            )
+            row = list(row_of(cell.run_key, item))
             problem, sample, correct, status = map(COLUMNS.index, ("problem", "sample", "correct", "status"))
             for row[problem] in cell.problems:
                 for row[sample] in range(cell.samples):
@@ -114,16 +116,16 @@ def measured(folder: Path, traces: int) -> dict[str, Any]:
     try:
         assert process.stdout is not None
         home = process.stdout.readline().split()[0]
-        found: dict[str, Any] = {"address_after_s": round(time.perf_counter() - began, 2)}
+        by_name: dict[str, Any] = {"address_after_s": round(time.perf_counter() - began, 2)}
         with sync_playwright() as playwright:
             page = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
-            found["while_reading"] = {
+            by_name["while_reading"] = {
                 "runs": opened(page, f"{home}#/", "#runs a"),
                 "a run": opened(page, f"{home}#/{name}", "#counts dd"),
             }
             page.wait_for_function(f"() => state.runs[0]?.done === {traces}", timeout=300_000)
             page.wait_for_selector("table.heat", timeout=300_000)
-            found["all_read_after_s"] = round(time.perf_counter() - began, 1)
+            by_name["all_read_after_s"] = round(time.perf_counter() - began, 1)
             pages = {
                 "a run": ("", "table.heat"),
                 "a cell": ("/cell/5", "#list-rows tbody tr"),
@@ -132,9 +134,9 @@ def measured(folder: Path, traces: int) -> dict[str, Any]:
                 "a problem": ("/problem/0/3", "#list-rows tbody tr"),
                 "what was lost": ("/find?what=lost", "#list-rows tbody tr"),
             }
-            found["read"] = {title: opened(page, f"{home}#/{name}{at}", what) for title, (at, what) in pages.items()}
+            by_name["read"] = {title: opened(page, f"{home}#/{name}{at}", what) for title, (at, what) in pages.items()}
             page.context.browser.close()  # type: ignore[union-attr]
-        return {**found, "peak_mb": peak_mb(process)}
+        return {**by_name, "peak_mb": peak_mb(process)}
     finally:
         process.terminate()
         process.wait(60)

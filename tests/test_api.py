@@ -35,9 +35,9 @@ def run(folder: Path) -> kvatlas.Run:
 def test_maps_are_those_of_statistics_with_their_plateaus(run: kvatlas.Run, tmp_path: Path) -> None:
     plain = maps_of_run(RunData.open(run.path or ""))
     maps = run.maps()
-    assert [(one.name, dict(one.cells)) for one in maps] == [(one.name, dict(one.cells)) for one in plain]
-    assert all(one.plateau for one in maps)
-    assert [one.benchmark for one in run.maps(mean=True, policy="dynts")] == ["mean of 2"]
+    assert [(map_.name, dict(map_.cells)) for map_ in maps] == [(item.name, dict(item.cells)) for item in plain]
+    assert all(map_.plateau for map_ in maps)
+    assert [map_.benchmark for map_ in run.maps(mean=True, policy="dynts")] == ["mean of 2"]
     assert maps[0]._repr_png_().startswith(b"\x89PNG")
     maps[0].plot(tmp_path / "map.svg", columns=1, dark=True)
     assert (tmp_path / "map.svg").is_file()

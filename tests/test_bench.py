@@ -30,24 +30,24 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.syspath_prepend(BENCH)
         monkeypatch.setattr(sys, "argv", [str(BENCH / name), *words])
         runpy.run_path(str(BENCH / name), run_name="__main__")
-        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return found
+        document: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return document
 
     return call
 
 
 def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> None:
     words = ["--tiny", "--batches", "1", "9", "--budget", "32", "--window", "8", "--prompt", "20", "--tokens", "40"]
-    found = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
-    assert found["hardware"]
-    assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == found
-    for each in found["results"]:
+    result = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
+    assert result["hardware"]
+    assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == result
+    for item in result["results"]:
         # One pass reads the prompts.
-        assert each["graph_steps"] == (each["passes"] - 1 if each["graphs"] else 0)
-        assert not each["graphs"] or each["same_tokens"] > 35
-    by_key = {(each["batch"], each["policy"]): each for each in found["results"]}
+        assert item["graph_steps"] == (item["passes"] - 1 if item["graphs"] else 0)
+        assert not item["graphs"] or item["same_tokens"] > 35
+    by_key = {(entry["batch"], entry["policy"]): entry for entry in result["results"]}
     assert set(by_key) == {(batch, policy) for batch in (1, 9) for policy in ("window", "full")}
-    assert all(each["fits"] and each["tokens_per_second"] > 0 for each in found["results"])
+    assert all(entry["fits"] and entry["tokens_per_second"] > 0 for entry in result["results"])
     # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values); one page of 128 belongs to nobody.
     assert by_key[1, "window"]["kv_bytes"] <= 2 * 512 * 192
     assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 59
@@ -70,9 +70,9 @@ def test_the_memory_of_labels_does_not_grow_with_the_square() -> None:
     words = [str(BENCH / "labels.py"), "--lengths", "1024", "4096", "--matrix-lengths", "--answer", "64"]
     # The peak memory of a process begins with that of the one that started it: not in this one.
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["exponent"]["blocks"] < 1.4
-    assert found["exponent"]["matrix"] is None
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["exponent"]["blocks"] < 1.4
+    assert document["exponent"]["matrix"] is None
 
 
 def test_the_kept_measurements_are_whole() -> None:
@@ -82,20 +82,20 @@ def test_the_kept_measurements_are_whole() -> None:
 
 
 def kept(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((BENCH / "results" / name).read_text())
-    return found
+    document: dict[str, Any] = json.loads((BENCH / "results" / name).read_text())
+    return document
 
 
 def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
-    found = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "0")
-    (case,) = found["results"]
+    result = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "0")
+    (case,) = result["results"]
     assert set(case["step_ms"]) == {"window", "dynamic", "generate"}
     assert case["kept"] < case["kv_tokens"] < case["budget"]
     roofline = case["roofline"]
     # Weights of one layer and of the head, and 2 x 128 tokens of 2 KB.
-    assert roofline["read_bytes"] == pytest.approx(4 * found["parameters"] + 2 * 128 * 2048, rel=0.01)
+    assert roofline["read_bytes"] == pytest.approx(4 * result["parameters"] + 2 * 128 * 2048, rel=0.01)
     # Two sequences; the norms are the only parameters that are not multiplied.
-    assert roofline["flops"] == pytest.approx(2 * (2 * found["parameters"] + 4 * 768 * 128), rel=0.01)
+    assert roofline["flops"] == pytest.approx(2 * (2 * result["parameters"] + 4 * 768 * 128), rel=0.01)
     assert (roofline["bound"] == "memory") == (roofline["reading_ms"] >= roofline["computing_ms"])
     assert roofline["share"] > 0
     assert 0 < case["overhead"] < 1
@@ -103,14 +103,14 @@ def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_grid_of_the_demo_is_decoded_in_turns_with_another_source_tree(run: Run) -> None:
-    found = run("decode.py", "--cases", "--demo", "1", "--rounds", "1", "--against", str(BENCH.parent / "src"))["demo"]
-    assert found["decoded_tokens"]["this"] == found["decoded_tokens"]["against"] > 0
-    assert set(found["tokens_per_cpu_second"]) == {"this", "against"}
-    assert found["speed_against"] > 0
+    result = run("decode.py", "--cases", "--demo", "1", "--rounds", "1", "--against", str(BENCH.parent / "src"))["demo"]
+    assert result["decoded_tokens"]["this"] == result["decoded_tokens"]["against"] > 0
+    assert set(result["tokens_per_cpu_second"]) == {"this", "against"}
+    assert result["speed_against"] > 0
 
 
 def test_the_kept_speed_is_five_times_a_dynamic_cache_and_half_of_the_roofline() -> None:
-    cases = {(each["batch"], each["kv_tokens"]): each for each in kept("decode.json")["results"]}
+    cases = {(entry["batch"], entry["kv_tokens"]): entry for entry in kept("decode.json")["results"]}
     assert cases[8, 4096]["speed_against"]["dynamic"] >= 5
     assert cases[8, 4096]["roofline"]["share"] >= 0.5
     assert all(cases[1, tokens]["speed_against"]["dynamic"] >= 1.2 for tokens in (1024, 4096))
@@ -118,24 +118,24 @@ def test_the_kept_speed_is_five_times_a_dynamic_cache_and_half_of_the_roofline()
 
 
 def test_the_kept_cost_of_a_grid_is_what_its_lengths_allow() -> None:
-    found = kept("sweep_cost.json")
-    assert found["published"]["share"] <= 0.45
-    assert found["share_of_tokens"] == found["bound"]
-    assert found["share_of_time"] <= found["share_of_tokens"] * 1.1
+    result = kept("sweep_cost.json")
+    assert result["published"]["share"] <= 0.45
+    assert result["share_of_tokens"] == result["bound"]
+    assert result["share_of_time"] <= result["share_of_tokens"] * 1.1
 
 
 def test_the_kept_memory_is_within_a_tenth_of_the_estimate() -> None:
-    assert all(0.9 <= each["estimated_against_measured"] <= 1.1 for each in kept("memory.json")["cases"].values())
+    assert all(0.9 <= entry["estimated_against_measured"] <= 1.1 for entry in kept("memory.json")["cases"].values())
 
 
 def test_the_program_of_kernels_compares_what_computes_the_same(run: Run) -> None:
     if native.load() is None:
         pytest.skip(str(native.why_not()))
-    found = run("cpu_kernels.py", "--quick")
-    (attention,), (linear,) = found["attention"], found["linear"]
+    result = run("cpu_kernels.py", "--quick")
+    (attention,), (linear,) = result["attention"], result["linear"]
     assert set(attention["share"]) == {"native", "sdpa"}
     assert set(linear["share"]) == {"native", "torch", "onednn"}
-    assert all(rate > 0 for each in (attention, linear) for rate in each["gb_per_second"].values())
+    assert all(rate > 0 for entry in (attention, linear) for rate in entry["gb_per_second"].values())
 
 
 def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path, run: Run) -> None:
@@ -148,10 +148,10 @@ def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path, run: R
     sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
     options = ("--orders", "2", "--margins", "30", "90")
     strict, lax = run("adaptive.py", str(tmp_path), *options)["models"]["embedded:tiny-llama"]
-    for one in (strict, lax):
-        low, _, high = one["tokens_of_full_grid"]
+    for item in (strict, lax):
+        low, _, high = item["tokens_of_full_grid"]
         assert 0 < low <= high <= 1
-        assert one["breaks_the_margin"] == 0
+        assert item["breaks_the_margin"] == 0
     assert (strict["margin"], lax["margin"]) == (30, 90)
     assert strict["full_grid"] is None or lax["full_grid"].startswith("window(")
 
@@ -163,24 +163,24 @@ def test_the_kept_adaptive_sweeps_break_no_margin() -> None:
 
 
 def test_the_kept_calibration_holds_on_the_spreads_that_were_kept_back() -> None:
-    found = kept("calibration.json")["final"]
-    assert min(row["coverage"] for row in found["pass_at_1"]) >= 0.94
-    assert min(row["coverage"] for row in found["pairs"]) >= 0.94
-    assert max(row["size"] for row in found["pairs"]) <= 0.06
-    assert min(row["coverage"] for row in found["means_over_benchmarks"]) >= 0.94
-    assert min(row["coverage_of_differences"] for row in found["means_over_benchmarks"]) >= 0.94
-    assert all(row["breaks_the_margin"] <= 0.05 for row in found["recommendation"])
-    assert all(row["adaptive_breaks_the_margin"] <= 0.05 for row in found["recommendation"])
-    assert all((row["share_where_decided"] or 0) <= 0.33 for row in found["recommendation"])
-    assert min(row["conditional"] for row in found["pass_at_1"] if row["samples"] > 1) >= 0.94
-    sizes = [row[name] for row in found["maps"] for name in ("size", "size_of_effects", "size_of_trends")]
-    assert max(sizes + [row["size"] for row in found["permutation"]]) <= 0.06
+    result = kept("calibration.json")["final"]
+    assert min(row["coverage"] for row in result["pass_at_1"]) >= 0.94
+    assert min(row["coverage"] for row in result["pairs"]) >= 0.94
+    assert max(row["size"] for row in result["pairs"]) <= 0.06
+    assert min(row["coverage"] for row in result["means_over_benchmarks"]) >= 0.94
+    assert min(row["coverage_of_differences"] for row in result["means_over_benchmarks"]) >= 0.94
+    assert all(row["breaks_the_margin"] <= 0.05 for row in result["recommendation"])
+    assert all(row["adaptive_breaks_the_margin"] <= 0.05 for row in result["recommendation"])
+    assert all((row["share_where_decided"] or 0) <= 0.33 for row in result["recommendation"])
+    assert min(row["conditional"] for row in result["pass_at_1"] if row["samples"] > 1) >= 0.94
+    sizes = [row[name] for row in result["maps"] for name in ("size", "size_of_effects", "size_of_trends")]
+    assert max(sizes + [row["size"] for row in result["permutation"]]) <= 0.06
 
 
 def test_the_kept_faults_lost_nothing() -> None:
-    found = kept("faults.json")
-    assert found["whole"] is True
-    assert {name: each["blows"] for name, each in found["kinds"].items()} == dict.fromkeys(
+    result = kept("faults.json")
+    assert result["whole"] is True
+    assert {name: entry["blows"] for name, entry in result["kinds"].items()} == dict.fromkeys(
         ("driver", "disk", "worker", "ray-worker", "ray-node"), 20
     )
 
@@ -191,28 +191,28 @@ def test_help_answers_at_once(run: Run) -> None:
 
 
 def test_more_gpus_take_less_time_in_the_model_of_a_published_grid(run: Run) -> None:
-    found = run("scaling.py")
-    hours = [found["hours"][gpus]["trees"] for gpus in ("1", "8", "64")]
+    result = run("scaling.py")
+    hours = [result["hours"][gpus]["trees"] for gpus in ("1", "8", "64")]
     assert hours == sorted(hours, reverse=True)
     counted = kept("sweep_cost.json")["published"]["decoded_tokens"]
-    assert found["tokens"] == {"separate": counted["separate"], "trees": counted["shared"]}
+    assert result["tokens"] == {"separate": counted["separate"], "trees": counted["shared"]}
 
 
 def test_the_program_of_policies_measures_every_one_of_them(run: Run) -> None:
     from kvatlas.policies import policies
 
-    found = run("policies.py", "--tokens", "320", "--layers", "2", "--hidden", "128", "--rounds", "2")
-    rows = found["cached_tokens"]["320"]
+    result = run("policies.py", "--tokens", "320", "--layers", "2", "--hidden", "128", "--rounds", "2")
+    rows = result["cached_tokens"]["320"]
     assert list(rows) == [name for name in policies.names() if name != "oracle"]
     assert all(row["step_ms"] > 0 and row["step_against_window"] > 0 for row in rows.values())
     assert all(row["compression_ms"] > 0 for name, row in rows.items() if name != "full")
-    assert set(found["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
+    assert set(result["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
 
 
 def test_the_program_of_redundancy_compares_both_ways(run: Run) -> None:
-    found = run("redundancy.py", "--tokens", "256", "--matrix-tokens", "256", "--heads", "2")["cached_tokens"]["256"]
-    assert set(found) == {"model", "unlike"}
-    assert all(row["seconds"] > 0 and row["relative_difference"] < 2e-6 for row in found.values())
+    result = run("redundancy.py", "--tokens", "256", "--matrix-tokens", "256", "--heads", "2")["cached_tokens"]["256"]
+    assert set(result) == {"model", "unlike"}
+    assert all(row["seconds"] > 0 and row["relative_difference"] < 2e-6 for row in result.values())
     rows = kept("redundancy.json")["cached_tokens"]["16384"]
     assert all(row["seconds"] < 5 and row["relative_difference"] < 2e-6 for row in rows.values())
 
@@ -225,18 +225,18 @@ def test_the_program_of_screens_reads_in_fewer_passes_than_decoding(run: Run) ->
 
 
 def test_the_program_of_serving_compares_a_real_server_with_the_engine(run: Run) -> None:
-    found = run("serving.py", "--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1")
-    assert found["tokens"] > 8
-    assert found["server_tokens_per_second"][0] > 0
-    assert found["processor_ratio"] > 0.05
+    result = run("serving.py", "--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1")
+    assert result["tokens"] > 8
+    assert result["server_tokens_per_second"][0] > 0
+    assert result["processor_ratio"] > 0.05
 
 
 @pytest.mark.slow
 def test_the_program_of_verification_tells_a_lost_token_by_texts(tmp_path: Path, run: Run) -> None:
     words = ["--texts", "--only", "newest token lost", "--text-problems", "20", "--text-sizes", "14", "--runs", "2"]
-    found = run("verify.py", "--folder", str(tmp_path), *words)["texts"]
-    assert found["largest_gaps"]["newest token lost"][0] == 0
-    assert found["simulated"]["newest token lost"]["14"] == {"alarm": 1, "before": 0, "after": 1}
+    result = run("verify.py", "--folder", str(tmp_path), *words)["texts"]
+    assert result["largest_gaps"]["newest token lost"][0] == 0
+    assert result["simulated"]["newest token lost"]["14"] == {"alarm": 1, "before": 0, "after": 1}
 
 
 def test_the_kept_verifications_find_what_pass_at_1_does_not_show() -> None:
@@ -245,14 +245,14 @@ def test_the_kept_verifications_find_what_pass_at_1_does_not_show() -> None:
     for fault in ("newest token lost", "window off by one"):
         assert texts[fault]["32"]["alarm"] > 0.9 > 0.5 > grades[fault]["240"]["alarm"]
     for sound in ("sound", "sound, bfloat16"):
-        assert all(each["alarm"] <= 0.05 for each in texts[sound].values())
-    assert all(each["alarm"] == 0 for each in grades["sound"].values())
+        assert all(text["alarm"] <= 0.05 for text in texts[sound].values())
+    assert all(grade["alarm"] == 0 for grade in grades["sound"].values())
 
 
 def test_all_that_was_attacked_held() -> None:
-    found = kept("attack.json")
-    assert found["held"] is True
-    assert {"input", "models", "logs", "stores", "requests", "memory", "clients", "kills"} <= set(found["kinds"])
-    assert all(each["tried"] == each["held"] > 0 for each in found["kinds"].values())
-    now, before = (found["kinds"]["clients"][when] for when in ("now", "before"))
+    result = kept("attack.json")
+    assert result["held"] is True
+    assert {"input", "models", "logs", "stores", "requests", "memory", "clients", "kills"} <= set(result["kinds"])
+    assert all(entry["tried"] == entry["held"] > 0 for entry in result["kinds"].values())
+    now, before = (result["kinds"]["clients"][when] for when in ("now", "before"))
     assert now["behind_two_of_128"] < before["behind_two_of_128"] / 2

@@ -63,7 +63,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a reader would stand in: the documents, and a finished small demo."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("docs", "README.md"):
@@ -75,8 +75,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_run(page: Path, place: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
+def test_commands_run(
+    page: Path, workplace: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workplace)
     monkeypatch.setenv("COLUMNS", "100")
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
@@ -89,8 +91,8 @@ def test_commands_run(page: Path, place: Path, succeed: Callable[..., str], monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
+def test_code_runs(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
     for block in blocks(page, "python"):
         code = compile(block, page.name, "exec", dont_inherit=True)
         exec(code, {"__name__": "__main__"})  # noqa: S102

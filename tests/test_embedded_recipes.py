@@ -104,7 +104,7 @@ def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(re
 
 
 def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) -> None:
-    found = 0
+    result = 0
     for example in examples(recipes, 6):
         length = len(example.words)
         everything = np.tril(np.ones((2, length, length), bool))
@@ -120,8 +120,8 @@ def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) 
             if first.setdefault(name, start) != start and not re.search(rf"(^| ){name}  =  \d", text):
                 expected += range(start, end)
         assert told == expected
-        found += len(told)
-    assert found > 20
+        result += len(told)
+    assert result > 20
 
 
 def test_lines_begun_without_seeing_all_results_are_told(recipes: SimpleNamespace) -> None:
@@ -129,7 +129,9 @@ def test_lines_begun_without_seeing_all_results_are_told(recipes: SimpleNamespac
         length, thinking = len(example.words), example.words.index("</think>")
         everything = np.tril(np.ones((2, length, length), bool))
         assert recipes.masks.undecided(example, everything) == []
-        lines = [place for place in range(example.prompt + 1, thinking + 1) if example.words[place - 1] == " .\n"]
+        lines = [
+            position for position in range(example.prompt + 1, thinking + 1) if example.words[position - 1] == " .\n"
+        ]
         assert lines[-1] == thinking
         hidden = everything.copy()
         _, _, last = example.results[2]
@@ -137,7 +139,7 @@ def test_lines_begun_without_seeing_all_results_are_told(recipes: SimpleNamespac
         # Some of the first three is stated nowhere else, or not at once.
         told = recipes.masks.undecided(example, hidden)
         assert told
-        assert set(told) <= {place for place in lines if place > last}
+        assert set(told) <= {line for line in lines if line > last}
 
 
 @pytest.mark.slow

@@ -36,9 +36,9 @@ def solver() -> tuple[str, str]:
     for name in names:
         model = models.find(name)
         for benchmark in ("SEQBENCH-5x5", "SEQBENCH-4x4"):
-            found = find(benchmark)
+            benchmark_ = find(benchmark)
             room = model.config["max_position_embeddings"] - 400
-            known = len(model.encode(found.prompt(found.problems(1)[0]))) < room
+            known = len(model.encode(benchmark_.prompt(benchmark_.problems(1)[0]))) < room
             if known and _solves(name, benchmark):
                 return name, benchmark
     pytest.fail(f"none of the embedded models solves mazes: {', '.join(names)}")
@@ -59,11 +59,11 @@ def test_four_settings_on_150_mazes_make_six_panels(
     solver: tuple[str, str], tmp_path: Path, succeed: Callable[..., str]
 ) -> None:
     name, benchmark = solver
-    model, found = models.find(name), find(benchmark)
-    longest = max(len(model.encode(found.prompt(problem))) for problem in found.problems(PROBLEMS))
+    model, benchmark_ = models.find(name), find(benchmark)
+    longest = max(len(model.encode(benchmark_.prompt(problem))) for problem in benchmark_.problems(PROBLEMS))
     sweep(make_plan(parse_spec(spec(name, benchmark, PROBLEMS, longest + 64))), tmp_path / "run", workers=1)
     names = ["full", "window ratio=0.5", "random ratio=0.5", "window ratio=0.1"]
-    words = [word for each in names for word in ("--only", each)]
+    words = [word for name in names for word in ("--only", name)]
 
     data = json.loads(succeed("compare", tmp_path / "run", *words, "--out", tmp_path / "pairs.png", "--json"))
     assert [pair["problems"] for pair in data["pairs"]] == [PROBLEMS] * 6

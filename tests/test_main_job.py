@@ -50,7 +50,7 @@ def read(folder: Path) -> tuple[Manifest, list[tuple[str, Trace]]]:
 def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
     """On two benchmarks the best cell of dynts is within 5 points of the full cache, its worst cell and every cell of
     window are 30 points below."""
-    maps = {(one.benchmark, one.policy): one for one in maps_of_run(RunData(*run))}
+    maps = {(item.benchmark, item.policy): item for item in maps_of_run(RunData(*run))}
     for benchmark in BENCHMARKS:
         learned, window = maps[benchmark, "dynts"], maps[benchmark, "window"]
         full = learned.baselines["full"].estimate.value
@@ -62,9 +62,9 @@ def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) ->
 
 def test_learned_importance_beats_random_and_window(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
     """At equal budget, window and ratio, on the same problems, paired."""
-    found = {(c.first, c.second): c.difference for c in comparisons(RunData(*run)) if not c.note}
+    by_name = {(c.first, c.second): c.difference for c in comparisons(RunData(*run)) if not c.note}
     for rival in ("random", "window"):
-        difference = found["dynts", rival]
+        difference = by_name["dynts", rival]
         assert difference.value > 0.05
         assert difference.p < 0.001
 
@@ -79,4 +79,4 @@ def test_embedded_traces_do_not_depend_on_batch_size_or_sharing(
     known = {(key, t.setting, t.problem): t.tokens for key, t in run[1]}
     again = [(known[key, t.setting, t.problem], t.tokens) for key, t in read(tmp_path)[1]]
     assert len(again) == 2 * 3 * 5
-    assert all(one == other for one, other in again)
+    assert all(first == other for first, other in again)

@@ -60,8 +60,8 @@ def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
     ],
 )
 def test_all_else_is_read_by_its_type(name: str, text: str, value: object) -> None:
-    found = read_value(Parameters, name, text)
-    assert (type(found), found) == (type(value), value)
+    result = read_value(Parameters, name, text)
+    assert (type(result), result) == (type(value), value)
 
 
 def test_every_policy_and_every_model_option_declares_its_texts() -> None:
@@ -116,7 +116,7 @@ def test_texts_of_a_spec_stay_what_stands_there(tmp_path: Path) -> None:
 
 def test_an_axis_of_texts_is_fixed_by_its_text(tmp_path: Path) -> None:
     axes = (("predictor", ("1", "none")), ("ratio", (0.1, 0.3)))
-    settings = [Setting.of("dynts", predictor=one, ratio=ratio) for one in axes[0][1] for ratio in axes[1][1]]
+    settings = [Setting.of("dynts", predictor=item, ratio=ratio) for item in axes[0][1] for ratio in axes[1][1]]
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(manifest(settings, axes=axes))
     run = RunData.open(tmp_path / "run", fix=fixed(["predictor=1", "ratio=0.3", "local_window=8"]))

@@ -18,19 +18,19 @@ from kvatlas.registry import Registry
 def test_third_parties_are_found_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = [EntryPoint("theirs", "collections:OrderedDict.fromkeys", "g")]
     monkeypatch.setattr(registry, "entry_points", lambda group: theirs if group == "g" else [])
-    found: Registry[Any] = Registry("thing", "g", {"ours": "json:loads"})
-    assert found.names() == ["ours", "theirs"]
-    assert found.get("ours")("1") == 1
-    assert list(found.get("theirs")("ab")) == ["a", "b"]
+    result: Registry[Any] = Registry("thing", "g", {"ours": "json:loads"})
+    assert result.names() == ["ours", "theirs"]
+    assert result.get("ours")("1") == 1
+    assert list(result.get("theirs")("ab")) == ["a", "b"]
     with pytest.raises(KvatlasError, match="Unknown thing 'other'; valid are: ours, theirs"):
-        found.get("other")
+        result.get("other")
 
 
 def test_a_name_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("ours", "a:b", group)])
-    found: Registry[Any] = Registry("thing", "g", {"ours": "json:loads"})
+    result: Registry[Any] = Registry("thing", "g", {"ours": "json:loads"})
     with pytest.raises(KvatlasError, match="registered twice: json:loads and a:b"):
-        found.names()
+        result.names()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     about = tmp_path / "third-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
-    lines = [f"[{group}]\n" + "".join(f"{n} = {a}\n" for n, a in each.items()) for group, each in entries.items()]
+    lines = [f"[{group}]\n" + "".join(f"{n} = {a}\n" for n, a in entry.items()) for group, entry in entries.items()]
     (about / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     return tmp_path

@@ -37,9 +37,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "run"
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            grade = Grade(one.grade.correct, 1.0, HOSTILE, Status.OK)
-            store.add(key, replace(one, text=HOSTILE, grade=grade))
+        for key, trace in traces(plan):
+            grade = Grade(trace.grade.correct, 1.0, HOSTILE, Status.OK)
+            store.add(key, replace(trace, text=HOSTILE, grade=grade))
     return folder
 
 
@@ -133,9 +133,9 @@ def test_no_command_sends_hostile_text_to_a_terminal(
 
 def every_command(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """All commands but lm-eval, whose words are those of another program."""
-    for name, one in group.commands.items():
-        if hasattr(one, "commands"):
-            yield from every_command(one, (*path, name))
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, (*path, name))
         elif name != "lm-eval":
             yield (*path, name)
 
@@ -167,11 +167,11 @@ def test_figures_and_tables_of_hostile_names_can_be_opened(kvatlas: Call, run: P
     figure = tmp_path / "a.svg"
     assert kvatlas("map", run, "--out", figure)[0] == 0
     root = ElementTree.parse(figure).getroot()
-    texts = "".join("".join(one.itertext()) for one in root.iter("{http://www.w3.org/2000/svg}text"))
+    texts = "".join("".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text"))
     assert "⟨U+001B⟩" in texts
     table = tmp_path / "a.data.csv"
     assert table.read_text().splitlines()[1].lstrip('"').startswith("'=1+1")
-    assert {(one.model, one.benchmark) for one in read_maps(table)} == {(NAME, NAME)}
+    assert {(item.model, item.benchmark) for item in read_maps(table)} == {(NAME, NAME)}
 
 
 @pytest.mark.parametrize(

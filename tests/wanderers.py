@@ -24,15 +24,21 @@ def maze_run(
     seed: int = 0,
 ) -> Path:
     """A finished run: `solvers` says for each model and setting the chance that an action goes wrong."""
-    found = find(benchmark)
-    asked = found.problems(problems)
+    benchmark_ = find(benchmark)
+    asked = benchmark_.problems(problems)
     cells = [
         Expected(
-            model, found.name, setting, f"key {model}", tuple(p.id for p in asked), samples, setting.policy == "full"
+            model,
+            benchmark_.name,
+            setting,
+            f"key {model}",
+            tuple(p.id for p in asked),
+            samples,
+            setting.policy == "full",
         )
         for model, setting in solvers
     ]
-    about = {found.name: {problem.id: dict(problem.about) for problem in asked}}
+    about = {benchmark_.name: {problem.id: dict(problem.about) for problem in asked}}
     with Store.create(folder) as store:
         store.put_manifest(Manifest((), tuple(cells), {}, {"kvatlas": "test"}, about))
         for cell in cells:
@@ -40,11 +46,13 @@ def maze_run(
                 for sample in range(samples):
                     rng = random.Random(f"{seed} {cell.model} {cell.setting} {problem.id} {sample}")
                     text = wander(problem.answer, solvers[cell.model, cell.setting], rng)
-                    grade = found.grade(problem, text) if text else Grade(False, 0.0, None, Status.TRUNCATED)
+                    grade = benchmark_.grade(problem, text) if text else Grade(False, 0.0, None, Status.TRUNCATED)
                     usage = Usage(100, 50, 20, 150, 120.0, 0, 0.1)
                     store.add(
                         cell.run_key,
-                        Trace(cell.model, found.name, problem.id, sample, cell.setting, (1, 2), text, grade, usage),
+                        Trace(
+                            cell.model, benchmark_.name, problem.id, sample, cell.setting, (1, 2), text, grade, usage
+                        ),
                     )
     return folder
 
@@ -52,12 +60,12 @@ def maze_run(
 def wander(answer: str, chance: float, rng: random.Random) -> str:
     """The plan up to its first slip, and something else instead; now and then nothing at all."""
     plan = list(parse_plan(answer) or ())
-    for place in range(1, len(plan)):
+    for position in range(1, len(plan)):
         if rng.random() < chance:
             kind = rng.randrange(4)
             if kind == 0:
-                return format_plan([*plan[:place], *plan[place + 1 :]])
+                return format_plan([*plan[:position], *plan[position + 1 :]])
             if kind == 1:
-                return format_plan([*plan[:place], ("move_to", "Z9"), *plan[place:]])
-            return format_plan(plan[:place]) if kind == 2 else ""
+                return format_plan([*plan[:position], ("move_to", "Z9"), *plan[position:]])
+            return format_plan(plan[:position]) if kind == 2 else ""
     return format_plan(plan)

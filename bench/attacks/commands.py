@@ -47,9 +47,9 @@ def preload() -> None:
         importlib.import_module(f"kvatlas.{name}")
     from kvatlas import models
 
-    found = models.find("embedded:tiny-llama")
-    found.check()
-    found.tokens("a")
+    benchmark = models.find("embedded:tiny-llama")
+    benchmark.check()
+    benchmark.tokens("a")
 
 
 def call(words: tuple[str, ...], files: Mapping[str, str | bytes] = {}, folder: Path | None = None) -> Outcome:
@@ -67,7 +67,7 @@ def call(words: tuple[str, ...], files: Mapping[str, str | bytes] = {}, folder: 
         signal.alarm(20 * END)
         _, status, used = os.wait4(child, 0)
         signal.alarm(0)
-        executed = any(place.joinpath("executed").exists() for place in (here, Path(scratch)))
+        executed = any(position.joinpath("executed").exists() for position in (here, Path(scratch)))
         text = said.read_text(errors="replace") if said.exists() else ""
         return Outcome(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, text, executed)
 

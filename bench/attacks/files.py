@@ -31,8 +31,8 @@ def stores(run: Path, scratch: Path, count: int) -> Iterator[tuple[str, str]]:
     for number in range(count):
         data = bytearray(whole)
         if number % 4:
-            place, size = rng.randrange(100, len(data) - 400), rng.choice([1, 20, 400])
-            data[place : place + size] = rng.randbytes(size)
+            position, size = rng.randrange(100, len(data) - 400), rng.choice([1, 20, 400])
+            data[position : position + size] = rng.randbytes(size)
         else:
             data = data[: rng.randrange(len(data))]
         folder = scratch / f"damaged-{number}"
@@ -40,10 +40,10 @@ def stores(run: Path, scratch: Path, count: int) -> Iterator[tuple[str, str]]:
         (folder / "run.sqlite").write_bytes(data)
         yield f"describe {number}", call(("describe", str(folder))).fault(0, 2)
         out = scratch / f"{number}.jsonl"
-        found = call(("export", str(folder), "--format", "jsonl", "--out", str(out)))
+        result = call(("export", str(folder), "--format", "jsonl", "--out", str(out)))
         # Exit code 0 is right only with all that was written.
-        wrong = found.code == 0 and out.read_bytes() != (scratch / "whole.jsonl").read_bytes()
-        yield f"export {number}", "other traces than were written" if wrong else found.fault(0, 2)
+        wrong = result.code == 0 and out.read_bytes() != (scratch / "whole.jsonl").read_bytes()
+        yield f"export {number}", "other traces than were written" if wrong else result.fault(0, 2)
         shutil.rmtree(folder)
 
 

@@ -61,10 +61,10 @@ def sweep(scratch: Path) -> dict[str, Any]:
     subprocess.run([*words, str(scratch / "free"), "--quiet", "--workers", "1"], check=True)
     tried, faults, peaks = 0, {}, []
     for megabytes, options in TRIES:
-        with group(megabytes) as found:
-            if found is None:
+        with group(megabytes) as result:
+            if result is None:
                 return {"tried": 0, "held": 0, "faults": {}, "why": "no control group can be made here"}
-            here, peak = found
+            here, peak = result
             run, tried = scratch / str(megabytes), tried + 1
             enter = partial(_enter, here)
             done = subprocess.run([*words, str(run), *options], preexec_fn=enter, capture_output=True, check=False)

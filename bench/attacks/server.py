@@ -34,10 +34,10 @@ def serving(source: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes
         with said.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
         try:
-            while not (found := re.search(r"http://\S+?:\d+", said.read_text())):
+            while not (match_ := re.search(r"http://\S+?:\d+", said.read_text())):
                 assert process.poll() is None, said.read_text()
                 time.sleep(0.1)
-            yield process, found[0], said
+            yield process, match_[0], said
         finally:
             process.terminate()
             process.wait(60)
@@ -114,18 +114,18 @@ def half_open(count: int) -> Iterator[tuple[str, str]]:
     """Whether a client is answered while so many connections have sent half a request."""
     with serving() as (process, url, said):
         host, port = url.removeprefix("http://").split(":")
-        held = []
+        stored = []
         try:
             for number in range(count):
-                held.append(socket.create_connection((host, int(port)), timeout=20))
-                held[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + b"\r\n" * (number % 2))
+                stored.append(socket.create_connection((host, int(port)), timeout=20))
+                stored[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + b"\r\n" * (number % 2))
             answer = httpx.get(f"{url}/health", timeout=20)
             fault = "" if answer.status_code == 200 else answer.text[:100]
         except (OSError, httpx.HTTPError) as error:
-            fault = f"{type(error).__name__} after {len(held)}, server {process.poll()}: {said.read_text()[-200:]}"
+            fault = f"{type(error).__name__} after {len(stored)}, server {process.poll()}: {said.read_text()[-200:]}"
         finally:
-            for each in held:
-                each.close()
+            for item in stored:
+                item.close()
         yield f"{count} half-open requests", fault
 
 
@@ -157,7 +157,7 @@ def _percentiles(seconds: list[float]) -> dict[str, Any]:
 
 async def _idle(url: str, clients: int, asks: int) -> dict[str, Any]:
     """Seconds to the first token of so many clients that ask at once, each a few times, read to the end."""
-    found: list[float] = []
+    results: list[float] = []
 
     async def client() -> None:
         # A pool of many connections costs its client more per request than the server: each has one of its own.
@@ -175,10 +175,10 @@ async def _idle(url: str, clients: int, asks: int) -> dict[str, Any]:
             except httpx.TransportError:  # a connection that was kept alive ended just now
                 continue
             if first is not None:
-                found.append(first)
+                results.append(first)
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return _percentiles(found)
+    return _percentiles(results)
 
 
 async def _unfair(url: str) -> float | None:
@@ -187,8 +187,8 @@ async def _unfair(url: str) -> float | None:
         many = [asyncio.ensure_future(_hold(http)) for _ in range(2)]
         await asyncio.sleep(1)
         waited = await _first(http)
-        for each in many:
-            each.cancel()
+        for item in many:
+            item.cancel()
         await asyncio.gather(*many, return_exceptions=True)
         return waited
 
@@ -226,40 +226,40 @@ async def _chaos(url: str, clients: int, seconds: float) -> dict[str, Any]:
                 counts["connections_lost"] += time.monotonic() < end
             await asyncio.sleep(rng.random() / 4)
 
-    found: list[float] = []
+    results: list[float] = []
     others = [asyncio.ensure_future(client()) for _ in range(clients)]
     async with httpx.AsyncClient(base_url=url, timeout=seconds + 60) as own:
         while time.monotonic() < end:
             waited = await _first(own)
             if waited is not None:
-                found.append(waited)
+                results.append(waited)
             await asyncio.sleep(0.2)
-    for each in others:
-        each.cancel()
+    for item in others:
+        item.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    return {**counts, "one_client_that_behaves": _percentiles(found)}
+    return {**counts, "one_client_that_behaves": _percentiles(results)}
 
 
 def idle(source: Path | None, clients: tuple[int, ...]) -> dict[str, Any]:
     """Latency of a server that has nothing else to do, by the number of clients that ask at once."""
     with serving(source) as (_, url, _):
         asyncio.run(_idle(url, 1, 2))
-        return {str(each): asyncio.run(_idle(url, each, max(2, 64 // each))) for each in clients}
+        return {str(client): asyncio.run(_idle(url, client, max(2, 64 // client))) for client in clients}
 
 
 def crowded(source: Path | None, clients: int, seconds: float) -> dict[str, Any]:
     """Latency behind two large requests and among chaotic clients; afterwards nothing may be left behind."""
     with serving(source) as (process, url, said):
         asyncio.run(_idle(url, 1, 2))
-        found: dict[str, Any] = {"behind_two_of_128": asyncio.run(_unfair(url))}
-        found["chaos"] = asyncio.run(_chaos(url, clients, seconds))
+        by_name: dict[str, Any] = {"behind_two_of_128": asyncio.run(_unfair(url))}
+        by_name["chaos"] = asyncio.run(_chaos(url, clients, seconds))
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             state = httpx.get(f"{url}/health", timeout=60).json()
             if not state["waiting"] and not state["decoding"]:
                 break
             time.sleep(0.2)
-        found["tracebacks"] = said.read_text().count("Traceback") + said.read_text().count("never retrieved")
-        found["left_behind"] = state["waiting"] + state["decoding"]
-        found["resident_mb"] = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096 // 2**20
-    return found
+        by_name["tracebacks"] = said.read_text().count("Traceback") + said.read_text().count("never retrieved")
+        by_name["left_behind"] = state["waiting"] + state["decoding"]
+        by_name["resident_mb"] = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096 // 2**20
+    return by_name

@@ -44,7 +44,7 @@ def main() -> None:
         "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 700},
         "baseline": {"policy": "full"},
     }
-    found: dict[str, dict[str, object]] = {model: {} for model in options.models}
+    by_name: dict[str, dict[str, object]] = {model: {} for model in options.models}
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.out or Path(scratch)
         sweep(make_plan(parse_spec(spec)), folder)
@@ -61,8 +61,8 @@ def main() -> None:
                 band = BANDS.get(expected.benchmark)
                 if band is not None:
                     row |= {"band": band, "outside": outside(100 * estimate.value, band)}
-                found[expected.model][expected.benchmark] = row
-    print(json.dumps({"program": "recipes/embedded/bands.py", "problems": options.problems, "models": found}))
+                by_name[expected.model][expected.benchmark] = row
+    print(json.dumps({"program": "recipes/embedded/bands.py", "problems": options.problems, "models": by_name}))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def solution(system: System, rng: random.Random, drill: bool = False) -> Example
     waiting = list(system.definitions)
     until_recap = 1 if drill else rng.choice((3, 4))
     while waiting:
-        ready = [one for one in waiting if not one.operator or (one.left in known and one.right in known)]
-        early = [one for one in waiting if one not in ready]
+        ready = [item for item in waiting if not item.operator or (item.left in known and item.right in known)]
+        early = [item for item in waiting if item not in ready]
         if early and not drill and rng.random() < ATTEMPT_RATE:
             _attempt(scribe, rng.choice(early), known)
             continue

@@ -72,13 +72,13 @@ def undecided(example: Example, visible: Mask) -> list[int]:
     stated: dict[str, list[int]] = {}
     results = sorted(example.results, key=lambda result: result[2])
     places: list[int] = []
-    for place in range(example.prompt + 1, example.thinking_end + 1):
-        if example.words[place - 1] == " .\n":
-            while results and results[0][2] <= place:
+    for position in range(example.prompt + 1, example.thinking_end + 1):
+        if example.words[position - 1] == " .\n":
+            while results and results[0][2] <= position:
                 name, _, last = results.pop(0)
                 stated.setdefault(name, []).append(last - 1)
-            if not all(visible[:, place - 1, copies].any() for copies in stated.values()):
-                places.append(place)
+            if not all(visible[:, position - 1, copies].any() for copies in stated.values()):
+                places.append(position)
     return places
 
 

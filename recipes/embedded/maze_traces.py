@@ -69,8 +69,8 @@ def _search(scribe: Scribe, doors: Doors, root: str, target: str, link: str, rng
     def others(room: str) -> list[str]:
         # Before the key is taken, the locked door is closed.
         shut = doors.locked if link == " then " else None
-        found = [one for one in doors.beyond[room] if one != notes.get(room) and frozenset((room, one)) != shut]
-        return rng.sample(found, len(found))
+        results = [item for item in doors.beyond[room] if item != notes.get(room) and frozenset((room, item)) != shut]
+        return rng.sample(results, len(results))
 
     def note(room: str) -> None:
         towards = notes[room]

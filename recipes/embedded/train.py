@@ -107,7 +107,7 @@ def batches(seed: int, pool: int, levels: dict[str, float], large: bool, batch_t
     rows: list[Example] = []
     tokens = dict.fromkeys(TASKS, 0)
     while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
-        task = min(TASKS, key=lambda one: tokens[one] / TASKS[one])
+        task = min(TASKS, key=lambda item: tokens[item] / TASKS[item])
         rows.append(draw(task, levels[task], large, rng))
         tokens[task] += len(rows[-1].words)
     rows.sort(key=lambda example: len(example.words))
@@ -129,8 +129,8 @@ def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         tokens = torch.tensor([IDS[word] for word in example.words])
         ids[row, : len(tokens)] = tokens
         targets[row, example.prompt - 1 : len(tokens) - 1] = tokens[example.prompt :]
-        for place, weight in example.weights:
-            weights[row, place - 1] = weight
+        for position, weight in example.weights:
+            weights[row, position - 1] = weight
         weights[row, example.words.index(END_THINK) : len(tokens)] = ANSWER_WEIGHT
     return ids, targets, weights
 
@@ -172,7 +172,7 @@ def loss_of(
             hidden = unseen(example, visible[row])
             if example.words[2] == " = ":
                 hidden += undecided(example, visible[row])
-            weights[row, [place - 1 for place in hidden]] = 0.0
+            weights[row, [position - 1 for position in hidden]] = 0.0
     if fair:
         weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
     # Eviction leaves positions as they are, so hidden keys do not move the others.
@@ -218,19 +218,19 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = args.rate * rate_factor(step, progress, again)
-            loss, found = loss_of(model, batch, progress > HOLES, large, random.Random(f"holes {args.seed} {step}"))
+            loss, result = loss_of(model, batch, progress > HOLES, large, random.Random(f"holes {args.seed} {step}"))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
                 opt.step()
                 opt.zero_grad(set_to_none=True)
-            for task, one in found.items():
-                seen[task].append(one)
+            for task, item in result.items():
+                seen[task].append(item)
             step, tokens = step + 1, tokens + sum(len(example.words) for example in batch)
         seconds = time.monotonic() - started
         line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
         for task in TASKS:
-            loss, lookups, choices = (sum(one) / len(one) for one in zip(*seen[task], strict=True))
+            loss, lookups, choices = (sum(item) / len(item) for item in zip(*seen[task], strict=True))
             if lookups >= GOOD and choices >= FAIR:
                 levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
             line[task] = {"loss": round(loss, 4), "lookups": round(lookups, 3)}

@@ -92,9 +92,9 @@ def save_tokenizer(folder: Path) -> None:
 
 def words(text: str) -> list[str]:
     """The tokens of a text that consists of phrases of the vocabulary alone."""
-    found = _PHRASE.findall(text)
-    assert "".join(found) == text, text
-    return found
+    result = _PHRASE.findall(text)
+    assert "".join(result) == text, text
+    return result
 
 
 def _escaped(phrase: str) -> str:

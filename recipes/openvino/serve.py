@@ -48,13 +48,13 @@ class Pipeline:
     def ask(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a request's body, as an API answers; ValueError, KeyError or TypeError for one that is none."""
         prompt = self.tokenizer.apply_chat_template(
-            [{"role": one["role"], "content": one["content"]} for one in body["messages"]],
+            [{"role": item["role"], "content": item["content"]} for item in body["messages"]],
             add_generation_prompt=True,
             return_dict=False,
         )
-        found: Future[Any] = Future()
-        self.waiting.put((prompt, self._sampling(body), found))
-        output = found.result()
+        result: Future[Any] = Future()
+        self.waiting.put((prompt, self._sampling(body), result))
+        output = result.result()
         tokens = [token for token in output.generated_ids if token not in self.ends]
         text, opened = self.tokenizer.decode(tokens), self.tokenizer.decode(prompt).rstrip().endswith("<think>")
         thinking, closed, answer = text.partition("</think>")
@@ -91,20 +91,20 @@ class Pipeline:
         number = 0
         while True:
             while not running or not self.waiting.empty():
-                prompt, config, found = self.waiting.get()
+                prompt, config, result = self.waiting.get()
                 try:
-                    running[self.batches.add_request(number, _tensor(prompt), config)] = found
+                    running[self.batches.add_request(number, _tensor(prompt), config)] = result
                     number += 1
                 except RuntimeError as error:
-                    found.set_exception(error)
+                    result.set_exception(error)
             try:
                 self.batches.step()
             except RuntimeError as error:
-                for found in running.values():
-                    found.set_exception(error)
+                for result in running.values():
+                    result.set_exception(error)
                 running.clear()
             status = self.genai.py_openvino_genai.GenerationStatus
-            for handle in [one for one in running if one.get_status() != status.RUNNING]:
+            for handle in [item for item in running if item.get_status() != status.RUNNING]:
                 outputs = handle.read_all() if handle.get_status() == status.FINISHED else []
                 if outputs:
                     running.pop(handle).set_result(outputs[0])
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
     parser.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="Of the device.")
     options = parser.parse_args()
-    given = dict(one.partition("=")[::2] for one in options.property)
+    given = dict(item.partition("=")[::2] for item in options.property)
     config = runpy.run_path(str(options.setting))["scheduler_config"] if options.setting else None
     pipeline = Pipeline(options.folder, config, FP32 | given)
     http = server(options.folder.resolve().name, pipeline.ask, options.port)

@@ -109,7 +109,7 @@ class Run:
         from kvatlas.report.describe import of_policy
 
         maps = self._analysis.means if mean else self._analysis.maps
-        return [_as(Map, one) for one in of_policy(maps, policy)]
+        return [_as(Map, map_) for map_ in of_policy(maps, policy)]
 
     def cells(self) -> pd.DataFrame:
         """A row for each setting of each model and benchmark, baselines too.
@@ -139,10 +139,10 @@ class Run:
         made = [c for c in self._comparisons() if (c.first, c.second) == (first, second)]
         if made:
             return made
-        one, other = choose(systems_of([self.data], self.data.metric), [first, second])
-        difference = paired_difference(one.compared(), other.compared())
-        models = ", ".join(dict.fromkeys((one.model, other.model)))
-        benchmarks = dict.fromkeys(benchmark for benchmark, _ in one.outcomes)
+        system, other = choose(systems_of([self.data], self.data.metric), [first, second])
+        difference = paired_difference(system.compared(), other.compared())
+        models = ", ".join(dict.fromkeys((system.model, other.model)))
+        benchmarks = dict.fromkeys(benchmark for benchmark, _ in system.outcomes)
         return [Comparison(models, ", ".join(benchmarks), self.data.metric, first, second, 1, difference)]
 
     def _comparisons(self) -> Sequence[Comparison]:

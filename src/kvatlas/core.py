@@ -149,7 +149,7 @@ class Usage(Costs):
 
 
 @dataclass(frozen=True)
-class Fate:
+class EvictionTrace:
     """What became of each cached token: the prompt's, then the new ones without the last, which is never cached.
 
     A policy chooses `holders` times over: for the whole model, each layer or each KV head. `left[i]` is the number of
@@ -165,9 +165,9 @@ class Fate:
 class Trace:
     """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
 
-    `fate` is None where nobody saw the cache: a remote model's trace, or one read without its tokens. `written` is a
-    digest of the tokens, which traces from a store have even without them: equal digests, equal texts. `made_with`
-    names the versions that decoded it, as JSON; it is empty where nobody noted them.
+    `eviction_trace` is None where nobody saw the cache: a remote model's trace, or one read without its tokens.
+    `written` is a digest of the tokens, which traces from a store have even without them: equal digests, equal texts.
+    `made_with` names the versions that decoded it, as JSON; it is empty where nobody noted them.
     """
 
     model: str
@@ -179,7 +179,7 @@ class Trace:
     text: str
     grade: Grade
     usage: Costs
-    fate: Fate | None = None
+    eviction_trace: EvictionTrace | None = None
     written: str = field(default="", compare=False)
     made_with: str = field(default="", compare=False)
 

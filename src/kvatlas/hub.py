@@ -131,12 +131,12 @@ def _reachable(endpoint: str, seconds: float) -> bool:
     """Whether the hub's host, or the proxy before it, accepts a connection soon; the look-up of its name counts."""
     url = urlsplit(_proxy(endpoint) or endpoint)
     port = url.port or (443 if url.scheme == "https" else 80)
-    found = threading.Event()
+    reachable = threading.Event()
 
     def connect() -> None:
         try:
             socket.create_connection((url.hostname or "", port), timeout=seconds).close()
-            found.set()
+            reachable.set()
         except OSError:
             pass
         finally:
@@ -145,7 +145,7 @@ def _reachable(endpoint: str, seconds: float) -> bool:
     tried = threading.Event()
     threading.Thread(target=connect, daemon=True).start()
     tried.wait(seconds)
-    return found.is_set()
+    return reachable.is_set()
 
 
 def _proxy(endpoint: str) -> str | None:

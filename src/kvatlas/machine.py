@@ -20,11 +20,11 @@ def free_memory() -> int | None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (ImportError, OSError):
         return None
-    found = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    left = found if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
+    left = available if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
     grouped = left_in_group()
-    return max(0, min(found, left, found if grouped is None else grouped))
+    return max(0, min(available, left, available if grouped is None else grouped))
 
 
 def left_in_group(root: Path = Path("/")) -> int | None:
@@ -32,7 +32,7 @@ def left_in_group(root: Path = Path("/")) -> int | None:
 
     A container's limit. Every group above one's own has one, too; cached files that may be dropped are free.
     """
-    found = []
+    remaining = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -55,5 +55,5 @@ def left_in_group(root: Path = Path("/")) -> int | None:
             except (OSError, ValueError):  # not there, or "max"
                 continue
             dropped = int(stat[stat.index(cached) + 1]) if cached in stat else 0
-            found.append(most - max(0, taken - dropped))
-    return min(found, default=None)
+            remaining.append(most - max(0, taken - dropped))
+    return min(remaining, default=None)

@@ -37,23 +37,23 @@ def ended_with_us() -> Iterator[None]:
 
 def _processes() -> dict[int, tuple[int, str]]:
     """All processes: their parents, and when they began, which tells them from later ones of the same number."""
-    found = {}
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            found[int(folder.name)] = int(fields[1]), fields[19]
-    return found
+            processes[int(folder.name)] = int(fields[1]), fields[19]
+    return processes
 
 
 def _grown(noted: dict[int, str]) -> dict[int, str]:
     """The processes of `noted` that are still there, and their descendants."""
     there = _processes()
-    found = {process: began for process, began in noted.items() if process in there and there[process][1] == began}
+    grown = {process: began for process, began in noted.items() if process in there and there[process][1] == began}
     before = -1
-    while before != len(found):
-        before = len(found)
-        found |= {process: began for process, (parent, began) in there.items() if parent in found}
-    return found
+    while before != len(grown):
+        before = len(grown)
+        grown |= {process: began for process, (parent, began) in there.items() if parent in grown}
+    return grown
 
 
 def _main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 def text_fields(owner: type) -> frozenset[str]:
     """Names of the fields of a dataclass that are declared as text: `str`, `str | None`, or words of an enumeration."""
-    return frozenset(each.name for each in fields(owner) if _is_text(each))
+    return frozenset(field.name for field in fields(owner) if _is_text(field))
 
 
 def read_value(owner: type, name: str, text: str) -> Any:
@@ -18,7 +18,7 @@ def read_value(owner: type, name: str, text: str) -> Any:
     A text stays as it is, a number is read as one, all else as YAML. What cannot be read stays text as well, and so
     does the value of an unknown field: the sentence of whoever checks it then names what was given.
     """
-    declared = next((each for each in fields(owner) if each.name == name), None)
+    declared = next((field for field in fields(owner) if field.name == name), None)
     if declared is None or _is_text(declared):
         return text
     # Python would read digits of any script, and underscores between them.

@@ -53,11 +53,11 @@ class Registry(Generic[T]):
         """Names and objects; a plug-in that cannot be used is left out with a warning that names it."""
         for name in self.names():
             try:
-                found = self.get(name)
+                item = self.get(name)
             except KvatlasError as error:
                 warnings.warn(f"{error} It is left out.", PluginWarning, stacklevel=2)
             else:
-                yield name, found
+                yield name, item
 
     def get(self, name: str) -> T:
         """The object behind a name; KvatlasError lists the valid names when there is none, and says why a plug-in
@@ -68,13 +68,13 @@ class Registry(Generic[T]):
         if name in self.ours:
             return cast(T, _load(address))
         try:
-            found = _load(address)
-            fault = self._fault(name, found)
+            loaded = _load(address)
+            fault = self._fault(name, loaded)
         except Exception as error:
             fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if fault:
             raise KvatlasError(f"The {self.noun} {name!r} of the plug-in {address} cannot be used ({fault}).")
-        return cast(T, found)
+        return cast(T, loaded)
 
 
 def _load(address: str) -> object:

@@ -14,15 +14,15 @@ Pair = tuple[str, str, str, bool]
 
 def pairs() -> list[Pair]:
     """Kind, reference, what a model wrote, and whether it is the same."""
-    kind, found = "", []
+    kind, result = "", []
     for line in (Path(__file__).parent / "answer_pairs.txt").read_text(encoding="utf-8").split("\n"):
         if line.startswith("# "):
             kind = line[2:]
         elif line.startswith(("= ", "! ")):
             reference, answer = line[2:].split(" :: ")
             text = answer.replace(r"\n", "\n") if kind.startswith("texts") else rf"\boxed{{{answer}}}"
-            found.append((kind, reference, text, line[0] == "="))
-    return found
+            result.append((kind, reference, text, line[0] == "="))
+    return result
 
 
 def right(pair: Pair) -> bool:

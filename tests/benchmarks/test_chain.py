@@ -46,11 +46,11 @@ def test_a_range_of_sizes_takes_their_problems_in_turn() -> None:
     """So that a part of any length is as hard as the whole, and no problem is new beside those of its sizes."""
     mixed = find("CHAIN8-10").problems(7)
     single = [find(f"CHAIN{size}").problems(7)[i] for i, size in enumerate([8, 9, 10, 8, 9, 10, 8])]
-    assert [(each.question, each.answer, each.about) for each in mixed] == [
-        (each.question, each.answer, each.about) for each in single
+    assert [(item.question, item.answer, item.about) for item in mixed] == [
+        (item.question, item.answer, item.about) for item in single
     ]
-    assert [each.about["n"] for each in mixed] == [8, 9, 10, 8, 9, 10, 8]
-    assert [each.id for each in mixed[:2]] == ["CHAIN8-10-0000", "CHAIN8-10-0001"]
+    assert [item.about["n"] for item in mixed] == [8, 9, 10, 8, 9, 10, 8]
+    assert [item.id for item in mixed[:2]] == ["CHAIN8-10-0000", "CHAIN8-10-0001"]
     assert find("CHAIN8-10").name == "CHAIN8-10"
 
 

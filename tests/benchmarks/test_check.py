@@ -34,12 +34,12 @@ CHOICES: list[Row] = [
 ]
 
 
-def each(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
+def changed(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
     return [{**row, **{name: change(row) for name, change in changes.items()}} for row in rows]
 
 
 def first(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
-    return [*each(rows[:1], **changes), *rows[1:]]
+    return [*changed(rows[:1], **changes), *rows[1:]]
 
 
 DAMAGED: dict[str, tuple[list[Row], str]] = {
@@ -48,46 +48,49 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         "1 of 40 problems hold characters that were decoded wrongly",
     ),
     "backslashes eaten": (
-        each(SUMS, question=lambda r: r["question"].replace("\\frac", "\frac").replace("\\times", "\times")),
+        changed(SUMS, question=lambda r: r["question"].replace("\\frac", "\frac").replace("\\times", "\times")),
         "control characters where LaTeX commands begin",
     ),
     "backslashes doubled": (
-        each(SUMS, question=lambda r: r["question"].replace("\\", "\\\\")),
+        changed(SUMS, question=lambda r: r["question"].replace("\\", "\\\\")),
         "LaTeX commands with two backslashes",
     ),
     "HTML": (first(SUMS, question=lambda r: r["question"] + " Say if $x &lt; y$."), "hold HTML entities"),
     "chat template": (
-        each(SUMS, question=lambda r: f"<|im_start|>user\n{r['question']}<|im_end|>"),
+        changed(SUMS, question=lambda r: f"<|im_start|>user\n{r['question']}<|im_end|>"),
         "hold a chat template",
     ),
-    "messages": (each(SUMS, question=lambda r: str([{"role": "user", "content": r["question"]}])), "list of messages"),
+    "messages": (
+        changed(SUMS, question=lambda r: str([{"role": "user", "content": r["question"]}])),
+        "list of messages",
+    ),
     "told how to answer": (
-        each(SUMS, question=lambda r: r["question"] + " Put your final answer within \\boxed{}."),
+        changed(SUMS, question=lambda r: r["question"] + " Put your final answer within \\boxed{}."),
         "40 of 40 problems say how to answer",
     ),
     "answer in the question": (
-        each(SUMS, question=lambda r: f"{r['question']}\nAnswer: {r['answer']}"),
+        changed(SUMS, question=lambda r: f"{r['question']}\nAnswer: {r['answer']}"),
         "40 of 40 problems end with their answer",
     ),
     "numbers for questions": (
         [{"question": str(i), "answer": row["answer"]} for i, row in enumerate(SUMS)],
         "are a number and no question",
     ),
-    "questions cut": (each(SUMS, question=lambda r: r["question"][:56]), "exactly 56 characters long"),
+    "questions cut": (changed(SUMS, question=lambda r: r["question"][:56]), "exactly 56 characters long"),
     "a question twice": ([*SUMS, SUMS[3]], "1 of 41 problems are there before"),
     "a question twice with two answers": (
         [*SUMS, {**SUMS[3], "answer": "5"}],
         "1 of them with different reference answers",
     ),
     "references that are solutions": (
-        each(SUMS, answer=lambda r: f"We add them. Then we get $\\boxed{{{r['answer']}}}$."),
+        changed(SUMS, answer=lambda r: f"We add them. Then we get $\\boxed{{{r['answer']}}}$."),
         "40 of 40 problems have a whole solution for a reference answer",
     ),
     "a reference cut": (first(SUMS, answer=lambda r: r["answer"][:-1]), "whose braces or $ do not close"),
     "a placeholder": (first(SUMS, answer=lambda _: "N/A"), "have a placeholder for a reference answer"),
     "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out"),
     "rounding": (first(SUMS, answer=lambda _: 0.1 + 0.2), "have the rounding error of a float"),
-    "two columns of answers": (each(SUMS, target=lambda r: r["answer"] + "1"), "'target' could be the answer, too"),
+    "two columns of answers": (changed(SUMS, target=lambda r: r["answer"] + "1"), "'target' could be the answer, too"),
     "letters without choices": (
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],
         "have a letter for a reference answer and no choices",
@@ -96,12 +99,12 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
     "an empty option": (first(CHOICES, options=lambda r: [*r["options"][:3], ""]), "have an empty option"),
     "an option missing": (first(CHOICES, options=lambda r: r["options"][:3]), "do not have 4 options as the others do"),
     "always the same letter": (
-        each(CHOICES, answer=lambda _: "A"),
+        changed(CHOICES, answer=lambda _: "A"),
         "A is the answer of 40 of 40 problems, where chance gives 10",
     ),
     "a letter beyond the options": (first(CHOICES, answer=lambda _: "E"), "'E', which is none of its options"),
-    "an index from 1": (each(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1), "is none of its options"),
-    "no answer that counts": (each(SUMS, answer=lambda r: r["answer"] + "x" * 1000), "graded wrong themselves"),
+    "an index from 1": (changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1), "is none of its options"),
+    "no answer that counts": (changed(SUMS, answer=lambda r: r["answer"] + "x" * 1000), "graded wrong themselves"),
 }
 
 
@@ -173,10 +176,12 @@ def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path)
     assert "ok       columns         question in 'question', answer in 'answer'" in result.stdout
     assert "warning  duplicates      1 of 41 problems are there before, first sums-001 again" in result.stdout
     assert "Please reason step by step" in result.stdout
-    one = tmp_path / "one.json"
-    one.write_text(json.dumps(SUMS[:1]))
-    arguments = ["benchmarks", "check", f"file:{one}", "--model", "embedded:tiny-llama", "--json"]
-    findings = {each["name"]: each["message"] for each in json.loads(CliRunner().invoke(new_app(), arguments).stdout)}
+    item = tmp_path / "one.json"
+    item.write_text(json.dumps(SUMS[:1]))
+    arguments = ["benchmarks", "check", f"file:{item}", "--model", "embedded:tiny-llama", "--json"]
+    findings = {
+        finding["name"]: finding["message"] for finding in json.loads(CliRunner().invoke(new_app(), arguments).stdout)
+    }
     assert "tokens in the median" in findings["prompts"]
     solutions = tmp_path / "solutions.json"
     solutions.write_text(json.dumps(DAMAGED["references that are solutions"][0]))

@@ -22,14 +22,14 @@ def block(program: str) -> str:
 
 
 def processes(word: str) -> int:
-    found = 0
+    result = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                found += word.encode() in (entry / "cmdline").read_bytes()
+                result += word.encode() in (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-    return found
+    return result
 
 
 def test_the_solutions_pass_and_what_is_wrong_does_not() -> None:

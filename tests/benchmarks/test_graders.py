@@ -28,8 +28,8 @@ CASES = [
 def grade(tmp_path: Path, row: dict[str, object], answer: str, grader: str) -> tuple[bool, str | None, Status]:
     (tmp_path / "one.json").write_text(json.dumps([row]))
     benchmark = find(f"file:{tmp_path / 'one.json'}", grader=grader)
-    found = benchmark.grade(benchmark.problems()[0], answer)
-    return found.correct, found.answer, found.status
+    result = benchmark.grade(benchmark.problems()[0], answer)
+    return result.correct, result.answer, result.status
 
 
 @pytest.mark.parametrize(("reference", "answer", "ours", "theirs"), CASES)
@@ -66,13 +66,13 @@ def test_a_spec_names_prompt_and_grader_and_both_are_part_of_the_key(tmp_path: P
     path = tmp_path / "one.json"
     path.write_text(json.dumps([{"question": "What?", "answer": "7"}]))
     entries = [{}, {"prompt": "dynts"}, {"prompt": "dynts", "grader": "dynts"}, {"grader": "math-verify"}]
-    found = [
+    results = [
         parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": [{"name": "ONE", "file": str(path), **entry}]})
         .benchmarks[0]
         .find()
         for entry in entries
     ]
-    assert len({json.dumps(identity(benchmark)) for benchmark in found}) == len(entries)
-    assert found[1].prompt(found[1].problems()[0]) == "What?"
+    assert len({json.dumps(identity(benchmark)) for benchmark in results}) == len(entries)
+    assert results[1].prompt(results[1].problems()[0]) == "What?"
     with pytest.raises(KvatlasError, match="Unknown grader 'mine'; valid are kvatlas, dynts, math-verify"):
         find(f"file:{path}", grader="mine")

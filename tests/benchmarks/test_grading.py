@@ -157,13 +157,13 @@ def test_equal_answers_are_pooled_for_the_majority() -> None:
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
     pool = Judges(size=2, seconds=20)
-    found: list[Verdict] = []
-    threads = [threading.Thread(target=lambda: found.append(pool.compare("(x+1)^2", "x^2+2x+1"))) for _ in range(6)]
+    results: list[Verdict] = []
+    threads = [threading.Thread(target=lambda: results.append(pool.compare("(x+1)^2", "x^2+2x+1"))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [Verdict.EQUAL] * 6
+    assert results == [Verdict.EQUAL] * 6
     assert len(pool._idle) == 2
     for judge in pool._idle:
         judge.process.kill()
@@ -188,16 +188,16 @@ def test_time_and_memory_are_limited() -> None:
     assert judge.process.poll() is not None
 
 
-def _graded_in_a_worker(found: multiprocessing.Queue[bool]) -> None:
-    found.put(grade("(a+5)(b+2)", r"\boxed{ab+2a+5b+10}").correct)
+def _graded_in_a_worker(result: multiprocessing.Queue[bool]) -> None:
+    result.put(grade("(a+5)(b+2)", r"\boxed{ab+2a+5b+10}").correct)
 
 
 def test_algebra_runs_in_daemonic_workers() -> None:
     context = multiprocessing.get_context("spawn")
-    found: multiprocessing.Queue[bool] = context.Queue()
-    worker = context.Process(target=_graded_in_a_worker, args=(found,), daemon=True)
+    result: multiprocessing.Queue[bool] = context.Queue()
+    worker = context.Process(target=_graded_in_a_worker, args=(result,), daemon=True)
     worker.start()
-    assert found.get(timeout=60) is True
+    assert result.get(timeout=60) is True
     worker.join(timeout=30)
     assert worker.exitcode == 0
 
@@ -225,5 +225,10 @@ def _alive(pid: int) -> bool:
 
 
 def test_equality_holds_in_both_directions() -> None:
-    for one, other in [("[1,\\infty)", "x \\ge 1"), ("(3,4]", "3 < x \\le 4"), ("1/3", "0.3333333"), ("50\\%", "0.5")]:
-        assert same(one, other) is same(other, one) is Verdict.EQUAL
+    for first, other in [
+        ("[1,\\infty)", "x \\ge 1"),
+        ("(3,4]", "3 < x \\le 4"),
+        ("1/3", "0.3333333"),
+        ("50\\%", "0.5"),
+    ]:
+        assert same(first, other) is same(other, first) is Verdict.EQUAL

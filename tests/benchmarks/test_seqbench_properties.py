@@ -59,9 +59,9 @@ def test_without_any_one_key_there_is_no_way(instance: Instance) -> None:
 @given(instances())
 def test_bob_turns_round_in_every_key_room(instance: Instance) -> None:
     walk = [action for action in instance.plan if action[0] in ("start", "move_to", "pick_up_key", "rescue")]
-    for place, (name, _) in enumerate(walk):
+    for position, (name, _) in enumerate(walk):
         if name == "pick_up_key":
-            assert walk[place + 1][1] == walk[place - 2][1]
+            assert walk[position + 1][1] == walk[position - 2][1]
 
 
 words = st.text("ABCxyz019_' .-", min_size=1, max_size=12)
@@ -89,18 +89,18 @@ def test_progress_is_1_only_for_solved_plans(instance: Instance, data: st.DataOb
     """Plans made from the reference by a few deletions, doublings and swaps, which is how models go wrong."""
     plan = list(instance.plan)
     for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, max(0, len(plan) - 1)))
+        position = data.draw(st.integers(0, max(0, len(plan) - 1)))
         change = data.draw(st.sampled_from(["drop", "double", "swap", "cut", "other"]))
         if change == "drop":
-            del plan[place : place + 1]
+            del plan[position : position + 1]
         elif change == "double":
-            plan[place:place] = plan[place : place + 1]
+            plan[position:position] = plan[position : position + 1]
         elif change == "swap":
-            plan[place : place + 2] = plan[place : place + 2][::-1]
+            plan[position : position + 2] = plan[position : position + 2][::-1]
         elif change == "cut":
-            del plan[place:]
+            del plan[position:]
         elif plan:
-            plan[place] = data.draw(st.sampled_from(instance.plan))
+            plan[position] = data.draw(st.sampled_from(instance.plan))
     verdict = judge(instance.maze, instance.plan, tuple(plan))
     assert verdict.solved == (tuple(plan) == instance.plan)
     assert (verdict.progress == 1) == verdict.solved

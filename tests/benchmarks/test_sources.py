@@ -116,8 +116,8 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         command = [sys.executable, "-c", READ, *LAYOUTS]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

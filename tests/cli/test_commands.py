@@ -163,12 +163,12 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     assert "--question-field" in err
     code, out, err = kvatlas(*words, "--question-field", "q", "--answer-field", "a", "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert (found["model"], found["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
-    (row,) = found["benchmarks"]
+    document = json.loads(out)
+    assert (document["model"], document["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
+    (row,) = document["benchmarks"]
     assert (row["benchmark"], row["problems"], sum(row["verdicts"].values())) == ("mine", 2, 2)
     assert row["low"] <= row["pass_at_1"] <= row["high"]
-    (trace,) = found["traces"]
+    (trace,) = document["traces"]
     assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
     code, _, err = kvatlas("run", "embedded:tiny-llama", "CHAIN4", "--question-field", "q")
     assert (code, "'CHAIN4' takes no columns" in err) == (2, True)
@@ -305,7 +305,7 @@ def test_a_poor_map_is_described_without_a_warning_or_a_nan(
     code, out, err = kvatlas("describe", tmp_path / "m.csv", "--samples", 5)
     assert (code, err) == (0, "")
     assert "nan" not in out.lower().replace("finan", "")
-    assert [str(one.message) for one in recwarn] == []
+    assert [str(item.message) for item in recwarn] == []
 
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
@@ -318,15 +318,15 @@ def test_a_run_with_one_problem_or_all_alike_is_described(
         plan = manifest(grid("dynts", "random"), problems=problems, samples=1)
         with Store.create(tmp_path / str(problems)) as store:
             store.put_manifest(plan)
-            for key, one in traces(plan, lambda _: chance):
-                store.add(key, one)
+            for key, trace in traces(plan, lambda _: chance):
+                store.add(key, trace)
         code, out, err = kvatlas("describe", tmp_path / str(problems), "--json")
         assert (code, err) == (0, "")
         assert (
             json.loads(out, parse_constant=lambda name: pytest.fail(name))["maps"][0]["evidence_of_difference"] is False
         )
         assert kvatlas("describe", tmp_path / str(problems))[0] == 0
-    assert [str(one.message) for one in recwarn] == []
+    assert [str(item.message) for item in recwarn] == []
 
 
 def test_metrics_over_several_samples(kvatlas: Call, run: Path, tmp_path: Path) -> None:
@@ -349,8 +349,8 @@ def test_check(kvatlas: Call, tmp_path: Path) -> None:
     code, out, err = kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv")
     assert (code, err) == (0, "")
     assert "conflict in 1 of 4 common cells, by up to 1.0 points" in out
-    found = json.loads(kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
-    assert (found["agree"], len(found["conflicts"])) == (False, 1)
+    document = json.loads(kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
+    assert (document["agree"], len(document["conflicts"])) == (False, 1)
     assert "agree" in kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--tolerance", 1)[1]
     assert kvatlas("check", "published:dynts_r1_llama", "published:dynts_r1_llama")[0] == 0
     code, out, err = kvatlas("check", tmp_path / "a.csv", "published:dynts_r1_llama")
@@ -359,8 +359,8 @@ def test_check(kvatlas: Call, tmp_path: Path) -> None:
 
 
 def test_two_inputs_are_compared(kvatlas: Call, run: Path) -> None:
-    found = json.loads(kvatlas("describe", "published:dynts_r1_llama", "published:dynts_r1_qwen", "--json")[1])
-    assert [(one["first"], one["second"]) for one in found["comparisons"]] == [("R1-Llama", "R1-Qwen")]
+    document = json.loads(kvatlas("describe", "published:dynts_r1_llama", "published:dynts_r1_qwen", "--json")[1])
+    assert [(item["first"], item["second"]) for item in document["comparisons"]] == [("R1-Llama", "R1-Qwen")]
     code, out, err = kvatlas("describe", run, run)
     assert (code, out) == (2, "")
     assert "was given twice" in err

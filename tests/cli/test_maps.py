@@ -15,10 +15,10 @@ from tests.stats.synthetic import grid, manifest, traces
 
 
 def store(folder: Path, plan: Manifest) -> Path:
-    with Store.create(folder) as held:
-        held.put_manifest(plan)
+    with Store.create(folder) as store:
+        store.put_manifest(plan)
         for key, trace in traces(plan, lambda setting: setting.values.get("ratio", 1.0)):
-            held.add(key, trace)
+            store.add(key, trace)
     return folder
 
 
@@ -66,11 +66,11 @@ def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: li
 
 def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     worse = tmp_path / "worse"
-    with Store.create(worse) as held:
+    with Store.create(worse) as store:
         plan = manifest(grid("dynts", "random"), problems=20)
-        held.put_manifest(plan)
+        store.put_manifest(plan)
         for key, trace in traces(plan, lambda setting: setting.values.get("ratio", 1.0) / 10):
-            held.add(key, trace)
+            store.add(key, trace)
     out = tmp_path / "a.svg"
     assert kvatlas("map", run, "--against", worse, "--mean", "--out", out)[0] == 0
     rows = list(csv.DictReader(out.with_suffix(".data.csv").open()))

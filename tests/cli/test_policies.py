@@ -100,7 +100,7 @@ def test_wrong_policies_are_refused_in_one_sentence(
 ) -> None:
     (tmp_path / "README").write_text("hello")
     model = random_models["llama"]
-    save_file(query_statistics(model, model.network(), [(5, 6, 7)]), tmp_path / "OTHER")
+    save_file(query_statistics(model, model.load(), [(5, 6, 7)]), tmp_path / "OTHER")
     given = [word.replace("FOLDER", str(tmp_path)) for word in words]
     code, out, err = kvatlas(*RUN, *given, "--workers", "1", "--quiet")
     assert (code, out) == (2, "")

@@ -41,8 +41,8 @@ def test_a_terminal_gets_a_live_view(plan: Manifest, tmp_path: Path, monkeypatch
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "50")
     with progress.showing(plan, tmp_path, quiet=False) as on_trace:
-        for _, _, one in told(plan):
-            on_trace(one)
+        for _, _, trace in told(plan):
+            on_trace(trace)
     shown = screen.getvalue()
     assert "152/152 traces" in shown
     assert "25% of tokens saved" in shown
@@ -62,8 +62,8 @@ def picture(watch: progress.Watch, width: int = 120, height: int = 50) -> str:
 def test_the_map_so_far_has_intervals_and_dashes(plan: Manifest, tmp_path: Path) -> None:
     watch = progress.Watch(plan, tmp_path)
     assert "starting" in picture(watch)
-    for _, _, one in list(told(plan))[: 4 * 5]:
-        watch.add(one)
+    for _, _, trace in list(told(plan))[: 4 * 5]:
+        watch.add(trace)
     text = picture(watch)
     assert "tiny | CHAIN6 | dynts" in text
     assert "50.0" in text
@@ -91,8 +91,8 @@ def test_what_earlier_sessions_finished_counts(plan: Manifest, tmp_path: Path, m
 def test_many_benchmarks_and_a_small_terminal_fit(tmp_path: Path) -> None:
     many = manifest(grid("dynts"), benchmarks=[f"B{n}" for n in range(40)], problems=1, samples=1)
     watch = progress.Watch(many, tmp_path)
-    for _, _, one in list(told(many))[:10]:
-        watch.add(one)
+    for _, _, trace in list(told(many))[:10]:
+        watch.add(trace)
     text = picture(watch, 80, 24)
     assert text.count("\n") <= 24
     assert "B0" in text
@@ -102,8 +102,8 @@ def test_many_benchmarks_and_a_small_terminal_fit(tmp_path: Path) -> None:
 def test_a_run_without_a_grid_has_no_map(tmp_path: Path) -> None:
     single = manifest([], baselines=[setting("window", 8, 0.1)], axes=())
     watch = progress.Watch(single, tmp_path)
-    for _, _, one in told(single):
-        watch.add(one)
+    for _, _, trace in told(single):
+        watch.add(trace)
     assert watch.maps() == []
     assert "24/24" in picture(watch)
 

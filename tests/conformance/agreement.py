@@ -67,19 +67,19 @@ class Results:
         departs: str = "",
     ) -> Agreement:
         """Add what a policy keeps and what a peer keeps, slots by layer and head; `scores` say which are equal."""
-        each = jaccards(ours, theirs)
+        item = jaccards(ours, theirs)
         row = Agreement(
             policy=policy.name,
             # Files that the suite made for itself have no place in a document.
             setting={name: value for name, value in policy.setting.values.items() if name not in FILES},
             peer=peer,
             scene="compressed before" if again else "first compression",
-            choices=len(each),
+            choices=len(item),
             kept=len(ours[0][0]),
-            jaccard_mean=sum(each) / len(each),
-            jaccard_least=min(each),
+            jaccard_mean=sum(item) / len(item),
+            jaccard_least=min(item),
             score_difference=apart,
-            ties=min(each) < 1 and differ_by_ties_alone(ours, theirs, scores),
+            ties=min(item) < 1 and differ_by_ties_alone(ours, theirs, scores),
             departs=departs,
         )
         self.rows.append(row)
@@ -117,8 +117,8 @@ def differ_by_ties_alone(ours: Nested, theirs: Nested, scores: Tensor) -> bool:
     for layer, rows in enumerate(ours):
         for head, kept in enumerate(rows):
             apart = set(kept) ^ set(theirs[layer][head])
-            found = [float(scores[layer, head, slot]) for slot in apart]
-            if found and not max(found) - min(found) <= EQUAL * max(map(abs, found)):
+            results = [float(scores[layer, head, slot]) for slot in apart]
+            if results and not max(results) - min(results) <= EQUAL * max(map(abs, results)):
                 return False
     return True
 

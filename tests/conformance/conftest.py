@@ -24,7 +24,7 @@ def real() -> Activations:
 def results(real: Activations, request: pytest.FixtureRequest) -> Iterator[Results]:
     """Every test adds to it; in bench/results/ where the whole suite passed."""
     model = real.model
-    found = Results(
+    result = Results(
         {
             "model": {"name": model.name, "weights": model.weights_digest, "tokenizer": model.tokenizer_digest},
             "tokens": {"prompt": real.prompt_length, "all": len(real.tokens)},
@@ -34,10 +34,10 @@ def results(real: Activations, request: pytest.FixtureRequest) -> Iterator[Resul
             },
         }
     )
-    yield found
-    found.write(CACHE / "conformance.json")
+    yield result
+    result.write(CACHE / "conformance.json")
     known = {*policies.names()} - {"full"}
-    whole = known == {row.policy for row in found.rows} and found.facts.keys() >= {"kvpress", "generate"}
+    whole = known == {row.policy for row in result.rows} and result.facts.keys() >= {"kvpress", "generate"}
     # What an embedded model shows is no news of a real one.
     if whole and model.name == NAME and not request.session.testsfailed:
-        found.write(ROOT / "bench" / "results" / "conformance.json")
+        result.write(ROOT / "bench" / "results" / "conformance.json")

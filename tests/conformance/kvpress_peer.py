@@ -26,14 +26,14 @@ torch.set_num_threads(1)
 def main(folder: str, source: str, target: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     layers = [layer.self_attn for layer in model.model.layers]
-    found = {}
-    with safe_open(source, framework="pt") as held:
-        asked = json.loads(held.metadata()["presses"])
+    by_name = {}
+    with safe_open(source, framework="pt") as store:
+        asked = json.loads(store.metadata()["presses"])
         for name, (press, arguments, scene, kept) in asked.items():
             for number, module in enumerate(layers):
-                keys, values = (held.get_tensor(f"{scene}.{what}.{number}")[None] for what in ("keys", "values"))
-                states = held.get_tensor(f"states.{number}")[None]
-                attention = held.get_tensor(f"attention.{number}")[None] if press == "ObservedAttentionPress" else None
+                keys, values = (store.get_tensor(f"{scene}.{what}.{number}")[None] for what in ("keys", "values"))
+                states = store.get_tensor(f"states.{number}")[None]
+                attention = store.get_tensor(f"attention.{number}")[None] if press == "ObservedAttentionPress" else None
                 # A share in the middle between two numbers of tokens: rounding cannot change it.
                 ratio = 1 - (kept + 0.5) / keys.shape[2]
                 chosen = getattr(kvpress, press)(compression_ratio=ratio, **arguments)
@@ -43,9 +43,9 @@ def main(folder: str, source: str, target: str) -> None:
                 # Keys are rotated by their positions, so that no two are the same.
                 same = (left[0][:, :, None] == keys[0][:, None]).all(-1)
                 assert same.sum(-1).eq(1).all()
-                found[f"{name}.kept.{number}"] = same.byte().argmax(-1)
-                found[f"{name}.scores.{number}"] = chosen.score(*passed)[0].contiguous()
-    save_file(found, target)
+                by_name[f"{name}.kept.{number}"] = same.byte().argmax(-1)
+                by_name[f"{name}.scores.{number}"] = chosen.score(*passed)[0].contiguous()
+    save_file(by_name, target)
     print(json.dumps({name: version(name) for name in ("kvpress", "transformers", "torch")}))
 
 

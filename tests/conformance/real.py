@@ -78,11 +78,11 @@ class Activations:
     def shared_weights(self, policy: Policy) -> Tensor:
         """What each query pays to each token [queries, layers, heads, tokens], as the policy's scope averages it."""
         layers, heads = policy.scope.width(self.model.shape)
-        found = []
+        results = []
         for layer in range(self.model.shape.layers):
             weights = self.weights(layer)
-            found.append(weights.view(self.model.shape.kv_heads, -1, *weights.shape[1:]).mean(1))
-        stacked = torch.stack(found)
+            results.append(weights.view(self.model.shape.kv_heads, -1, *weights.shape[1:]).mean(1))
+        stacked = torch.stack(results)
         stacked = stacked.mean(0, keepdim=True) if layers == 1 else stacked
         stacked = stacked.mean(1, keepdim=True) if heads == 1 else stacked
         # As the loop gathers them, so that a weight on a threshold is on the same side for all.
@@ -97,7 +97,7 @@ class Activations:
         for start, stop in [(0, prompt), *((step, step + 1) for step in range(prompt, length))]:
             attention = None if weights is None else weights[start:stop].sum(0)[None]
             noted.show(torch.arange(start, stop), attention, self.hidden[start:stop])
-        return {name: found[0] for name, found in noted.held.items()}
+        return {name: result[0] for name, result in noted.held.items()}
 
     def positions(self, policy: Policy, again: bool) -> Tensor:
         """Positions [..., cached]: of all tokens, or, `again`, of a cache that lost every other old one by chance."""
@@ -118,15 +118,15 @@ class Activations:
         """Keys or values at these positions, by layer."""
         kv_heads = self.model.shape.kv_heads
         slots = positions.expand(len(what), kv_heads, -1)[..., None]
-        return [each.gather(1, at.expand(-1, -1, each.shape[-1])) for each, at in zip(what, slots, strict=True)]
+        return [item.gather(1, at.expand(-1, -1, item.shape[-1])) for item, at in zip(what, slots, strict=True)]
 
     def cached(self, policy: CompressingPolicy, again: bool = False, exact: bool = False) -> CacheView:
         """The cache as `policy` sees it after the last token; `exact` for the same numbers as float64."""
         positions = self.positions(policy, again)
         keys, values = self.gathered(self.keys, positions), self.gathered(self.values, positions)
-        queries = [each[:, len(self.tokens) - policy.queries :] for each in self.queries]
+        queries = [query[:, len(self.tokens) - policy.queries :] for query in self.queries]
         if exact:
-            keys, values, queries = ([each.double() for each in part] for part in (keys, values, queries))
+            keys, values, queries = ([item.double() for item in part] for part in (keys, values, queries))
         columns = self.columns(policy) if policy.columns else {}
         return CacheView(
             model=self.model,
@@ -146,37 +146,37 @@ class Activations:
 
 
 @torch.inference_mode()
-def activations(model: ModelHandle) -> Activations:
+def activations(handle: ModelHandle) -> Activations:
     """Of the model's own text: what it writes behind the question, read again in one pass."""
     from transformers import AttentionInterface
 
-    question = QUESTION if model.name == NAME else find("CHAIN8").problems(1)[0].question
-    prompt = model.encode(question)
-    network = model.network()
+    question = QUESTION if handle.name == NAME else find("CHAIN8").problems(1)[0].question
+    prompt = handle.encode(question)
+    model = handle.load()
     length = len(prompt) + WRITTEN
-    text = network.generate(torch.tensor([prompt]), do_sample=False, min_length=length, max_length=length)
-    held: dict[str, list[Any]] = {name: [] for name in ("keys", "values", "queries", "states", "scaling")}
+    text = model.generate(torch.tensor([prompt]), do_sample=False, min_length=length, max_length=length)
+    stored: dict[str, list[Any]] = {name: [] for name in ("keys", "values", "queries", "states", "scaling")}
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, scaling: float, **_: Any
     ) -> tuple[Tensor, None]:
-        for name, found in (("queries", query[0]), ("keys", key[0]), ("values", value[0]), ("scaling", scaling)):
-            held[name].append(found)
-        found = torch.nn.functional.scaled_dot_product_attention(
+        for name, result in (("queries", query[0]), ("keys", key[0]), ("values", value[0]), ("scaling", scaling)):
+            stored[name].append(result)
+        result = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
-        return found.transpose(1, 2), None
+        return result.transpose(1, 2), None
 
     def note(_module: Any, inputs: Any, named: dict[str, Any]) -> None:
-        held["states"].append(named["hidden_states"][0] if "hidden_states" in named else inputs[0][0])
+        stored["states"].append(named["hidden_states"][0] if "hidden_states" in named else inputs[0][0])
 
     AttentionInterface.register("kvatlas_conformance", attend)
-    network.set_attn_implementation("kvatlas_conformance")
-    decoder = network.get_decoder()
+    model.set_attn_implementation("kvatlas_conformance")
+    decoder = model.get_decoder()
     for layer in decoder.layers:
         layer.self_attn.register_forward_pre_hook(note, with_kwargs=True)
     output = decoder(input_ids=text, use_cache=False)
-    return Activations(model, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **held)
+    return Activations(handle, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **stored)
 
 
 def reference(real: Activations, answer: int) -> Reference:

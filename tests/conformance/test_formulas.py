@@ -46,12 +46,12 @@ def part(real: Activations) -> Activations:
 @pytest.fixture(scope="module")
 def folder(real: Activations, part: Activations, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Statistics of the model's queries and a DynTS head, which need not be a good one to be compared."""
-    found: Path = tmp_path_factory.mktemp("files")
-    statistics = query_statistics(real.model, real.model.network(), [real.tokens])
+    result: Path = tmp_path_factory.mktemp("files")
+    statistics = query_statistics(real.model, real.model.load(), [real.tokens])
     last = real.model.shape.layers - 1
     rows = [0, last // 2, last]
-    chosen = {name: held if held.dim() == 1 else held[rows].contiguous() for name, held in statistics.items()}
-    save_file(chosen, found / STATISTICS_FILE)
+    chosen = {name: stored if stored.dim() == 1 else stored[rows].contiguous() for name, stored in statistics.items()}
+    save_file(chosen, result / STATISTICS_FILE)
     hidden = real.model.shape.hidden
     random = torch.Generator().manual_seed(3)
     widths = {0: (2 * hidden, hidden), 2: (hidden // 2, 2 * hidden), 4: (1, hidden // 2)}
@@ -59,8 +59,8 @@ def folder(real: Activations, part: Activations, tmp_path_factory: pytest.TempPa
     for layer, (out, into) in widths.items():
         head[f"{layer}.weight"] = torch.randn(out, into, generator=random) / into**0.5
         head[f"{layer}.bias"] = torch.randn(out, generator=random) / 10
-    save_file(head, found / HEAD_FILE)
-    return found
+    save_file(head, result / HEAD_FILE)
+    return result
 
 
 def formula(policy: CompressingPolicy, part: Activations, again: bool, folder: Path) -> Score:
@@ -123,6 +123,6 @@ def test_policies_keep_what_their_formulas_keep(
 
 def test_the_oracles_attention_is_that_of_all_layers_and_heads(real: Activations) -> None:
     """What `oracle` is given, and `dynts` learns from."""
-    found, _ = answer_attention(real.model.network(), list(real.tokens), len(real.tokens) - ANSWER)
+    result, _ = answer_attention(real.model.load(), list(real.tokens), len(real.tokens) - ANSWER)
     wanted = reference(real, ANSWER).attention
-    assert difference(found, wanted) < TOLERANCE
+    assert difference(result, wanted) < TOLERANCE

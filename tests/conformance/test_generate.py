@@ -28,23 +28,23 @@ TEXT = "If x_1 + 12 = 19, what is $x_1^2$?\n\n  Let's think: 1,234.5 - 7%."
 
 
 def test_the_full_cache_writes_what_generate_writes(real: Activations, results: Results) -> None:
-    model = copy(real.model)
+    handle = copy(real.model)
     # Neither ends before the last token.
-    vars(model).update(stops=frozenset())
+    vars(handle).update(stops=frozenset())
     prompts = [real.tokens[: real.prompt_length]]
-    prompts += [model.encode(question) for question in QUESTIONS if model.name == NAME]
+    prompts += [handle.encode(question) for question in QUESTIONS if handle.name == NAME]
     full = policies.of(Setting.of("full"))
-    engine = Engine(model, model.network(), [full], Sampling(temperature=0.0, max_new_tokens=TOKENS), len(prompts))
+    engine = Engine(handle, handle.load(), [full], Sampling(temperature=0.0, max_new_tokens=TOKENS), len(prompts))
     requests = [Request(number, prompt, 0, (full,)) for number, prompt in enumerate(prompts)]
     ours = {generation.key: list(generation.tokens) for generation in engine.run(requests)}
-    network = model.network()
-    network.generation_config.eos_token_id = None
+    model = handle.load()
+    model.generation_config.eos_token_id = None
     theirs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
         mask = torch.ones_like(ids)
         with torch.inference_mode():
-            text = network.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS)
+            text = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=TOKENS)
         theirs.append(text[0, len(prompt) :].tolist())
     same = sum(a == b for number, text in enumerate(theirs) for a, b in zip(ours[number], text, strict=True))
     results.facts["generate"] = {"tokens": sum(map(len, theirs)), "same": same}

@@ -92,24 +92,24 @@ def theirs(
     """What the press of each pair keeps, best first, and its scores [layers, KV heads, ...]."""
     folder = tmp_path_factory.mktemp("peer")
     layers = range(real.model.shape.layers)
-    held = {f"states.{layer}": real.states[layer] for layer in layers}
-    held |= {f"attention.{layer}": real.weights(layer).float() for layer in layers}
+    stored = {f"states.{layer}": real.states[layer] for layer in layers}
+    stored |= {f"attention.{layer}": real.weights(layer).float() for layer in layers}
     for pair in {pair.scene: pair for pair in PAIRS}.values():
         cached = real.cached(pair.selection, pair.again)
-        held |= {f"{pair.scene}.keys.{layer}": cached.key(layer) for layer in layers}
-        held |= {f"{pair.scene}.values.{layer}": cached.value(layer) for layer in layers}
+        stored |= {f"{pair.scene}.keys.{layer}": cached.key(layer) for layer in layers}
+        stored |= {f"{pair.scene}.values.{layer}": cached.value(layer) for layer in layers}
     asked = {
         number: (pair.press, pair.arguments, pair.scene, ours(real, pair).shape[-1])
         for number, pair in enumerate(PAIRS)
     }
-    save_file({name: part.contiguous() for name, part in held.items()}, folder / "in", {"presses": json.dumps(asked)})
+    save_file({name: part.contiguous() for name, part in stored.items()}, folder / "in", {"presses": json.dumps(asked)})
     program = Path(__file__).with_name("kvpress_peer.py")
     printed = environment.run(str(program), str(real.model.folder), str(folder / "in"), str(folder / "out"))
     results.facts["kvpress"] = json.loads(printed.splitlines()[-1])
-    found = load_file(folder / "out")
+    result = load_file(folder / "out")
 
     def stacked(number: int, what: str) -> Tensor:
-        return torch.stack([found[f"{number}.{what}.{layer}"] for layer in layers])
+        return torch.stack([result[f"{number}.{what}.{layer}"] for layer in layers])
 
     return [(stacked(number, "kept"), stacked(number, "scores")) for number in asked]
 

@@ -89,13 +89,13 @@ class Scene:
             pool.copy_(drawn(*pool.shape))
         batch = ForwardBatch(cache, sequences, [[0]] * len(lengths), list(lengths))
         heads = shape.heads, shape.kv_heads
-        return cls(cache, batch, *(drawn(len(lengths), each, case.size) for each in heads))
+        return cls(cache, batch, *(drawn(len(lengths), head, case.size) for head in heads))
 
     def attend(self, backend: Any) -> torch.Tensor:
-        found: torch.Tensor = backend.attend(
+        result: torch.Tensor = backend.attend(
             self.batch, 0, self.query, self.key, -self.key, self.query.shape[-1] ** -0.5, None
         )
-        return found
+        return result
 
 
 def flex_with(fault: tuple[str, str] | None) -> ModuleType:
@@ -172,7 +172,7 @@ class Emitted:
     def call(self, given: list[Any]) -> tuple[torch.Tensor | None]:
         """In place of the kernel: notes what it is given."""
         self.arguments.append(
-            [self.named[_memory(each)] if isinstance(each, torch.Tensor) else int(each) for each in given]
+            [self.named[_memory(item)] if isinstance(item, torch.Tensor) else int(item) for item in given]
         )
         given.clear()
         return (self.out,)
@@ -284,21 +284,25 @@ def machine_code(path: Path, capability: int) -> dict[str, dict[str, int]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    found: dict[str, dict[str, int]] = {}
+    by_name: dict[str, dict[str, int]] = {}
 
     def compiled(name: str, module: ModuleType, options: dict[str, Any]) -> None:
         function = getattr(module, name)
         signature = options["triton_meta"]["signature"]
-        constants = {each: BLOCK for each in function.arg_names if signature.get(each, "constexpr") == "constexpr"}
+        constants = {
+            arg_name: BLOCK for arg_name in function.arg_names if signature.get(arg_name, "constexpr") == "constexpr"
+        }
         constants |= options["triton_meta"].get("constants", {})
-        types = {each: "constexpr" if each in constants else signature[each] for each in function.arg_names}
+        types = {
+            arg_name: "constexpr" if arg_name in constants else signature[arg_name] for arg_name in function.arg_names
+        }
         source = ASTSource(function, types, constants)
-        chosen = {each: options[each] for each in ("num_warps", "num_stages") if each in options}
+        chosen = {item: options[item] for item in ("num_warps", "num_stages") if item in options}
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
-        found[name] = {"bytes": len(made.asm["cubin"]), "shared": made.metadata.shared}
+        by_name[name] = {"bytes": len(made.asm["cubin"]), "shared": made.metadata.shared}
 
     kernels(path, compiled)
-    return found
+    return by_name
 
 
 class Launcher:
@@ -349,15 +353,15 @@ def interpret(case: Case, emitted: dict[str, Any]) -> dict[str, Any]:
 
     def kernel(grouped: Any, *_given: Any, block_mask: Any, **_named: Any) -> Any:
         there = arguments(scene, grouped, block_mask)
-        return call([there[each] if isinstance(each, str) else each for each in emitted["arguments"]])[0]
+        return call([there[item] if isinstance(item, str) else item for item in emitted["arguments"]])[0]
 
     backend.kernel = kernel
-    found = scene.attend(backend)
+    result = scene.attend(backend)
     exact = Scene.of(case, case.lengths[-1], torch.device("cpu"))
     exact.cache.keys, exact.cache.values = [exact.cache.keys[0].float()], [exact.cache.values[0].float()]
     exact.query, exact.key = exact.query.float(), exact.key.float()
     wanted = exact.attend(ReferenceBackend())
-    return {"errors": (found - wanted).abs().amax((1, 2)).nan_to_num(9e9).tolist()}
+    return {"errors": (result - wanted).abs().amax((1, 2)).nan_to_num(9e9).tolist()}
 
 
 def main() -> None:
@@ -366,11 +370,11 @@ def main() -> None:
     known = folder / "emitted.json"
     with torch.inference_mode():
         if verb == "emit":
-            found = [emit(case, folder / f"source{number}.py") for number, case in enumerate(cases)]
-            known.write_text(json.dumps(found))
+            results = [emit(case, folder / f"source{number}.py") for number, case in enumerate(cases)]
+            known.write_text(json.dumps(results))
         else:
-            found = [interpret(*pair) for pair in zip(cases, json.loads(known.read_text()), strict=True)]
-    print(json.dumps(found))
+            results = [interpret(*pair) for pair in zip(cases, json.loads(known.read_text()), strict=True)]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

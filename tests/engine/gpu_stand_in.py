@@ -38,13 +38,13 @@ class GpuTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor) -> GpuTensor:
+    def __new__(cls, stored: torch.Tensor) -> GpuTensor:
         # Views of what was made before inference mode want tensors like it.
         with torch.inference_mode(False):
             made = torch.Tensor._make_wrapper_subclass(
-                cls, held.size(), held.stride(), held.storage_offset(), dtype=held.dtype, device=DEVICE
+                cls, stored.size(), stored.stride(), stored.storage_offset(), dtype=stored.dtype, device=DEVICE
             )
-        made.held = held
+        made.held = stored
         return made
 
     @classmethod
@@ -111,8 +111,8 @@ class Graph:
     def replay(self) -> None:
         with torch.utils._python_dispatch._disable_current_modes():
             for func, args, kwargs, outs in self.tape:
-                found = func(*_each(_there, args), **_each(_there, kwargs))
-                for out, new in zip(outs, _listed(found), strict=True):
+                result = func(*_each(_there, args), **_each(_there, kwargs))
+                for out, new in zip(outs, _listed(result), strict=True):
                     if out is not None:
                         out.copy_(new)
 
@@ -131,8 +131,8 @@ def _there(value: Any) -> Any:
     return value.tensor() if isinstance(value, Outside) else value
 
 
-def _listed(found: Any) -> list[Any]:
-    return list(found) if isinstance(found, tuple | list) else [found]
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
 
 
 class Stream:
@@ -162,8 +162,8 @@ class Gpu(TorchDispatchMode):
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         flat: list[Any] = []
         _each(flat.append, (args, kwargs))
-        asked = [torch.device(each) for each in flat if isinstance(each, torch.device)]
-        there = [each for each in flat if isinstance(each, GpuTensor)]
+        asked = [torch.device(item) for item in flat if isinstance(item, torch.device)]
+        there = [item for item in flat if isinstance(item, GpuTensor)]
         if not there and not any(device.type == "cuda" for device in asked):
             return func(*args, **kwargs)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
@@ -178,15 +178,15 @@ class Gpu(TorchDispatchMode):
             if self.graph is not None:
                 raise RuntimeError(f"{func}: {CAPTURING}")
         own_args, own_kwargs = _each(_on_cpu, args), _each(_on_cpu, kwargs)
-        found = func(*own_args, **own_kwargs)
+        result = func(*own_args, **own_kwargs)
         goes = asked[0].type == "cuda" if asked else bool(there)
         if func is torch.ops.aten.copy_.default:
             goes = isinstance(args[0], GpuTensor)
-        outs = _listed(found)
+        outs = _listed(result)
         if self.graph is not None:
             self._record(func, own_args, own_kwargs, outs)
-        wrapped = [_wrapped(each, flat) if isinstance(each, torch.Tensor) and goes else each for each in outs]
-        return type(found)(wrapped) if isinstance(found, tuple | list) else wrapped[0]
+        wrapped = [_wrapped(item, flat) if isinstance(item, torch.Tensor) and goes else item for item in outs]
+        return type(result)(wrapped) if isinstance(result, tuple | list) else wrapped[0]
 
     def _reads(self, func: Any, flat: list[Any], args: Any, kwargs: Any) -> bool:
         """Whether the host waits for the device; raises what torch raises for these tensors on CUDA."""
@@ -204,7 +204,7 @@ class Gpu(TorchDispatchMode):
         assert self.graph is not None
         if func._schema.name in ("aten::mm", "aten::bmm", "aten::addmm") and self.workspace is None:
             self.workspace = self.pool
-        kinds = [each.alias_info for each in func._schema.returns]
+        kinds = [item.alias_info for item in func._schema.returns]
         if kinds and all(kind is not None and not kind.is_write for kind in kinds):
             return  # a view: the memory is there
         fresh = [None if kind is not None else out for out, kind in zip(outs, kinds, strict=True)] if kinds else [None]
@@ -242,10 +242,10 @@ def _on_cpu(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _wrapped(found: torch.Tensor, flat: list[Any]) -> GpuTensor:
+def _wrapped(result: torch.Tensor, flat: list[Any]) -> GpuTensor:
     """A result; of an operation in place its argument."""
-    same = [each for each in flat if isinstance(each, GpuTensor) and each.held is found]
-    return same[0] if same else GpuTensor(found)
+    same = [item for item in flat if isinstance(item, GpuTensor) and item.held is result]
+    return same[0] if same else GpuTensor(result)
 
 
 def _outline(value: Any) -> Any:
@@ -265,8 +265,8 @@ def _hollow(value: Any) -> Any:
 def _crosses(func: Any, flat: list[Any]) -> bool:
     """Whether an operation copies between host and device: CUDA captures none from or to pageable memory."""
     moves = "copy" in str(func)
-    places = {each.device.type for each in flat if isinstance(each, torch.Tensor) and (each.dim() or moves)}
-    asked = {torch.device(each).type for each in flat if isinstance(each, torch.device)}
+    places = {item.device.type for item in flat if isinstance(item, torch.Tensor) and (item.dim() or moves)}
+    asked = {torch.device(item).type for item in flat if isinstance(item, torch.device)}
     return len(places | asked) > 1
 
 
@@ -332,13 +332,13 @@ def loaded_there(name: str, folder: Path, dtype: str, device: str) -> Any:
     )
 
 
-def moved(network: Any) -> Any:
+def moved(model: Any) -> Any:
     """A model's weights on the GPU."""
-    held: dict[int, Any] = {}
-    for module in network.modules():
+    stored: dict[int, Any] = {}
+    for module in model.modules():
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
                 if tensor is not None and not isinstance(tensor, GpuTensor):
-                    one = held.setdefault(id(tensor), GpuTensor(tensor.detach()))
-                    table[name] = torch.nn.Parameter(one, requires_grad=False) if table is module._parameters else one
-    return network
+                    item = stored.setdefault(id(tensor), GpuTensor(tensor.detach()))
+                    table[name] = torch.nn.Parameter(item, requires_grad=False) if table is module._parameters else item
+    return model

@@ -32,19 +32,19 @@ def cache_of(shape: Shape, rows: int, page_size: int = 64) -> KVCache:
 
 def fill(cache: KVCache, lengths: list[int], generator: torch.Generator) -> list[CachedSequence]:
     """Sequences whose pages lie in disorder, filled with random keys and values."""
-    found = [cache.begin() for _ in lengths]
+    results = [cache.begin() for _ in lengths]
     order = [number for number, length in enumerate(lengths) for _ in range(length)]
     random.Random(3).shuffle(order)
     have = [0] * len(lengths)
     for number in order:
         have[number] += 1
-        cache.reserve(found[number], have[number])
-    for sequence, length in zip(found, lengths, strict=True):
+        cache.reserve(results[number], have[number])
+    for sequence, length in zip(results, lengths, strict=True):
         sequence.length = length
         slots = cache.slots(sequence)
         for pool in (*cache.keys, *cache.values):
             pool[:, slots] = torch.randn(pool.shape[0], length, pool.shape[2], generator=generator)
-    return found
+    return results
 
 
 def drawn(shape: Shape, counts: list[int], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -81,7 +81,7 @@ def attend(
         watched=tuple(range(0, len(chosen), 2)) if members is None else (),
     )
     rows = torch.cat([torch.arange(starts[index], starts[index] + counts[index]) for index in chosen])
-    out = backend.attend(batch, 0, *(each[rows] for each in tensors), shape.head_dim**-0.5, window)
+    out = backend.attend(batch, 0, *(tensor[rows] for tensor in tensors), shape.head_dim**-0.5, window)
     return list(out.split([counts[index] for index in chosen])), list(batch.attention[0])
 
 
@@ -99,11 +99,11 @@ SCENES = [
 def test_native_attention_is_that_of_plain_torch(group: int, size: int, window: int | None) -> None:
     shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
     for lengths, counts in SCENES:
-        found, noted = attend(backend_for(torch.device("cpu"), torch.float32), shape, lengths, counts, window)
+        result, noted = attend(backend_for(torch.device("cpu"), torch.float32), shape, lengths, counts, window)
         wanted, expected = attend(
             backend_for(torch.device("cpu"), torch.float32, "reference"), shape, lengths, counts, window
         )
-        for own, theirs in zip([*found, *noted], [*wanted, *expected], strict=True):
+        for own, theirs in zip([*result, *noted], [*wanted, *expected], strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -121,9 +121,9 @@ def test_a_sequence_alone_gets_the_same_bits() -> None:
 def test_flex_attention_over_pages_is_that_of_plain_torch() -> None:
     shape = Shape(layers=1, heads=6, kv_heads=2, head_dim=32, hidden=64)
     lengths, counts = SCENES[1]
-    found, _ = attend_unwatched("flex", shape, lengths, counts)
+    result, _ = attend_unwatched("flex", shape, lengths, counts)
     wanted, _ = attend_unwatched("reference", shape, lengths, counts)
-    for own, theirs in zip(found, wanted, strict=True):
+    for own, theirs in zip(result, wanted, strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -140,14 +140,14 @@ def test_an_unknown_backend_is_a_sentence() -> None:
 @needs_native
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3"])
 def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict[str, ModelHandle], kind: str) -> None:
-    network = random_models[kind].network()
+    model = random_models[kind].load()
     tokens = torch.arange(3, 67)[None] % 60
     with torch.inference_mode():
-        states = network.get_input_embeddings()(tokens)
-        layer = network.get_decoder().layers[0].mlp
-        whole = network.get_output_embeddings()(layer(states))
+        states = model.get_input_embeddings()(tokens)
+        layer = model.get_decoder().layers[0].mlp
+        whole = model.get_output_embeddings()(layer(states))
         for count in (1, 3, 7):
-            some = network.get_output_embeddings()(layer(states[:, :count]))
+            some = model.get_output_embeddings()(layer(states[:, :count]))
             assert torch.equal(some, whole[:, :count])
 
 
@@ -155,19 +155,19 @@ def test_logits_of_a_row_do_not_depend_on_how_many_there_are(random_models: dict
 def test_a_model_of_somebody_else_gets_its_weights_back(tiny_llama: ModelHandle) -> None:
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     inputs = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
-        wanted = network(inputs).logits
-        with packed(network):
-            assert any(isinstance(module, PackedLinear) for module in network.modules())
-            torch.testing.assert_close(network(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
-        assert torch.equal(network(inputs).logits, wanted)
-    after = network.state_dict()
+        wanted = model(inputs).logits
+        with packed(model):
+            assert any(isinstance(module, PackedLinear) for module in model.modules())
+            torch.testing.assert_close(model(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
+        assert torch.equal(model(inputs).logits, wanted)
+    after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert network.get_output_embeddings().weight is network.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 WITHOUT = """
@@ -177,7 +177,7 @@ from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 model = models.find("embedded:tiny-llama")
 full = policies.of(Setting.of("full"))
-engine = Engine(model, model.network(), [full], Sampling(0.8, 20, 0.95, 30), 4)
+engine = Engine(model, model.load(), [full], Sampling(0.8, 20, 0.95, 30), 4)
 (found,) = engine.run([Request(0, tuple(range(10, 40)), 5, (full,))])
 print(engine.backend.name, *found.tokens)
 """
@@ -218,7 +218,7 @@ def test_flex_attention_is_compiled_for_one_number_of_sequences(monkeypatch: pyt
     compiled: list[list[torch.Size]] = []
 
     def noted(graph: Any, inputs: Any) -> Any:
-        compiled.append([each.shape for each in inputs if isinstance(each, torch.Tensor)])
+        compiled.append([item.shape for item in inputs if isinstance(item, torch.Tensor)])
         return graph
 
     compile_ = torch.compile
@@ -227,6 +227,6 @@ def test_flex_attention_is_compiled_for_one_number_of_sequences(monkeypatch: pyt
     for lengths in ([300] * 2, [700] * 2, [700] * 3, [800] * 4, [900] * 2):
         with torch.inference_mode():
             attend(backend, shape, lengths, [1] * len(lengths), members=list(range(len(lengths))))
-    batches = [next(each[0] for each in shapes if len(each) == 4) for shapes in compiled]
+    batches = [next(shape[0] for shape in shapes if len(shape) == 4) for shapes in compiled]
     assert batches == [2, 2, 3, 4]
-    assert all(type(each) is int for each in batches)
+    assert all(type(batch) is int for batch in batches)

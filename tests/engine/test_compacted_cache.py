@@ -44,20 +44,20 @@ def _policy(scope: Scope) -> Policy:
 def test_logits_equal_those_of_a_masked_full_cache(
     random_models: dict[str, ModelHandle], kind: str, scope: Scope
 ) -> None:
-    model = endless(random_models[kind])
+    handle = endless(random_models[kind])
     LOG.clear()
-    prompt = prompts(model, 1)[0][:30]
-    network = model.network()
+    prompt = prompts(handle, 1)[0][:30]
+    model = handle.load()
     seen: list[torch.Tensor] = []
-    network.get_output_embeddings().register_forward_hook(lambda _m, _i, output: seen.append(output[0, -1].clone()))
+    model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: seen.append(output[0, -1].clone()))
     policy = _policy(scope)
-    engine = Engine(model, network, [policy], Sampling(temperature=0.7, max_new_tokens=NEW), 8)
+    engine = Engine(handle, model, [policy], Sampling(temperature=0.7, max_new_tokens=NEW), 8)
     (generation,) = engine.run([Request(0, prompt, 3, (policy,))])
     assert generation.usage.compressions == len(LOG) >= 2
 
     tokens = prompt + generation.tokens[:-1]
-    visible = _visible(model, len(prompt), len(tokens), generation.usage.compressions, policy)
-    wanted = _masked(model, tokens, visible)[len(prompt) - 1 :]
+    visible = _visible(handle, len(prompt), len(tokens), generation.usage.compressions, policy)
+    wanted = _masked(handle, tokens, visible)[len(prompt) - 1 :]
     assert len(seen) == len(wanted)
     torch.testing.assert_close(torch.stack(seen), wanted, atol=1e-4, rtol=1e-4)
 
@@ -102,7 +102,7 @@ def _reference_choice(row: torch.Tensor, prompt: int, layer: int, head: int, pol
     return torch.tensor(sorted([p for p in older if p < prompt] + chosen) + window)
 
 
-def _masked(model: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor) -> torch.Tensor:
+def _masked(handle: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor) -> torch.Tensor:
     """Logits [tokens, vocabulary] of one ordinary forward pass in which evicted tokens are hidden by a mask."""
     from transformers import AttentionInterface
 
@@ -121,7 +121,7 @@ def _masked(model: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor) 
         return (weights.masked_fill(hidden, float("-inf")).softmax(-1) @ value).transpose(1, 2), None
 
     AttentionInterface.register("masked_reference", attention)
-    network = model.network()
-    network.set_attn_implementation("masked_reference")
+    model = handle.load()
+    model.set_attn_implementation("masked_reference")
     with torch.inference_mode():
-        return network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]

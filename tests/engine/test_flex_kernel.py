@@ -58,8 +58,8 @@ def run(verb: str, cases: list[Case], folder: Path) -> list[dict[str, Any]]:
     environment |= {"TRITON_INTERPRET": "1"} if verb == "interpret" else {}
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    document: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def emitted(folder: Path) -> dict[Case, dict[str, Any]]:
 def errors(folder: Path, emitted: dict[Case, dict[str, Any]]) -> dict[Case, list[float]]:
     cases = [*INTERPRETED, *FAULTS]
     (folder / "emitted.json").write_text(json.dumps([emitted[case] for case in cases]))
-    return {case: found["errors"] for case, found in zip(cases, run("interpret", cases, folder), strict=True)}
+    return {case: result["errors"] for case, result in zip(cases, run("interpret", cases, folder), strict=True)}
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=name)

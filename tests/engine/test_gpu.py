@@ -41,10 +41,10 @@ def setting(name: str, prompt: int) -> Policy:
     return policies.of(Setting.of(name, **(values if name != "full" else {})))
 
 
-def on_cpu(model: ModelHandle) -> Any:
-    network: Any = load_weights(model.name, model.folder, "float32", "cpu")
-    network.model.layers = network.model.layers[: model.shape.layers]
-    return network
+def on_cpu(handle: ModelHandle) -> Any:
+    model: Any = load_weights(handle.name, handle.folder, "float32", "cpu")
+    model.model.layers = model.model.layers[: handle.shape.layers]
+    return model
 
 
 def on_gpu(model: ModelHandle) -> Any:
@@ -52,12 +52,12 @@ def on_gpu(model: ModelHandle) -> Any:
 
 
 def decode(
-    model: ModelHandle, network: Any, names: Iterable[str], backend: str | None = None, prompt: int = SHORT
+    handle: ModelHandle, model: Any, names: Iterable[str], backend: str | None = None, prompt: int = SHORT
 ) -> tuple[Engine, Any]:
     """A sequence under each of these policies, two where they are long, 22 new tokens each: they compress once."""
     chosen = tuple(setting(name, prompt) for name in names)
-    device = next(network.parameters()).device
-    engine = Engine(model, network, chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 40, backend)
+    device = next(model.parameters()).device
+    engine = Engine(handle, model, chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 40, backend)
     reference = Reference(tuple(range(5, 45)), torch.linspace(0, 1, 40).to(device))
     prompts = [tuple(5 + (7 * row + 3 * i) % 100 for i in range(prompt + row)) for row in range(1 + (prompt == LONG))]
     work = [Request(row, ids, 100 + row, chosen, reference=reference) for row, ids in enumerate(prompts)]

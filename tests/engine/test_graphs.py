@@ -45,14 +45,17 @@ def requests(model: ModelHandle, chosen: Iterable[Policy], count: int) -> list[R
 
 
 def run(model: ModelHandle, work: list[Request[int]], graphs: bool, rows: int = 40, **drawn: Any) -> tuple[Engine, Any]:
-    found = dict.fromkeys(policy for request in work for policy in request.policies)
+    by_name = dict.fromkeys(policy for request in work for policy in request.policies)
     sampling = Sampling(**{"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 110, **drawn})
-    engine = Engine(model, model.network(), found, sampling, rows, "flex" if graphs else "reference")
+    engine = Engine(model, model.load(), by_name, sampling, rows, "flex" if graphs else "reference")
     return engine, outcome(engine.run(work))
 
 
 def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
-    return {(each.key, each.policy.setting.id): (each.tokens, each.usage.compressions) for each in generations}
+    return {
+        (generation.key, generation.policy.setting.id): (generation.tokens, generation.usage.compressions)
+        for generation in generations
+    }
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("llama", 1), ("qwen2", 7), ("llama", 40)])
@@ -116,7 +119,7 @@ class Heard(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         chosen = args[1] if "aten.index" in name and isinstance(args[1], list | tuple) else ()
-        masked = any(one is not None and one.dtype is torch.bool for one in chosen)
+        masked = any(item is not None and item.dtype is torch.bool for item in chosen)
         self.names.append(name + (" of a mask" if masked else ""))
         return func(*args, **(kwargs or {}))
 
@@ -165,8 +168,8 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
     work = requests(model, settings("window"), 3)
     _, plain = run(model, work, graphs=False)
     monkeypatch.setattr(CudaGraphRunner, "_record", refuse)
-    found = dict.fromkeys(policy for request in work for policy in request.policies)
-    engine = Engine(model, model.network(), found, Sampling(0.8, 20, 0.95, 110), 40, "flex")
+    by_name = dict.fromkeys(policy for request in work for policy in request.policies)
+    engine = Engine(model, model.load(), by_name, Sampling(0.8, 20, 0.95, 110), 40, "flex")
     assert engine.graphs is not None
     # What a capture on a GPU does when it fails.
     engine.graphs.cuda = True
@@ -180,13 +183,13 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
 @needs_gpu
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_cuda_graphs_equal_the_steps_that_they_replay(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
-    network = model.network().to("cuda")
+    handle = random_models[kind]
+    model = handle.load().to("cuda")
     chosen = settings("full", "window", "random", "snapkv")
-    work = requests(model, chosen, 9)
-    found: list[Any] = []
+    work = requests(handle, chosen, 9)
+    results: list[Any] = []
     for backend in ("reference", "flex"):
-        engine = Engine(model, network, chosen, Sampling(0.8, 20, 0.95, 110), 40, backend)
-        found.append(outcome(engine.run(work)))
+        engine = Engine(handle, model, chosen, Sampling(0.8, 20, 0.95, 110), 40, backend)
+        results.append(outcome(engine.run(work)))
         assert engine.graphs is None or (engine.graphs.steps and not engine.graphs.broken)
-    assert found[0] == found[1]
+    assert results[0] == results[1]

@@ -34,14 +34,14 @@ def endless(model: ModelHandle) -> ModelHandle:
 
 
 def grid(ratio_over: str = "thinking") -> list[Policy]:
-    found = [policies.of(Setting.of("full"))]
+    results = [policies.of(Setting.of("full"))]
     for name in ("window", "random"):
         for window in (4, 16):
             for ratio in (0.1, 0.5):
                 values = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, "ratio_over": ratio_over}
-                found.append(policies.of(Setting.of(name, **values)))
-    found.append(policies.of(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
-    return found
+                results.append(policies.of(Setting.of(name, **values)))
+    results.append(policies.of(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
+    return results
 
 
 def requests(model: ModelHandle, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
@@ -51,9 +51,9 @@ def requests(model: ModelHandle, settings: Iterable[Policy], count: int = 9) -> 
 def run(
     model: ModelHandle, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
 ) -> tuple[Engine, list[Generation[Any]]]:
-    found = dict.fromkeys(policy for request in work for policy in request.policies)
+    by_name = dict.fromkeys(policy for request in work for policy in request.policies)
     drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
-    engine = Engine(model, model.network(), found, drawn, batch_size)
+    engine = Engine(model, model.load(), by_name, drawn, batch_size)
     return engine, list(engine.run(work))
 
 
@@ -73,13 +73,13 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
-    work = requests(model, [policies.of(Setting.of("full"))], 12)
-    _, found = run(model, work, 5, temperature=0.0)
-    network = model.network()
-    for generation in found:
+    handle = random_models[kind]
+    work = requests(handle, [policies.of(Setting.of("full"))], 12)
+    _, generations = run(handle, work, 5, temperature=0.0)
+    model = handle.load()
+    for generation in generations:
         prompt = torch.tensor([work[generation.key].prompt])
-        wanted = network.generate(
+        wanted = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=120, use_cache=True
         )
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
@@ -92,12 +92,12 @@ def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: Mod
     work = [
         Request(problem.id, tiny_llama.encode(problem.question), 0, (full,)) for problem in find("CHAIN8").problems(6)
     ]
-    _, found = run(tiny_llama, work, 8, temperature=0.0, max_new_tokens=400)
-    network = tiny_llama.network()
-    by_key = {generation.key: generation.tokens for generation in found}
+    _, generations = run(tiny_llama, work, 8, temperature=0.0, max_new_tokens=400)
+    model = tiny_llama.load()
+    by_key = {generation.key: generation.tokens for generation in generations}
     for request in work:
         prompt = torch.tensor([request.prompt])
-        wanted = network.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=400)
+        wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=400)
         assert by_key[request.key] == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 
@@ -114,32 +114,32 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict
         shuffled = random.Random(batch_size).sample(work, len(work))
         assert outcome(run(model, shuffled, batch_size)[1]) == expected
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
-    apart, found = run(model, separate, 64)
-    assert outcome(found) == expected
+    apart, result = run(model, separate, 64)
+    assert outcome(result) == expected
     assert alone.decoded_tokens < apart.decoded_tokens
 
 
 def test_decoded_tokens_are_counted_once(random_models: dict[str, ModelHandle]) -> None:
-    engine, found = run(random_models["llama"], requests(random_models["llama"], grid()), 16)
-    assert sum(generation.decoded for generation in found) == engine.decoded_tokens
+    engine, generations = run(random_models["llama"], requests(random_models["llama"], grid()), 16)
+    assert sum(generation.decoded for generation in generations) == engine.decoded_tokens
 
 
 def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, grid()[1:])
-    engine, found = run(model, work, 16)
+    engine, generations = run(model, work, 16)
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
-    assert outcome(found) == outcome(run(model, separate, 16)[1])
-    assert sum(generation.decoded for generation in found) == engine.decoded_tokens
+    assert outcome(generations) == outcome(run(model, separate, 16)[1])
+    assert sum(generation.decoded for generation in generations) == engine.decoded_tokens
 
 
 def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: dict[str, ModelHandle]) -> None:
     model = endless(random_models["llama"])
     long = policies.of(Setting.of("window", kv_budget=BUDGET, local_window=8, ratio=0.2, ratio_over="thinking"))
     work = requests(model, [long], 6)
-    engine, found = run(model, work, 8, max_new_tokens=400)
-    assert all(len(generation.tokens) == 400 for generation in found)
-    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in found)
+    engine, generations = run(model, work, 8, max_new_tokens=400)
+    assert all(len(generation.tokens) == 400 for generation in generations)
+    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in generations)
     # 96 tokens fit into two pages, however long the traces are; beside them is the page of nobody.
     pages = 1 + 6 * pages_for(BUDGET)
     least = pages * PAGE * model.shape.kv_bytes_per_token()
@@ -156,21 +156,21 @@ def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[
 
 def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    _, found = run(model, requests(model, [policies.of(Setting.of("full"))], 6), 8, max_new_tokens=1)
-    assert all(len(g.tokens) == 1 and g.usage.mean_kv_tokens == g.usage.prompt_tokens for g in found)
-    assert all(g.finished == (g.tokens[-1] in model.stops) for g in found)
+    _, generations = run(model, requests(model, [policies.of(Setting.of("full"))], 6), 8, max_new_tokens=1)
+    assert all(len(g.tokens) == 1 and g.usage.mean_kv_tokens == g.usage.prompt_tokens for g in generations)
+    assert all(g.finished == (g.tokens[-1] in model.stops) for g in generations)
 
 
 def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandle]) -> None:
     """Before its first compression every setting writes what the full cache writes."""
     model = random_models["llama"]
     work = requests(model, grid())
-    _, found = run(model, work, 16)
-    full = {g.key: g.tokens for g in found if g.policy.name == "full"}
-    for generation in found:
+    _, generations = run(model, work, 16)
+    full = {g.key: g.tokens for g in generations if g.policy.name == "full"}
+    for generation in generations:
         shared = BUDGET - generation.usage.prompt_tokens + 1
         assert generation.tokens[:shared] == full[generation.key][:shared]
-    assert any(generation.tokens != full[generation.key] for generation in found)
+    assert any(generation.tokens != full[generation.key] for generation in generations)
 
 
 def test_soft_capped_attention_is_refused(random_models: dict[str, ModelHandle]) -> None:
@@ -185,8 +185,8 @@ def test_half_precision_decodes_under_observing_policies(tmp_path: Path) -> None
     model = models.find(save_model("llama", tmp_path / "m").name, dtype="bfloat16", think_close="")
     common = {"kv_budget": BUDGET, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [policies.of(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]
-    engine, found = run(model, requests(model, [policies.of(Setting.of("full")), *settings], 1), 8)
+    engine, generations = run(model, requests(model, [policies.of(Setting.of("full")), *settings], 1), 8)
     assert engine.cache.dtype is torch.bfloat16
-    assert {generation.policy.name for generation in found} == {"full", "dynts", "h2o", "snapkv", "random"}
-    assert any(generation.usage.compressions for generation in found)
-    assert all(g.usage.peak_kv_tokens <= BUDGET for g in found if g.policy.name != "full")
+    assert {generation.policy.name for generation in generations} == {"full", "dynts", "h2o", "snapkv", "random"}
+    assert any(generation.usage.compressions for generation in generations)
+    assert all(g.usage.peak_kv_tokens <= BUDGET for g in generations if g.policy.name != "full")

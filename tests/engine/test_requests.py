@@ -24,31 +24,31 @@ WINDOW = policies.of(Setting.of("window", kv_budget=56, local_window=8, ratio=0.
 
 
 @pytest.fixture(scope="module")
-def network(tiny_llama: ModelHandle) -> Any:
-    return tiny_llama.network()
+def model(tiny_llama: ModelHandle) -> Any:
+    return tiny_llama.load()
 
 
-def requests(model: ModelHandle, count: int = 6) -> list[Request[int]]:
+def requests(handle: ModelHandle, count: int = 6) -> list[Request[int]]:
     drawn = [SAMPLINGS[number % 3] for number in range(count)]
-    found = prompts(model, count)
-    return [Request(i, found[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
+    result = prompts(handle, count)
+    return [Request(i, result[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
 
 
-def tokens(model: ModelHandle, network: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
-    engine = Engine(model, network, [WINDOW], sampling, rows)
+def tokens(handle: ModelHandle, model: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
+    engine = Engine(handle, model, [WINDOW], sampling, rows)
     return {generation.key: generation.tokens for generation in engine.run(work)}
 
 
-def test_requests_with_different_samplings_share_a_batch(tiny_llama: ModelHandle, network: Any) -> None:
-    together = tokens(tiny_llama, network, requests(tiny_llama))
+def test_requests_with_different_samplings_share_a_batch(tiny_llama: ModelHandle, model: Any) -> None:
+    together = tokens(tiny_llama, model, requests(tiny_llama))
     for request in requests(tiny_llama):
-        alone = tokens(tiny_llama, network, [replace(request, sampling=None)], request.sampling)
+        alone = tokens(tiny_llama, model, [replace(request, sampling=None)], request.sampling)
         assert together[request.key] == alone[request.key]
     assert max(map(len, together.values())) <= 40
 
 
-def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle, network: Any) -> None:
-    whole = tokens(tiny_llama, network, requests(tiny_llama))
+def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle, model: Any) -> None:
+    whole = tokens(tiny_llama, model, requests(tiny_llama))
     seen: list[int] = []
 
     def stopping_criterion(new: Sequence[int]) -> bool:
@@ -56,7 +56,7 @@ def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle,
         return len(new) == 7
 
     first, *others = requests(tiny_llama)
-    engine = Engine(tiny_llama, network, [WINDOW], SAMPLINGS[0], 4)
+    engine = Engine(tiny_llama, model, [WINDOW], SAMPLINGS[0], 4)
     ended = {
         generation.key: generation
         for generation in engine.run([replace(first, stopping_criterion=stopping_criterion), *others])
@@ -68,7 +68,7 @@ def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle,
     assert engine.evicted_tokens > 0
 
 
-def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, network: Any) -> None:
+def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, model: Any) -> None:
     def slowly() -> Iterator[Request[int] | None]:
         for request in requests(tiny_llama):
             yield None
@@ -76,44 +76,44 @@ def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, network: Any) ->
             yield None
             yield None
 
-    assert tokens(tiny_llama, network, slowly()) == tokens(tiny_llama, network, requests(tiny_llama))
+    assert tokens(tiny_llama, model, slowly()) == tokens(tiny_llama, model, requests(tiny_llama))
 
 
-def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, network: Any) -> None:
+def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, model: Any) -> None:
     work = requests(tiny_llama)
-    whole = tokens(tiny_llama, network, work)
+    whole = tokens(tiny_llama, model, work)
     # A token that some trace writes for the first time, later than at once: until there nothing may change.
-    key, place = next(
-        (key, place)
+    key, position = next(
+        (key, position)
         for key, written in whole.items()
-        for place, token in enumerate(written)
-        if place > 2 and token not in written[:place]
+        for position, token in enumerate(written)
+        if position > 2 and token not in written[:position]
     )
-    forbidden = whole[key][place]
+    forbidden = whole[key][position]
     lengths: list[int] = []
 
     def logits_processor(so_far: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         lengths.append(len(so_far))
         return logits.index_fill(0, torch.tensor([forbidden]), float("-inf"))
 
-    found = tokens(
+    result = tokens(
         tiny_llama,
-        network,
-        [replace(one, logits_processor=logits_processor) if one.key == key else one for one in work],
+        model,
+        [replace(item, logits_processor=logits_processor) if item.key == key else item for item in work],
     )
-    assert forbidden not in found[key]
-    assert found[key][:place] == whole[key][:place]
-    assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(found[key])))
-    assert all(found[other] == whole[other] for other in whole if other != key)
+    assert forbidden not in result[key]
+    assert result[key][:position] == whole[key][:position]
+    assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(result[key])))
+    assert all(result[other] == whole[other] for other in whole if other != key)
 
 
-def test_the_network_gets_its_attention_back(tiny_llama: ModelHandle, network: Any) -> None:
-    before = network.config._attn_implementation
-    tokens(tiny_llama, network, requests(tiny_llama, 1))
-    assert network.config._attn_implementation == before != "kvatlas"
+def test_the_model_gets_its_attention_back(tiny_llama: ModelHandle, model: Any) -> None:
+    before = model.config._attn_implementation
+    tokens(tiny_llama, model, requests(tiny_llama, 1))
+    assert model.config._attn_implementation == before != "kvatlas"
 
 
-def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: ModelHandle, network: Any) -> None:
+def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: ModelHandle, model: Any) -> None:
     """A row that is being decoded gets its next token in every pass, whatever prompts came."""
     first, *others = requests(tiny_llama)
     passes: list[tuple[int, int]] = []
@@ -130,28 +130,28 @@ def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Mod
         for request in others:
             yield replace(request, prompt=(request.prompt * 70)[:700])
 
-    engine = Spy(tiny_llama, network, [WINDOW], SAMPLINGS[0], 6)
+    engine = Spy(tiny_llama, model, [WINDOW], SAMPLINGS[0], 6)
     assert len(list(engine.run(source()))) == 6
     busy = [prompt for decoding, prompt in passes if decoding and prompt]
     # Five prompts of 700 tokens in chunks of 512 and 188, at most 1,024 tokens at a time.
     assert busy == [512 + 512, 188 + 188 + 512, 188 + 512, 188 + 512, 188]
 
 
-def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, network: Any, monkeypatch: Any) -> None:
+def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, model: Any, monkeypatch: Any) -> None:
     """For a policy that sees attention and one that sees hidden states, too."""
     from kvatlas.engine import rows
 
     values = {"kv_budget": 700, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     chosen = [policies.of(Setting.of(name, **values)) for name in ("h2o", "dynts", "lazyeviction")]
-    model, brief = endless(tiny_llama), Sampling(max_new_tokens=60)
+    handle, brief = endless(tiny_llama), Sampling(max_new_tokens=60)
     work = [
         replace(request, prompt=(request.prompt * 70)[:680], policies=tuple(chosen), sampling=brief)
         for request in requests(tiny_llama, 2)
     ]
-    found = []
+    results = []
     for chunk in (rows.PROMPT_CHUNK, 1000):
         monkeypatch.setattr(rows, "PROMPT_CHUNK", chunk)
-        engine = Engine(model, network, chosen, SAMPLINGS[0], 6)
-        found.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(work)})
-    assert found[0] == found[1]
-    assert all(compressions for _, compressions in found[0].values())
+        engine = Engine(handle, model, chosen, SAMPLINGS[0], 6)
+        results.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(work)})
+    assert results[0] == results[1]
+    assert all(compressions for _, compressions in results[0].values())

@@ -21,31 +21,31 @@ def counts(sampling: Sampling, rows: int = 40_000) -> list[int]:
 
 def test_philox_known_answers() -> None:
     """The vectors that the authors publish with their reference implementation (Random123, kat_vectors)."""
-    zero, ones = torch.tensor([0]), torch.tensor([0xFFFFFFFF])
+    zero, full = torch.tensor([0]), torch.tensor([0xFFFFFFFF])
     assert [int(w) for w in philox(zero, zero, zero, zero, zero)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     key = torch.tensor([-1])
-    assert [int(w) for w in philox(key, ones, ones, ones, ones)] == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    assert [int(w) for w in philox(key, full, full, full, full)] == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
 def test_draws_follow_the_softmax(temperature: float) -> None:
-    found = counts(Sampling(temperature=temperature, top_k=0, top_p=1.0))
-    wanted = (LOGITS.double() / temperature).softmax(-1) * sum(found)
-    assert chisquare(found, wanted.tolist()).pvalue > 1e-3
+    result = counts(Sampling(temperature=temperature, top_k=0, top_p=1.0))
+    wanted = (LOGITS.double() / temperature).softmax(-1) * sum(result)
+    assert chisquare(result, wanted.tolist()).pvalue > 1e-3
 
 
 def test_top_k_keeps_the_k_likeliest() -> None:
-    found = counts(Sampling(temperature=1.0, top_k=3, top_p=1.0))
-    assert found[3:] == [0, 0, 0]
-    wanted = LOGITS[:3].double().softmax(-1) * sum(found)
-    assert chisquare(found[:3], wanted.tolist()).pvalue > 1e-3
+    result = counts(Sampling(temperature=1.0, top_k=3, top_p=1.0))
+    assert result[3:] == [0, 0, 0]
+    wanted = LOGITS[:3].double().softmax(-1) * sum(result)
+    assert chisquare(result[:3], wanted.tolist()).pvalue > 1e-3
 
 
 def test_top_p_is_taken_of_what_top_k_left_at_the_temperature() -> None:
     """Temperature, then top-k, then top-p: with shares .63, .23, .14 after top-k 3, top-p 0.7 leaves two."""
-    found = counts(Sampling(temperature=1.0, top_k=3, top_p=0.7))
-    assert found[2:] == [0, 0, 0, 0]
-    assert min(found[:2]) > 0
+    result = counts(Sampling(temperature=1.0, top_k=3, top_p=0.7))
+    assert result[2:] == [0, 0, 0, 0]
+    assert min(result[:2]) > 0
     # Taken before top-k, 0.95 of the whole would cut nothing from the three.
     assert counts(Sampling(temperature=1.0, top_k=2, top_p=0.72))[1] == 0
 
@@ -66,9 +66,9 @@ def test_a_draw_depends_on_its_own_stream_position_and_logits_alone() -> None:
 
 def test_noise_is_keyed_by_token_id_not_by_rank() -> None:
     tokens = torch.tensor([[5, 9, 2]])
-    one = gumbel(torch.tensor([[3]]), torch.tensor([[11]]), tokens)
+    item = gumbel(torch.tensor([[3]]), torch.tensor([[11]]), tokens)
     other = gumbel(torch.tensor([[3]]), torch.tensor([[11]]), tokens.flip(-1)).flip(-1)
-    assert torch.equal(one, other)
+    assert torch.equal(item, other)
 
 
 def test_uniform_numbers_are_uniform_and_unlike_sampling_noise() -> None:

@@ -33,22 +33,22 @@ def policies():
 
 
 def test_one_curve_for_each_model_benchmark_and_policy(budgets):
-    plan, held = budgets
+    plan, stored = budgets
     assert RunData(plan).is_line
-    curves = curves_of_run(RunData(plan, held))
-    assert [(one.benchmark, one.policy) for one in curves] == [
+    curves = curves_of_run(RunData(plan, stored))
+    assert [(curve.benchmark, curve.policy) for curve in curves] == [
         (benchmark, policy) for benchmark in ("CHAIN6", "CHAIN8") for policy in ("dynts", "window")
     ]
-    for one in curves:
-        assert one.axis == "kv_budget"
-        assert [value for value, _ in one.points] == list(BUDGETS)
-        assert list(one.baselines) == ["full"]
-        for budget, cell in one.points:
+    for curve in curves:
+        assert curve.axis == "kv_budget"
+        assert [value for value, _ in curve.points] == list(BUDGETS)
+        assert list(curve.baselines) == ["full"]
+        for budget, cell in curve.points:
             own = [
                 t.grade.correct
-                for _, t in held
-                if t.benchmark == one.benchmark
-                and t.setting.policy == one.policy
+                for _, t in stored
+                if t.benchmark == curve.benchmark
+                and t.setting.policy == curve.policy
                 and t.setting.values["kv_budget"] == budget
             ]
             assert cell.estimate.value == pytest.approx(sum(own) / len(own))
@@ -59,29 +59,29 @@ def test_fixed_axes_leave_one(budgets):
     assert not RunData(plan).is_line
     fix = {"local_window": 16}
     assert RunData(plan, fix=fix).is_line
-    (one, _) = curves_of_run(RunData(plan, list(traces(plan)), fix=fix))
-    assert one.axis == "ratio"
-    assert [value for value, _ in one.points] == [0.1, 0.3, 0.5]
+    (trace, _) = curves_of_run(RunData(plan, list(traces(plan)), fix=fix))
+    assert trace.axis == "ratio"
+    assert [value for value, _ in trace.points] == [0.1, 0.3, 0.5]
     with pytest.raises(KvatlasError, match="one axis and this run varies 2"):
         curves_of_run(RunData(plan, []))
 
 
 def test_policies_alone_are_the_axis(policies):
-    plan, held = policies
-    (one, _) = curves_of_run(RunData(plan, held))
-    assert one.axis == POLICY
-    assert [value for value, _ in one.points] == ["dynts", "window", "数学", "full"]
+    plan, stored = policies
+    (item, _) = curves_of_run(RunData(plan, stored))
+    assert item.axis == POLICY
+    assert [value for value, _ in item.points] == ["dynts", "window", "数学", "full"]
     twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
     (first, _) = curves_of_run(RunData(twice, list(traces(twice))))
     assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
 
 
 def test_missing_traces_are_refused_or_said(budgets):
-    plan, held = budgets
+    plan, stored = budgets
     with pytest.raises(KvatlasError, match="10 of 224 traces are missing"):
-        curves_of_run(RunData(plan, held[10:]))
+        curves_of_run(RunData(plan, stored[10:]))
     assert (
-        curves_of_run(RunData(plan, held[10:], partial=True))[0].notes[0].text
+        curves_of_run(RunData(plan, stored[10:], partial=True))[0].notes[0].text
         == "PARTIAL: 10 of 224 traces are missing"
     )
     with pytest.raises(KvatlasError, match="none of its 224 traces"):
@@ -117,9 +117,9 @@ def test_words_get_points_with_bars(policies):
 
 def test_many_benchmarks_and_long_names_stand_in_rows(budgets):
     curves = [
-        replace(one, benchmark=f"{one.benchmark} {n}")
+        replace(item, benchmark=f"{item.benchmark} {n}")
         for n in range(12)
-        for one in curves_of_run(RunData(*budgets))[:2]
+        for item in curves_of_run(RunData(*budgets))[:2]
     ]
     assert len(curve_figure(curves).axes) == 12
     assert len({round(a.get_position().x0, 3) for a in curve_figure(curves, look=Look(2)).axes}) == 3

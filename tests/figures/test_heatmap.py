@@ -28,7 +28,7 @@ def means(llama):
 def _texts(figure, tmp_path):
     path, *_ = save(figure, tmp_path / "figure.svg")
     root = ElementTree.parse(path).getroot()
-    return ["".join(one.itertext()).strip() for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def _scales(figure):
@@ -38,9 +38,9 @@ def _scales(figure):
 
 def test_series_has_panels_labels_values_and_intervals(llama, tmp_path):
     texts = _texts(series_figure(llama), tmp_path)
-    for one in llama:
-        assert f"R1-Llama | {one.benchmark}" in texts
-        for cell in one.cells.values():
+    for item in llama:
+        assert f"R1-Llama | {item.benchmark}" in texts
+        for cell in item.cells.values():
             assert style.percent(cell.estimate.value) in texts
             assert style.interval(cell.estimate) in texts
     assert [texts.count(label) for label in ("Local Window Size", "Ratio", "Pass@1")] == [4, 4, 4]
@@ -57,8 +57,8 @@ def test_the_largest_window_is_on_top(llama):
     assert ticks["3000"] > ticks["2000"] > ticks["1000"] > ticks["500"]
     bottom, top = axes.get_ylim()
     assert bottom < top
-    place = {t.get_position(): t.get_text() for t in axes.texts}
-    assert place[0.5, 3.62] == "41.3"
+    position = {t.get_position(): t.get_text() for t in axes.texts}
+    assert position[0.5, 3.62] == "41.3"
 
 
 def test_scales_are_own_or_shared(llama, tmp_path):
@@ -72,10 +72,10 @@ def test_scales_are_own_or_shared(llama, tmp_path):
 
 
 def test_colours_tell_no_difference_that_is_smaller_than_an_interval(llama):
-    for one, (low, high) in zip(llama, _scales(series_figure(llama)), strict=True):
-        widths = [cell.estimate.high - cell.estimate.low for cell in one.cells.values()]
+    for item, (low, high) in zip(llama, _scales(series_figure(llama)), strict=True):
+        widths = [cell.estimate.high - cell.estimate.low for cell in item.cells.values()]
         assert high - low == pytest.approx(100 * sum(widths) / len(widths), abs=1e-4)
-        values = [100 * cell.estimate.value for cell in one.cells.values()]
+        values = [100 * cell.estimate.value for cell in item.cells.values()]
         assert low <= min(values) <= max(values) <= high
 
 
@@ -100,16 +100,16 @@ def test_baselines_notes_and_holes_are_on_the_face(llama, tmp_path):
     cells = dict(llama[0].cells)
     del cells[500, 0.1]
     full = Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))
-    one = replace(
+    map_ = replace(
         llama[0],
         cells=cells,
         baselines={"full": full, "window(local_window=500)": full},
         notes=(Note(NoteKind.PARTIAL, "PARTIAL: 3 of 40 traces are missing, in 1 cell"),),
     )
-    texts = _texts(series_figure([one, llama[1]]), tmp_path)
+    texts = _texts(series_figure([map_, llama[1]]), tmp_path)
     assert "full 97.0 (90.0–99.0), window(local_window=500) 97.0 (90.0–99.0)" in " ".join(texts)
     assert any(t.startswith("PARTIAL: 3 of 40 traces are missing, in 1 cell (R1-Llama | AIME24)") for t in texts)
-    assert "40.0" not in {t.get_text() for t in series_figure([one]).axes[0].texts}
+    assert "40.0" not in {t.get_text() for t in series_figure([map_]).axes[0].texts}
 
 
 def test_several_policies_are_named_in_the_titles(llama, tmp_path):
@@ -131,9 +131,9 @@ def test_odd_names_and_other_axes(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_equal_figures_give_equal_bytes(llama, tmp_path, suffix):
-    one, two = (save(series_figure(llama), tmp_path / f"{name}{suffix}")[0].read_bytes() for name in "ab")
-    assert one == two
-    assert not re.search(rb"CreationDate|<dc:date>|dateTime", one)
+    first, two = (save(series_figure(llama), tmp_path / f"{name}{suffix}")[0].read_bytes() for name in "ab")
+    assert first == two
+    assert not re.search(rb"CreationDate|<dc:date>|dateTime", first)
 
 
 def test_pdf_embeds_its_fonts(llama, tmp_path):
@@ -147,7 +147,7 @@ def test_the_data_is_written_beside(llama, tmp_path):
     assert figure.stat().st_size > 10_000
     assert data.name == "f.data.csv"
     again = read_maps(data)
-    assert [one.benchmark for one in again] == [one.benchmark for one in llama]
+    assert [item.benchmark for item in again] == [item.benchmark for item in llama]
     assert again[0].cells[2000, 0.3].estimate.value == pytest.approx(0.493)
 
 
@@ -171,13 +171,13 @@ def test_colours_run_from_end_to_end_and_text_stays_readable():
         assert _contrast(background, style.text_on(background)) >= 4.0
 
 
-def _contrast(one, other):
+def _contrast(first, other):
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    dark, light = sorted((luminance(one), luminance(other)))
+    dark, light = sorted((luminance(first), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
@@ -189,7 +189,7 @@ def test_a_map_of_equal_cells_has_a_scale():
 
 
 def test_several_policies_stand_in_one_row_per_benchmark(llama):
-    maps = [replace(one, policy=policy) for one in llama for policy in ("dynts", "random", "window")]
+    maps = [replace(item, policy=policy) for item in llama for policy in ("dynts", "random", "window")]
     figure = series_figure(maps)
     titles = {}
     for axes in figure.axes:

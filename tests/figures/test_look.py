@@ -100,8 +100,8 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look, ll
 def test_names_of_narrow_columns_stand_apart(llama):
     figure = series_figure(llama, look=Look(1, layout=(1, 4)))
     FigureCanvasAgg(figure).draw()
-    rows = [[one for one in axes.get_xticklabels() if one.get_text()] for axes in figure.axes]
-    boxes = [[one.get_window_extent() for one in row] for row in rows if len(row) > 1]
+    rows = [[item for item in axes.get_xticklabels() if item.get_text()] for axes in figure.axes]
+    boxes = [[item.get_window_extent() for item in row] for row in rows if len(row) > 1]
     assert boxes
     assert all(left.x1 <= right.x0 for row in boxes for left, right in pairwise(row))
 
@@ -113,8 +113,8 @@ def _around(figure: Figure) -> list[Text]:
     return texts + [tick for axes in figure.axes for tick in (*axes.get_xticklabels(), *axes.get_yticklabels())]
 
 
-def contrast(one: str, other: str) -> float:
-    lights = sorted(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(to_rgb(colour)))) for colour in (one, other))
+def contrast(text: str, other: str) -> float:
+    lights = sorted(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(to_rgb(colour)))) for colour in (text, other))
     return float((lights[1] + 0.05) / (lights[0] + 0.05))
 
 

@@ -43,7 +43,7 @@ def systems(run: Path, metric: str = "progress") -> list[System]:
 def texts(figure, folder: Path) -> list[str]:
     path, *_ = save(figure, folder / "figure.svg")
     root = ElementTree.parse(path).getroot()
-    return ["".join(one.itertext()).strip() for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> 
         dots = next(c for c in axes.collections if len(c.get_offsets()) == 150)
         assert dots.get_alpha() < 1
     shown = texts(figure, tmp_path)
-    for _, _, found in pairs:
-        assert all(line in shown for line in numbers(found) if line)
+    for _, _, result in pairs:
+        assert all(line in shown for line in numbers(result) if line)
     assert any("share of the panel's densest point" in text for text in shown)
     assert "PARTIAL: one is missing" in shown
     assert "Given L: partial Spearman correlation" in " ".join(shown)
@@ -84,7 +84,7 @@ def test_one_problem_of_many_has_another_colour_than_ten(run: Path) -> None:
     x = np.repeat([0.0, 0.5, 1.0], [1, 10, 190])
     pair = replace(pairs_of(two)[0][2], x=x, y=x)
     figure = pairwise_figure(two, [(0, 1, pair)], "progress")
-    (mesh,) = (one for one in figure.axes[0].collections if isinstance(one, QuadMesh))
+    (mesh,) = (collection for collection in figure.axes[0].collections if isinstance(collection, QuadMesh))
     FigureCanvasAgg(figure).draw()
     drawn = mesh.get_facecolors().reshape(3, 3, 4)
     assert len({tuple(drawn[i, i]) for i in range(3)}) == 3
@@ -114,9 +114,9 @@ def test_colour_is_where_the_data_are_and_white_where_they_are_not(tmp_path: Pat
     # All problems at one point, at an edge: no bandwidth to estimate, nothing lost over the edge.
     corner = density(np.ones(50), np.ones(50))
     assert corner[-1, -1] == 1
-    one = System("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)}, {}, 200)
+    item = System("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)}, {}, 200)
     other = System("b", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(y)}, {}, 200)
-    figure = pairwise_figure([one, other], pairs_of([one, other]), "progress")
+    figure = pairwise_figure([item, other], pairs_of([item, other]), "progress")
     path, *_ = save(figure, tmp_path / "f.png")
     pixels = mpl.image.imread(path)[..., :3]
     box = figure.axes[0].get_position()
@@ -167,12 +167,12 @@ def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Pat
     figure, curves = curves_figure(success, progress, names_of(success))
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "log"]
     shown = texts(figure, tmp_path)
-    for one in curves:
-        assert [decay.amplitude == 1 for decay in one.decays] == [True, False]
-        assert one.decays[0].low < one.decays[0].depth < one.decays[0].high
-        assert sum(estimate.problems for _, estimate in one.points) == 150
-        assert all(a[0] < b[0] for a, b in zip(one.points, one.points[1:], strict=False))
-        assert any(text.startswith(f"L0 {one.decays[0].depth:.1f} (") for text in shown)
+    for fitted in curves:
+        assert [decay.amplitude == 1 for decay in fitted.decays] == [True, False]
+        assert fitted.decays[0].low < fitted.decays[0].depth < fitted.decays[0].high
+        assert sum(estimate.problems for _, estimate in fitted.points) == 150
+        assert all(a[0] < b[0] for a, b in zip(fitted.points, fitted.points[1:], strict=False))
+        assert any(text.startswith(f"L0 {fitted.decays[0].depth:.1f} (") for text in shown)
     # A chance c of failing at each action is a depth of -1 / log(1 - c), but for the first action, which never fails.
     assert curves[1].decays[0].low * 0.9 < -1 / math.log(1 - 0.15) < curves[1].decays[0].high
     grey = [line for line in figure.axes[0].lines if line.get_color() == "#c4c4c4"]

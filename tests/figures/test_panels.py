@@ -43,27 +43,27 @@ def llama():
 @pytest.fixture(scope="module")
 def run():
     plan = manifest(grid("dynts"))
-    held = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
-    return plan, held, maps_of_run(RunData(plan, held))
+    stored = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
+    return plan, stored, maps_of_run(RunData(plan, stored))
 
 
 def texts(figure, folder):
     path, *_ = save(figure, folder / "figure.svg")
     root = ElementTree.parse(path).getroot()
-    return ["".join(one.itertext()).strip() for one in root.iter(f"{SVG}text")]
+    return ["".join(element.itertext()).strip() for element in root.iter(f"{SVG}text")]
 
 
 def test_ticks_of_equal_costs_are_the_costs(run, tmp_path):
-    found = texts(plot(cost_panels(run[2], "seconds")), tmp_path)
+    result = texts(plot(cost_panels(run[2], "seconds")), tmp_path)
     # All took 0.1 s; nothing stands over the bar that would have to be added to its ticks.
-    assert not [text for text in found if "e" in text and text[0].isdecimal()]
-    assert "0.1000" in found
+    assert not [text for text in result if "e" in text and text[0].isdecimal()]
+    assert "0.1000" in result
 
 
 def test_a_plateau_is_framed_and_said(llama, tmp_path):
-    one = llama[0]
+    map_ = llama[0]
     plateau = {(2000, 0.3), (1000, 0.2), (2000, 0.2)}
-    figure = series_figure([replace(one, plateau=frozenset(plateau))])
+    figure = series_figure([replace(map_, plateau=frozenset(plateau))])
     frames = [lines for lines in figure.axes[0].collections if lines.get_gid() == "plateau"]
     assert len(frames) == 2
     # Columns 1 and 2 of rows 1 and 2 (from below), without the one cell that is not on it.
@@ -71,8 +71,8 @@ def test_a_plateau_is_framed_and_said(llama, tmp_path):
         ((1, 1), (1, 2)), ((2, 1), (2, 2)), ((1, 1), (2, 1)),
         ((1, 2), (1, 3)), ((3, 2), (3, 3)), ((2, 2), (3, 2)), ((1, 3), (2, 3)), ((2, 3), (3, 3)),
     }  # fmt: skip
-    found = {tuple(tuple(map(int, point)) for point in line) for line in frames[0].get_segments()}
-    assert found == expected
+    by_name = {tuple(tuple(map(int, point)) for point in line) for line in frames[0].get_segments()}
+    assert by_name == expected
     dimmed = {patch.get_xy() for patch in figure.axes[0].patches if patch.get_gid() == "dimmed"}
     assert dimmed == {(x, y) for x in range(5) for y in range(4)} - {(1, 1), (1, 2), (2, 2)}
     assert "Outlined: statistically tied with the best; others are dimmed." in " ".join(texts(figure, tmp_path))
@@ -93,15 +93,15 @@ def test_where_nothing_is_shown_worse_a_sentence_stands_for_the_frame(llama, tmp
     assert not [c for axes in figure.axes for c in axes.collections if c.get_gid() == "plateau"]
     assert "All cells are statistically tied with the best." in texts(figure, tmp_path)
     said = "all cells are statistically tied with the best"
-    assert all(said in [note.text for note in one.notes] for one in metric_panels(maps))
+    assert all(said in [note.text for note in metric_panel.notes] for metric_panel in metric_panels(maps))
 
 
 def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
     """20 prompt tokens fill the places of ratio 0.1, and those of 0.3 under the widest window."""
-    one = run[2][0]
-    part = replace(one.cells[32, 0.3].audit, none=0.25, no_choice=0.25)
-    cells = {**one.cells, (32, 0.3): replace(one.cells[32, 0.3], audit=part)}
-    (panel,) = metric_panels([replace(one, cells=cells)])
+    item = run[2][0]
+    part = replace(item.cells[32, 0.3].audit, none=0.25, no_choice=0.25)
+    cells = {**item.cells, (32, 0.3): replace(item.cells[32, 0.3], audit=part)}
+    (panel,) = metric_panels([replace(item, cells=cells)])
     assert panel.cornered == {(8, 0.1): 1.0, (16, 0.1): 1.0, (32, 0.1): 1.0, (32, 0.3): 0.25}
     figure = plot([panel])
     corners = [mark for mark in figure.axes[0].collections if mark.get_gid() == "no-choice"]
@@ -112,8 +112,8 @@ def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
 
 
 def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
-    plan, held, _ = run
-    flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in held]
+    plan, stored, _ = run
+    flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in stored]
     words = "VACUOUS: none of the 216 traces under a KV budget was compressed"
     for panels in (
         metric_panels(maps_of_run(RunData(plan, flat))),
@@ -136,21 +136,21 @@ def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
         ("output_tokens", "100"),
         ("seconds", "0.1"),
     ):
-        found = texts(plot(cost_panels(maps, name)), tmp_path)
-        assert found.count(shown) + found.count("61") >= 18, name
-        assert cost_of(name, "").label in " ".join(found)
-        assert cost_of(name, "").about in " ".join(found)
+        result = texts(plot(cost_panels(maps, name)), tmp_path)
+        assert result.count(shown) + result.count("61") >= 18, name
+        assert cost_of(name, "").label in " ".join(result)
+        assert cost_of(name, "").about in " ".join(result)
     truncated = cost_panels(maps, "truncated")
-    wanted = {str(cell.truncated) for one in maps for cell in one.cells.values()}
-    assert {shown.text for one in truncated for shown in one.cells.values()} == wanted
+    wanted = {str(cell.truncated) for map_ in maps for cell in map_.cells.values()}
+    assert {shown.text for item in truncated for shown in item.cells.values()} == wanted
 
 
 def test_kv_memory_reckons_with_the_model():
     cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
-    one = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
+    map_ = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
     from kvatlas import models
 
-    (panel,) = cost_panels([one], "kv_memory")
+    (panel,) = cost_panels([map_], "kv_memory")
     assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
 
 
@@ -164,29 +164,29 @@ def test_costs_against_a_baseline_are_changes_in_percent(run):
 
 
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):
-    plan, held, maps = run
-    found = differences_of_run(RunData(plan, held), "full")
-    assert set(found) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
-    panels = difference_panels([*maps, *mean_maps(maps)], found, Against("full"))
+    plan, stored, maps = run
+    result = differences_of_run(RunData(plan, stored), "full")
+    assert set(result) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
+    panels = difference_panels([*maps, *mean_maps(maps)], result, Against("full"))
     assert len(panels) == 3
-    for one in panels:
-        for place, shown in one.cells.items():
-            contrast = found[one.model, one.benchmark, one.policy][place]
+    for panel in panels:
+        for coord, shown in panel.cells.items():
+            contrast = result[panel.model, panel.benchmark, panel.policy][coord]
             assert shown.value == pytest.approx(100 * contrast.value)
             assert shown.bold == shown.text.endswith("*") == (contrast.p < 0.05)
-    assert any(shown.bold for one in panels for shown in one.cells.values())
+    assert any(shown.bold for panel in panels for shown in panel.cells.values())
     said = texts(plot(panels[:2]), tmp_path)
     assert "Pass@1 minus full" in said
     assert "minus that of full, in points, paired" in " ".join(said)
     # The difference is that of the maps' own values where all traces are there.
-    for one, whole in zip(panels, maps, strict=False):
+    for panel, whole in zip(panels, maps, strict=False):
         base = whole.baselines["full"].estimate.value
-        assert one.cells[8, 0.1].value == pytest.approx(100 * (whole.cells[8, 0.1].estimate.value - base))
+        assert panel.cells[8, 0.1].value == pytest.approx(100 * (whole.cells[8, 0.1].estimate.value - base))
 
 
 def test_the_scale_of_differences_has_0_in_its_middle(run):
-    plan, held, maps = run
-    figure = plot(difference_panels(maps, differences_of_run(RunData(plan, held), "full"), Against("full")))
+    plan, stored, maps = run
+    figure = plot(difference_panels(maps, differences_of_run(RunData(plan, stored), "full"), Against("full")))
     for bar in (axes for axes in figure.axes if axes.get_ylabel() == "Pass@1 minus full"):
         low, high = bar.get_ylim()
         assert low == pytest.approx(-high)
@@ -194,9 +194,9 @@ def test_the_scale_of_differences_has_0_in_its_middle(run):
 
 def test_differences_hold_over_all_cells_together(run):
     """A cell's interval is wider than alone, and so is that of the mean over benchmarks."""
-    plan, held, _ = run
-    whole = RunData(plan, held)
-    found = differences_of_run(whole, "full")
+    plan, stored, _ = run
+    whole = RunData(plan, stored)
+    result = differences_of_run(whole, "full")
     cells = {(cell.expected.benchmark, cell.expected.setting): cell for cell in whole.cells}
     full = {name: cells[name, Setting.of("full")].compared() for name in ("CHAIN6", "CHAIN8")}
     own = {
@@ -209,42 +209,42 @@ def test_differences_hold_over_all_cells_together(run):
     }
     alone = {name: paired_difference(own[name], full[name]) for name in full}
     for name in full:
-        contrast = found["tiny", name, "dynts"][8, 0.3]
+        contrast = result["tiny", name, "dynts"][8, 0.3]
         assert contrast.value == pytest.approx(alone[name].value)
         assert contrast.low < alone[name].low
         assert contrast.high > alone[name].high
         assert contrast.p >= alone[name].p
-    mean = found["tiny", "mean of 2", "dynts"][8, 0.3]
+    mean = result["tiny", "mean of 2", "dynts"][8, 0.3]
     assert mean.value == pytest.approx((alone["CHAIN6"].value + alone["CHAIN8"].value) / 2)
     assert mean.high - mean.low < min(
-        found["tiny", name, "dynts"][8, 0.3].high - found["tiny", name, "dynts"][8, 0.3].low for name in full
+        result["tiny", name, "dynts"][8, 0.3].high - result["tiny", name, "dynts"][8, 0.3].low for name in full
     )
 
 
 def test_policies_are_compared_cell_by_cell():
     plan = manifest(grid("dynts", "random"), problems=20)
-    held = list(traces(plan, lambda setting: {"dynts": 0.9, "random": 0.2}.get(setting.policy, 0.9)))
-    whole = RunData(plan, held)
-    found = differences_of_runs(whole, whole, lambda name: name._replace(policy="random"))
-    assert {name.policy for name in found} == {"dynts"}
-    maps = {one.name: one for one in maps_of_run(whole)}
+    stored = list(traces(plan, lambda setting: {"dynts": 0.9, "random": 0.2}.get(setting.policy, 0.9)))
+    whole = RunData(plan, stored)
+    result = differences_of_runs(whole, whole, lambda name: name._replace(policy="random"))
+    assert {name.policy for name in result} == {"dynts"}
+    maps = {item.name: item for item in maps_of_run(whole)}
     for name in (name for name in maps if name.policy == "dynts"):
         other = maps[name._replace(policy="random")]
-        for place, cell in maps[name].cells.items():
-            contrast = found[name][place]
-            assert contrast.value == pytest.approx(cell.estimate.value - other.cells[place].estimate.value)
+        for coord, cell in maps[name].cells.items():
+            contrast = result[name][coord]
+            assert contrast.value == pytest.approx(cell.estimate.value - other.cells[coord].estimate.value)
             assert contrast.p < 0.05
-    assert found["tiny", "mean of 2", "dynts"][8, 0.1].low > 0
-    assert differences_of_runs(whole, RunData(plan, held, fix={}), lambda name: name._replace(model="x")) == {}
+    assert result["tiny", "mean of 2", "dynts"][8, 0.1].low > 0
+    assert differences_of_runs(whole, RunData(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
 
 
 def test_cells_without_a_pair_are_left_out():
     plan = manifest(grid("dynts"), problems=2, samples=1)
-    held = [(key, t) for key, t in traces(plan) if (t.setting.policy == "full") == (t.problem == "p0")]
+    stored = [(key, t) for key, t in traces(plan) if (t.setting.policy == "full") == (t.problem == "p0")]
     assert all(
-        not cells for name, cells in differences_of_run(RunData(plan, held), "full").items() if name[1] != "mean of 2"
+        not cells for name, cells in differences_of_run(RunData(plan, stored), "full").items() if name[1] != "mean of 2"
     )
-    assert differences_of_run(RunData(plan, held), "none") == {}
+    assert differences_of_run(RunData(plan, stored), "none") == {}
 
 
 def test_csv_maps_have_plain_differences(llama):
@@ -273,15 +273,15 @@ def test_what_is_not_there_is_said(llama, make, sentence):
         make(llama)
 
 
-def _costly(one):
-    cells = {place: replace(cell, mean_kv_tokens=5.0) for place, cell in one.cells.items()}
-    return replace(one, cells=cells, baselines={"full": Cell(Setting.of("full"), Estimate(1, None, None, 1, 1))})
+def _costly(item):
+    cells = {coord: replace(cell, mean_kv_tokens=5.0) for coord, cell in item.cells.items()}
+    return replace(item, cells=cells, baselines={"full": Cell(Setting.of("full"), Estimate(1, None, None, 1, 1))})
 
 
 def test_the_data_of_a_panel_is_what_it_prints(run):
     _, _, maps = run
     plateau = frozenset({(8, 0.1)})
-    panels = metric_panels([replace(one, plateau=plateau if one.benchmark == "CHAIN6" else None) for one in maps])
+    panels = metric_panels([replace(map_, plateau=plateau if map_.benchmark == "CHAIN6" else None) for map_ in maps])
     rows = list(csv.DictReader(io.StringIO(data_csv(panels))))
     assert len(rows) == 18
     assert list(rows[0]) == [
@@ -325,18 +325,18 @@ def test_texts_stay_inside_their_cells(llama):
 def test_intervals_that_would_be_unreadable_are_in_the_data_instead(tmp_path):
     columns = tuple(n / 20 for n in range(1, 13))
     cells = {(w, r): Cell(Setting.of("p"), Estimate(0.5, 0.4, 0.6, 30, 1)) for w in range(1, 13) for r in columns}
-    one = Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, 13))), ("ratio", columns)), cells)
-    narrow = texts(series_figure([one], look=Look(1)), tmp_path)
+    map_ = Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, 13))), ("ratio", columns)), cells)
+    narrow = texts(series_figure([map_], look=Look(1)), tmp_path)
     assert narrow.count("50.0") >= 144
     assert "40.0–60.0" not in narrow
     assert "Intervals are in the data next to the figure." in " ".join(narrow)
-    assert texts(series_figure([one]), tmp_path).count("40.0–60.0") == 144
+    assert texts(series_figure([map_]), tmp_path).count("40.0–60.0") == 144
 
 
 def test_forty_benchmarks_make_a_figure(llama, tmp_path):
-    small = {place: cell for place, cell in llama[0].cells.items() if place[0] < 2000 and place[1] < 0.3}
-    one = replace(llama[0], cells=small, axes=(("local_window", (500, 1000)), ("ratio", (0.1, 0.2))))
-    figure = series_figure([replace(one, benchmark=f"B {n} 'x' 数") for n in range(40)])
+    small = {coord: cell for coord, cell in llama[0].cells.items() if coord[0] < 2000 and coord[1] < 0.3}
+    map_ = replace(llama[0], cells=small, axes=(("local_window", (500, 1000)), ("ratio", (0.1, 0.2))))
+    figure = series_figure([replace(map_, benchmark=f"B {n} 'x' 数") for n in range(40)])
     assert len({round(axes.get_position().x0, 4) for axes in figure.axes if axes.get_title()}) == 7
     path, _ = save(figure, tmp_path / "forty.png", [llama[0]])
     assert path.stat().st_size > 100_000
@@ -396,13 +396,13 @@ def test_signs():
 
 
 def test_the_margin_is_framed_before_the_plateau(llama):
-    one = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
-    (panel,) = metric_panels([one])
+    map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
+    (panel,) = metric_panels([map_])
     assert panel.outlined == {(2000, 0.3)}
     assert "Outlined: shown to lose at most 3 points against the full cache; others are dimmed." in panel.measure.about
-    assert metric_panels([one], Frame.PLATEAU)[0].outlined == {(500, 0.1)}
-    assert not metric_panels([one], Frame.NONE)[0].outlined
-    (empty,) = metric_panels([replace(one, keeps=frozenset())])
+    assert metric_panels([map_], Frame.PLATEAU)[0].outlined == {(500, 0.1)}
+    assert not metric_panels([map_], Frame.NONE)[0].outlined
+    (empty,) = metric_panels([replace(map_, keeps=frozenset())])
     assert "no cell is shown to lose at most 3 points against the full cache" in [note.text for note in empty.notes]
 
 

@@ -51,7 +51,7 @@ def variables(text: str) -> dict[str, str]:
 def test_every_target_takes_its_own_terms_as_they_are() -> None:
     assert EXACT.keys() == TARGETS.keys()
     made = {target: export_setting(setting(target), target) for target in TARGETS}
-    assert all(not each.changed for each in made.values())
+    assert all(not item.changed for item in made.values())
     config = yaml.safe_load(made["tensorrt-llm"].text)
     assert config["kv_cache_compression_config"] == {
         "algorithm": "triattention",
@@ -153,13 +153,13 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert "# embedded:tiny-llama under triattention(" in text
     assert re.search(r"# CHAIN4: Pass@1 [\d.]+ % \(95 % CI [\d.]+ to [\d.]+\), n = 2", text)
     assert variables(text)["TRIATTN_RUNTIME_SPARSE_STATS_PATH"] == str(out / "statistics.pt")
-    found = torch.load(out / "statistics.pt", weights_only=True)
+    result = torch.load(out / "statistics.pt", weights_only=True)
     model = models.find("embedded:tiny-llama")
     ours = load_statistics(str(model.folder / "triattention.safetensors"))
     shape = model.shape
-    assert found["metadata"]["head_dim"] == shape.head_dim
-    assert len(found["metadata"]["sampled_heads"]) == len(found["stats"]) == shape.layers * shape.heads
-    head = found["stats"]["layer01_head02"]
+    assert result["metadata"]["head_dim"] == shape.head_dim
+    assert len(result["metadata"]["sampled_heads"]) == len(result["stats"]) == shape.layers * shape.heads
+    head = result["stats"]["layer01_head02"]
     assert set(head) == {"q_mean_real", "q_mean_imag", "q_abs_mean"}
     assert torch.equal(head["q_mean_imag"], ours["center_imag"][1, 2])
     assert torch.equal(head["q_abs_mean"], ours["norm"][1, 2])

@@ -264,8 +264,8 @@ def test_a_served_model_and_a_local_one_stand_in_one_figure(
     )  # fmt: skip
     succeed("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
     assert (tmp_path / "pair.png").stat().st_size > 10_000
-    found = systems_of([RunData.open(tmp_path / "served"), RunData.open(tmp_path / "local")])
-    ((_, _, pair),) = pairs_of(found)
+    result = systems_of([RunData.open(tmp_path / "served"), RunData.open(tmp_path / "local")])
+    ((_, _, pair),) = pairs_of(result)
     # The same weights, sampled twice: both solve these mazes, whichever program decodes.
     assert len(pair.places) == 15
     assert min(pair.x.mean(), pair.y.mean()) > 0.9

@@ -38,8 +38,8 @@ def native():
 
 
 def questions(count: int) -> list[str]:
-    found = benchmark("CHAIN4")
-    return [found.prompt(problem) for problem in found.problems(count)]
+    benchmark_ = benchmark("CHAIN4")
+    return [benchmark_.prompt(problem) for problem in benchmark_.problems(count)]
 
 
 def by_the_engine(model: ModelHandle, texts: list[str], samples: int, most: int) -> list[Any]:
@@ -49,9 +49,9 @@ def by_the_engine(model: ModelHandle, texts: list[str], samples: int, most: int)
         for i, text in enumerate(texts)
         for n in range(samples)
     ]
-    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.9, max_new_tokens=most), 3)
-    found = {each.key: each for each in engine.run(work)}
-    return [found[request.key] for request in work]
+    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.9, max_new_tokens=most), 3)
+    by_name = {item.key: item for item in engine.run(work)}
+    return [by_name[request.key] for request in work]
 
 
 def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) -> None:

@@ -59,23 +59,23 @@ def by_the_engine(model: ModelHandle, prompts: list[str], most: int) -> list[str
     sampling = Sampling(0.9, 0, 1.0, most)
     ids = [model.tokens(prompt) for prompt in prompts]
     work = [Request(i, tokens, stream_of(4, tokens, 0), (policy,)) for i, tokens in enumerate(ids)]
-    found = {each.key: each.tokens for each in Engine(model, model.network(), [policy], sampling, 3).run(work)}
-    return [written(model, found[i])[1].lstrip() for i in range(len(ids))]
+    by_name = {item.key: item.tokens for item in Engine(model, model.load(), [policy], sampling, 3).run(work)}
+    return [written(model, by_name[i])[1].lstrip() for i in range(len(ids))]
 
 
 def prompts(model: ModelHandle, count: int) -> list[str]:
-    found = benchmark("CHAIN3")
-    return [model.prompt(found.prompt(problem)) for problem in found.problems(count)]
+    benchmark_ = benchmark("CHAIN3")
+    return [model.prompt(benchmark_.prompt(problem)) for problem in benchmark_.problems(count)]
 
 
 def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: ModelHandle) -> None:
     assert ours.rows == 32
     texts = prompts(tiny_llama, 3)
     how = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 70}
-    found = generate(ours, texts, **how)
-    assert found == by_the_engine(tiny_llama, texts, 70)
-    whole = next(answer for answer in found if len(answer) > 4)
-    number, stop = found.index(whole), whole[2:4]
+    result = generate(ours, texts, **how)
+    assert result == by_the_engine(tiny_llama, texts, 70)
+    whole = next(answer for answer in result if len(answer) > 4)
+    number, stop = result.index(whole), whole[2:4]
     cut = generate(ours, texts, **how, until=[stop])
     assert cut[number] == whole.partition(stop)[0]
     twice = generate(ours, [texts[0], texts[0]], do_sample=True, temperature=3.0, max_gen_toks=40)
@@ -89,11 +89,11 @@ def test_log_likelihoods_are_the_harnesss_with_a_note(
     (text,) = prompts(tiny_llama, 1)
     work = [Instance("loglikelihood", doc, (text, answer), i) for i, answer in enumerate((" a = 1", " b"))]
     with caplog.at_level(logging.WARNING, "kvatlas"):
-        found = ours.loglikelihood(work, disable_tqdm=True)
+        result = ours.loglikelihood(work, disable_tqdm=True)
     assert "Log-likelihoods are of the full cache" in caplog.text
-    plain = HFLM(tiny_llama.network(), tokenizer=tiny_llama.tokenizer, batch_size=2, add_bos_token=False)
+    plain = HFLM(tiny_llama.load(), tokenizer=tiny_llama.tokenizer, batch_size=2, add_bos_token=False)
     expected = plain.loglikelihood(work, disable_tqdm=True)
-    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
+    assert [value for value, _ in result] == pytest.approx([value for value, _ in expected], abs=1e-4)
     rolling = [Instance("loglikelihood_rolling", doc, (text,), 0)]
     assert ours.loglikelihood_rolling(rolling, disable_tqdm=True)[0] < 0
 
@@ -109,9 +109,9 @@ def test_what_is_not_honoured_is_refused_by_name(ours: SelectedLM) -> None:
 
 @pytest.mark.slow
 def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: ModelHandle) -> None:
-    found = benchmark("CHAIN3")
-    problems = found.problems(5)
-    rows = [{"question": found.prompt(problem), "answer": problem.answer} for problem in problems]
+    benchmark_ = benchmark("CHAIN3")
+    problems = benchmark_.problems(5)
+    rows = [{"question": benchmark_.prompt(problem), "answer": problem.answer} for problem in problems]
     (tmp_path / "chain.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "chain_local.yaml").write_text(TASK % (tmp_path / "chain.jsonl"))
     words = ["lm-eval", "run", "--model", "kvatlas", "--model_args", f"{ARGUMENTS},seed=4", "--tasks", "chain_local"]
@@ -128,7 +128,7 @@ def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: ModelHandle) 
     assert done.returncode == 0, done.stdout + done.stderr
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
     logged = sorted((json.loads(line) for line in samples.read_text().splitlines()), key=lambda row: row["doc_id"])
-    texts = [tiny_llama.prompt(found.prompt(problem)) for problem in problems]
+    texts = [tiny_llama.prompt(benchmark_.prompt(problem)) for problem in problems]
     assert [row["resps"][0][0] for row in logged] == by_the_engine(tiny_llama, texts, 60)
     # What the harness wrote comes into a run, under the setting that it was asked with.
     cell, added = import_samples(samples, tmp_path / "run")

@@ -68,9 +68,9 @@ def test_the_recipe_speaks_openai(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_openvino_reads_what_is_exported(kv_budget: int, local_window: int) -> None:
     pytest.importorskip("openvino_genai", reason="needs the extra openvino")
     made = export_setting(Setting.of("h2o", kv_budget=kv_budget, local_window=local_window, **SETTING), "openvino")
-    found: dict[str, Any] = {}
-    exec(made.text, found)  # noqa: S102
-    config = found["scheduler_config"]
+    by_name: dict[str, Any] = {}
+    exec(made.text, by_name)  # noqa: S102
+    config = by_name["scheduler_config"]
     eviction = config.cache_eviction_config
     assert config.use_cache_eviction
     assert (eviction.get_max_cache_size(), eviction.get_recent_size()) == (kv_budget, local_window)

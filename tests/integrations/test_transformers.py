@@ -32,107 +32,107 @@ OURS: dict[str, Any] = {"custom_generate": kvatlas.generate, **SETTING, "setting
 
 
 @pytest.fixture(scope="module")
-def network(tiny_llama: ModelHandle) -> PreTrainedModel:
+def model(tiny_llama: ModelHandle) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
 
 
 @pytest.fixture(scope="module")
 def texts(tiny_llama: ModelHandle) -> list[str]:
-    found = [benchmark(name) for name in ("CHAIN3", "CHAIN4", "CHAIN4")]
-    return [tiny_llama.prompt(each.prompt(each.problems(1)[0])) for each in found]
+    benchmark_ = [benchmark(name) for name in ("CHAIN3", "CHAIN4", "CHAIN4")]
+    return [tiny_llama.prompt(item.prompt(item.problems(1)[0])) for item in benchmark_]
 
 
 class Writes(StoppingCriteria):
     """Ends once a text was written after the first `start` tokens."""
 
-    def __init__(self, model: ModelHandle, text: str, start: int) -> None:
-        self.model, self.text, self.start = model, text, start
+    def __init__(self, handle: ModelHandle, text: str, start: int) -> None:
+        self.model, self.text, self.start = handle, text, start
 
     def __call__(self, input_ids: Any, scores: Any, **others: Any) -> Any:
         return torch.tensor([self.text in self.model.text(row[self.start :].tolist()) for row in input_ids])
 
 
-def encoded(model: ModelHandle, texts: list[str]) -> dict[str, Any]:
-    model.tokenizer.padding_side = "left"
-    found = model.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+def encoded(handle: ModelHandle, texts: list[str]) -> dict[str, Any]:
+    handle.tokenizer.padding_side = "left"
+    result = handle.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+    return {"input_ids": result["input_ids"], "attention_mask": result["attention_mask"]}
 
 
-def by_the_engine(model: ModelHandle, texts: list[str], sampling: Sampling) -> list[tuple[int, ...]]:
+def by_the_engine(handle: ModelHandle, texts: list[str], sampling: Sampling) -> list[tuple[int, ...]]:
     values = {name: value for name, value in SETTING.items() if name != "policy"}
-    policy = chosen(model, "dynts", {**values, **THINKING})
+    policy = chosen(handle, "dynts", {**values, **THINKING})
     seen: Counter[str] = Counter()
     work = []
     for number, text in enumerate(texts):
-        prompt = model.tokens(text)
+        prompt = handle.tokens(text)
         work.append(Request(number, prompt, stream_of(3, prompt, seen[text]), (policy,)))
         seen[text] += 1
-    found = {each.key: each.tokens for each in Engine(model, model.network(), [policy], sampling, 4).run(work)}
-    return [found[number] for number in range(len(texts))]
+    by_name = {item.key: item.tokens for item in Engine(handle, handle.load(), [policy], sampling, 4).run(work)}
+    return [by_name[number] for number in range(len(texts))]
 
 
-def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
+def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts)
     length = inputs["input_ids"].shape[1]
-    found = network.generate(**inputs, **HOW, **OURS)
+    result = model.generate(**inputs, **HOW, **OURS)
     expected = by_the_engine(tiny_llama, texts, Sampling(0.9, 20, 0.95, 80))
-    assert torch.equal(found[:, :length], inputs["input_ids"])
-    padding = network.generation_config.pad_token_id
-    for row, tokens in zip(found[:, length:].tolist(), expected, strict=True):
+    assert torch.equal(result[:, :length], inputs["input_ids"])
+    padding = model.generation_config.pad_token_id
+    for row, tokens in zip(result[:, length:].tolist(), expected, strict=True):
         assert row == [*tokens, *[padding] * (len(row) - len(tokens))]
     # The second and third prompt are one: two samples of it.
     assert expected[1] != expected[2]
-    assert network.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_greedy_with_the_full_cache_is_what_transformers_writes(
-    tiny_llama: ModelHandle, network: Any, texts: list[str]
+    tiny_llama: ModelHandle, model: Any, texts: list[str]
 ) -> None:
     inputs = encoded(tiny_llama, texts[:1])
     how = {"do_sample": False, "max_new_tokens": 60, "repetition_penalty": 1.2, "return_dict_in_generate": True}
-    own = network.generate(**inputs, **how)
-    ours = network.generate(**inputs, **how, custom_generate=kvatlas.generate)
+    own = model.generate(**inputs, **how)
+    ours = model.generate(**inputs, **how, custom_generate=kvatlas.generate)
     assert torch.equal(own.sequences, ours.sequences)
 
 
 def test_processors_criteria_and_streamers_are_honoured(
-    tiny_llama: ModelHandle, network: Any, texts: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_llama: ModelHandle, model: Any, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = encoded(tiny_llama, texts[:1])
     length = inputs["input_ids"].shape[1]
-    plain = network.generate(**inputs, **HOW, **OURS)[0, length:].tolist()
+    plain = model.generate(**inputs, **HOW, **OURS)[0, length:].tolist()
     words = tiny_llama.text(plain)
     stop = words[8:11]
     streamer = TextStreamer(tiny_llama.tokenizer, skip_prompt=True)
     criteria = StoppingCriteriaList([Writes(tiny_llama, stop, length)])
-    found = network.generate(**inputs, **HOW, **OURS, stopping_criteria=criteria, stream_to=streamer)
-    written = tiny_llama.text(found[0, length:].tolist())
+    result = model.generate(**inputs, **HOW, **OURS, stopping_criteria=criteria, stream_to=streamer)
+    written = tiny_llama.text(result[0, length:].tolist())
     assert words.startswith(written)
     assert stop in written
     assert capsys.readouterr().out.strip() == written.strip()
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(5.0)])
-    other = network.generate(**inputs, **HOW, **OURS, logits_processor=processors)[0, length:].tolist()
+    other = model.generate(**inputs, **HOW, **OURS, logits_processor=processors)[0, length:].tolist()
     assert other != plain
     assert max(Counter(other).values()) <= max(Counter(plain).values())
 
 
-def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
+def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts[1:2])
     without = {name: value for name, value in OURS.items() if name != "seed"}
-    found = []
+    results = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
-        found.append(network.generate(**inputs, **{**HOW, "temperature": 3.0, "top_k": 0}, **without).tolist())
-    assert found[0] == found[1] != found[2]
+        results.append(model.generate(**inputs, **{**HOW, "temperature": 3.0, "top_k": 0}, **without).tolist())
+    assert results[0] == results[1] != results[2]
 
 
-def test_a_text_generation_pipeline(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
-    pipe = pipeline("text-generation", model=network, tokenizer=tiny_llama.tokenizer)
+def test_a_text_generation_pipeline(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
+    pipe = pipeline("text-generation", model=model, tokenizer=tiny_llama.tokenizer)
     asked = {**HOW, **OURS, "return_full_text": False, "num_return_sequences": 2, "add_special_tokens": False}
-    found = [each["generated_text"] for each in pipe(texts[0], **asked)]
+    results = [entry["generated_text"] for entry in pipe(texts[0], **asked)]
     expected = by_the_engine(tiny_llama, [texts[0], texts[0]], Sampling(0.9, 20, 0.95, 80))
     decode = tiny_llama.tokenizer.decode
-    assert [text.split() for text in found] == [decode(list(e), skip_special_tokens=True).split() for e in expected]
+    assert [text.split() for text in results] == [decode(list(e), skip_special_tokens=True).split() for e in expected]
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_a_text_generation_pipeline(tiny_llama: ModelHandle, network: Any, texts
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
-    tiny_llama: ModelHandle, network: Any, texts: list[str], changes: dict[str, Any], sentence: str
+    tiny_llama: ModelHandle, model: Any, texts: list[str], changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(KvatlasError, match=sentence):
-        network.generate(**encoded(tiny_llama, texts[:1]), **{**HOW, **OURS, **changes})
+        model.generate(**encoded(tiny_llama, texts[:1]), **{**HOW, **OURS, **changes})
 
 
 def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: ModelHandle, texts: list[str]) -> None:
@@ -164,10 +164,10 @@ def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: ModelHandle, texts:
     how = {"max_new_tokens": 5, "do_sample": False, "custom_generate": kvatlas.generate}
     with pytest.raises(KvatlasError, match="its tokenizer has to be given"):
         made.generate(**encoded(tiny_llama, texts[:1]), **how)
-    found = made.generate(**encoded(tiny_llama, texts[:1]), **how, think_tokenizer=tiny_llama.tokenizer)
-    assert torch.equal(found, made.generate(**encoded(tiny_llama, texts[:1]), max_new_tokens=5, do_sample=False))
+    result = made.generate(**encoded(tiny_llama, texts[:1]), **how, think_tokenizer=tiny_llama.tokenizer)
+    assert torch.equal(result, made.generate(**encoded(tiny_llama, texts[:1]), max_new_tokens=5, do_sample=False))
 
 
-def test_streaming_several_sequences_is_refused(tiny_llama: ModelHandle, network: Any, texts: list[str]) -> None:
+def test_streaming_several_sequences_is_refused(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     with pytest.raises(KvatlasError, match="given with 3 sequences; valid is one"):
-        network.generate(**encoded(tiny_llama, texts), **HOW, **OURS, stream_to=TextStreamer(tiny_llama.tokenizer))
+        model.generate(**encoded(tiny_llama, texts), **HOW, **OURS, stream_to=TextStreamer(tiny_llama.tokenizer))

@@ -59,8 +59,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     words = [f"--{name.replace('_', '-')}={SETTING[name]}" for name in ("kv_budget", "local_window", "ratio")]
-    with serving("embedded:tiny-llama", "--policy", "window", *words, "--set", "ratio_over=thinking") as found:
-        yield found.url
+    with serving("embedded:tiny-llama", "--policy", "window", *words, "--set", "ratio_over=thinking") as result:
+        yield result.url
 
 
 Reply = Callable[[str, Mapping[str, Any]], tuple[int, Mapping[str, str], bytes]]
@@ -104,9 +104,9 @@ def stand() -> Iterator[Callable[[Reply], Stand]]:
         return begun[-1]
 
     yield begin
-    for each in begun:
-        each.server.shutdown()
-        each.server.server_close()
+    for item in begun:
+        item.server.shutdown()
+        item.server.server_close()
 
 
 MODELS = json.dumps({"data": [{"id": "tiny"}]}).encode()
@@ -122,10 +122,10 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(run: Path, server: str,
     words = ("verify", server, "--against", run, "--out", out, *CELL, "--quiet")
     code, first, err = kvatlas(*words, "--json")
     assert code in (0, 3), err
-    found = json.loads(first)
-    assert {check["name"] for check in found["checks"]} == {"prompts", "finish", "lengths", "compressions"}
-    assert all(check["good"] for check in found["checks"]), first
-    assert found["cell"]["problems"] == found["full"]["problems"] == 8
+    document = json.loads(first)
+    assert {check["name"] for check in document["checks"]} == {"prompts", "finish", "lengths", "compressions"}
+    assert all(check["good"] for check in document["checks"]), first
+    assert document["cell"]["problems"] == document["full"]["problems"] == 8
     with Store.open(out) as store:
         traces = list(store.traces())
     assert len(traces) == 16
@@ -144,13 +144,13 @@ def test_greedy_texts_tell_the_cell_from_another_one(
     words = ("verify", server, "--against", long_run, "--out", tmp_path / "o", "--problems", 2, "--quiet", "--json")
     code, first, err = kvatlas(*words, *CELL, "--texts", 16)
     assert code in (0, 3), err
-    found = json.loads(first)
-    assert all(check["good"] for check in found["checks"])
-    assert {"texts before", "texts after"} <= {check["name"] for check in found["checks"]}
+    document = json.loads(first)
+    assert all(check["good"] for check in document["checks"])
+    assert {"texts before", "texts after"} <= {check["name"] for check in document["checks"]}
     # The same numerics: every token is the cell's own, behind compressions, too.
-    assert len(found["texts"]) == 16
-    assert all(each["tokens"][1] > 20 and each["near"][0] for each in found["texts"])
-    assert not any(sum(each["other"]) for each in found["texts"])
+    assert len(document["texts"]) == 16
+    assert all(entry["tokens"][1] > 20 and entry["near"][0] for entry in document["texts"])
+    assert not any(sum(entry["other"]) for entry in document["texts"])
     # What was asked is kept as a run, and asked once.
     with Store.open(tmp_path / "o" / "texts") as store:
         kept = store.keys()
@@ -158,9 +158,9 @@ def test_greedy_texts_tell_the_cell_from_another_one(
     # Another window keeps other tokens: told though nothing can be said of Pass@1.
     code, out, err = kvatlas(*words, "--cell", "window local_window=64", "--texts", 16)
     assert code == 1, err
-    found = json.loads(out)
-    assert found["cell"]["verdict"] == "not decided"
-    assert [check["name"] for check in found["checks"] if not check["good"]] == ["texts after"]
+    document = json.loads(out)
+    assert document["cell"]["verdict"] == "not decided"
+    assert [check["name"] for check in document["checks"] if not check["good"]] == ["texts after"]
     with Store.open(tmp_path / "o" / "texts") as store:
         assert store.keys() == kept
 
@@ -227,11 +227,11 @@ def test_two_endpoints_tell_whether_a_knob_does_anything(
     same = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("A: 3"))).url
     other = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("A: 3"))).url
     words = ("--against", run, *CELL, "--quiet", "--json")
-    found = json.loads(kvatlas("verify", same, "--versus", other, "--out", tmp_path / "a", *words)[1])
-    assert found["knob"]["works"] is False
-    assert found["knob"]["identical"] == 16
-    found = json.loads(kvatlas("verify", server, "--versus", other, "--out", tmp_path / "b", *words)[1])
-    assert found["knob"]["works"] is True
+    document = json.loads(kvatlas("verify", same, "--versus", other, "--out", tmp_path / "a", *words)[1])
+    assert document["knob"]["works"] is False
+    assert document["knob"]["identical"] == 16
+    document = json.loads(kvatlas("verify", server, "--versus", other, "--out", tmp_path / "b", *words)[1])
+    assert document["knob"]["works"] is True
 
 
 def test_knobs_of_an_engine_are_the_axes_of_a_map(
@@ -365,10 +365,10 @@ def test_the_interval_decides(reference: float, served: float, problems: int, st
     sides = [
         {("CHAIN", str(n)): {0: float(draw.random() < share)} for n in range(problems)} for share in (reference, served)
     ]
-    found = verified(sides[0], sides[1], 0.05)
-    assert found.standing is standing
-    assert found.problems == problems
+    result = verified(sides[0], sides[1], 0.05)
+    assert result.standing is standing
+    assert result.problems == problems
     # How many problems more it takes is said where it is open, and nowhere else.
-    if found.needed is not None:
+    if result.needed is not None:
         assert standing is Standing.UNDECIDED
-        assert found.needed > problems
+        assert result.needed > problems

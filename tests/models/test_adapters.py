@@ -57,8 +57,8 @@ def test_logits_are_those_of_the_merged_weights(
         merged.get_submodule(layer).weight.data += scale * b @ a
     ids = torch.tensor([adapted.encode("Is it so?")])
     with torch.no_grad():
-        wanted, plain = merged(ids).logits, base.network()(ids).logits
-        torch.testing.assert_close(adapted.network()(ids).logits, wanted, atol=2e-4, rtol=1e-4)
+        wanted, plain = merged(ids).logits, base.load()(ids).logits
+        torch.testing.assert_close(adapted.load()(ids).logits, wanted, atol=2e-4, rtol=1e-4)
     assert not torch.allclose(plain, wanted, atol=0.1)
 
 
@@ -116,7 +116,7 @@ def test_tensors_of_another_model(base: ModelHandle, tmp_path: Path, damage: Any
         {name: tensor.contiguous() for name, tensor in damage(made).items()}, folder / "adapter_model.safetensors"
     )
     with pytest.raises(KvatlasError, match=message):
-        with_adapter(base, folder).network()
+        with_adapter(base, folder).load()
     (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(KvatlasError, match=r"no readable adapter_model\.safetensors"):
-        with_adapter(base, folder).network()
+        with_adapter(base, folder).load()

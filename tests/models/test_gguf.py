@@ -85,7 +85,7 @@ def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys:
     prompt = model.encode("the thing in the inn")
     assert model.text(prompt) == model.prompt("the thing in the inn")
     (written,) = Engine(
-        model, model.network(), [of(Setting.of("full"))], Sampling(temperature=0.0, max_new_tokens=40), 1
+        model, model.load(), [of(Setting.of("full"))], Sampling(temperature=0.0, max_new_tokens=40), 1
     ).run([Request(0, prompt, 0, (of(Setting.of("full")),))])
     theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     wanted = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40, eos_token_id=list(model.stops))
@@ -137,7 +137,7 @@ def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> N
     assert model.opens_thinking
     problem = find("WORDS2").problem(0)
     full = of(Setting.of("full"))
-    engine = Engine(model, model.network(), [full], Sampling(temperature=0, max_new_tokens=200))
+    engine = Engine(model, model.load(), [full], Sampling(temperature=0, max_new_tokens=200))
     prompt = model.encode(problem.question)
     (done,) = engine.run([Request("p", prompt, stream_of(0, prompt, 0), (full,))])
     answer = model.answer(done.tokens)

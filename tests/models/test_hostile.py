@@ -45,15 +45,15 @@ def damage(model: ModelHandle, value: float | None) -> None:
 def test_a_tensor_that_is_missing_or_not_finite_is_named(model: ModelHandle, value: float | None) -> None:
     damage(model, value)
     with pytest.raises(KvatlasError, match="lack the tensor" if value is None else "no finite numbers") as caught:
-        model.network()
+        model.load()
     assert TENSOR in str(caught.value)
 
 
 def test_a_value_beyond_the_type_in_which_the_model_runs_is_named(model: ModelHandle) -> None:
     damage(model, 1e30)
-    assert model.network() is not None
+    assert model.load() is not None
     with pytest.raises(KvatlasError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' .* no finite numbers in float16"):
-        models.find(model.name, dtype="float16").network()
+        models.find(model.name, dtype="float16").load()
 
 
 def test_a_run_of_incomplete_weights_ends_in_one_sentence(
@@ -87,7 +87,7 @@ def test_code_that_comes_with_a_model_is_never_run(
     agreeing = io.StringIO("y\n" * 9)
     monkeypatch.setattr("sys.stdin", agreeing)
     harmful = models.find(model.name)
-    for use in (lambda: harmful.shape, lambda: harmful.tokenizer, harmful.network):
+    for use in (lambda: harmful.shape, lambda: harmful.tokenizer, harmful.load):
         with contextlib.suppress(KvatlasError):
             use()
     assert not ran.exists()
@@ -176,7 +176,7 @@ def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, 
         _ = model.stops
 
 
-def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle) -> None:
+def test_logits_that_are_no_numbers_end_the_run(handle: ModelHandle) -> None:
     """They were sampled from as if they were."""
     import torch
 
@@ -184,10 +184,10 @@ def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle) -> None:
     from kvatlas.core import Sampling, Setting
     from kvatlas.engine import Engine, Request
 
-    network = model.network()
+    model = handle.load()
     with torch.no_grad():
-        network.get_input_embeddings().weight[6] = math.nan
+        model.get_input_embeddings().weight[6] = math.nan
     policy = policies.of(Setting.of("full"))
-    engine = Engine(model, network, [policy], Sampling(max_new_tokens=4))
+    engine = Engine(handle, model, [policy], Sampling(max_new_tokens=4))
     with pytest.raises(KvatlasError, match="logits that are no finite numbers in float32"):
         list(engine.run([Request(0, (5, 6, 7), 1, (policy,))]))

@@ -21,9 +21,9 @@ def test_the_embedded_models_are_real_hugging_face_folders(name: str, architectu
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = models.find(f"embedded:{name}").folder
-    network = AutoModelForCausalLM.from_pretrained(folder)
-    assert type(network).__name__ == architecture
-    assert sum(p.numel() for p in network.parameters()) < 3_000_000
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == architecture
+    assert sum(p.numel() for p in model.parameters()) < 3_000_000
     assert sum(path.stat().st_size for path in folder.iterdir()) < 8_000_000
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for benchmark in ("CHAIN8", "SEQBENCH-5x5-B1"):
@@ -51,19 +51,19 @@ def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Mode
 
 
 def test_digests_follow_the_content(tmp_path: Path) -> None:
-    one = save_random_model("llama", tmp_path / "one")
-    shutil.copytree(one.folder, tmp_path / "same")
+    item = save_random_model("llama", tmp_path / "one")
+    shutil.copytree(item.folder, tmp_path / "same")
     same = models.find(f"hf:{tmp_path / 'same'}")
-    assert (one.weights_digest, one.tokenizer_digest) == (same.weights_digest, same.tokenizer_digest)
-    config = json.loads((one.folder / "config.json").read_text())
+    assert (item.weights_digest, item.tokenizer_digest) == (same.weights_digest, same.tokenizer_digest)
+    config = json.loads((item.folder / "config.json").read_text())
     (tmp_path / "same" / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
-    assert models.find(f"hf:{tmp_path / 'same'}").weights_digest != one.weights_digest
+    assert models.find(f"hf:{tmp_path / 'same'}").weights_digest != item.weights_digest
 
 
 def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, ModelHandle]) -> None:
-    network = random_models["llama"].network()
-    assert all(p.dtype is torch.float32 and not p.requires_grad for p in network.parameters())
-    assert not network.training
+    model = random_models["llama"].load()
+    assert all(p.dtype is torch.float32 and not p.requires_grad for p in model.parameters())
+    assert not model.training
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])
@@ -86,19 +86,19 @@ def test_what_a_model_folder_lacks_is_named(random_models: dict[str, ModelHandle
         shutil.copytree(source, folder)
         return models.find(f"hf:{folder}")
 
-    one = broken("pickled")
-    (one.folder / "model.safetensors").rename(one.folder / "pytorch_model.bin")
+    item = broken("pickled")
+    (item.folder / "model.safetensors").rename(item.folder / "pytorch_model.bin")
     with pytest.raises(KvatlasError, match=r"model\*\.safetensors is missing"):
-        _ = one.weights_digest
-    one = broken("config")
-    (one.folder / "config.json").write_text("{")
+        _ = item.weights_digest
+    item = broken("config")
+    (item.folder / "config.json").write_text("{")
     with pytest.raises(KvatlasError, match=r"no readable config\.json"):
-        _ = one.shape
-    one = broken("shapeless")
-    (one.folder / "config.json").write_text('{"hidden_size": 4}')
+        _ = item.shape
+    item = broken("shapeless")
+    (item.folder / "config.json").write_text('{"hidden_size": 4}')
     with pytest.raises(KvatlasError, match="lacks 'num_attention_heads'"):
-        _ = one.shape
-    one = broken("speechless")
-    (one.folder / "chat_template.jinja").unlink()
+        _ = item.shape
+    item = broken("speechless")
+    (item.folder / "chat_template.jinja").unlink()
     with pytest.raises(KvatlasError, match="has no chat template"):
-        _ = one.tokenizer
+        _ = item.tokenizer

@@ -31,34 +31,34 @@ SMALL: dict[str, Any] = {
 }
 
 
-def fused(network: Any) -> list[bool]:
-    return [isinstance(layer.forward, FusedLayer) for layer in network.get_decoder().layers]
+def fused(model: Any) -> list[bool]:
+    return [isinstance(layer.forward, FusedLayer) for layer in model.get_decoder().layers]
 
 
 @pytest.mark.parametrize(
     ("kind", "whole"), [("llama", True), ("qwen2", True), ("mistral", True), ("qwen3", False), ("gemma3", False)]
 )
 def test_layers_of_llamas_form_are_fused(random_models: dict[str, ModelHandle], kind: str, whole: bool) -> None:
-    network = random_models[kind].network()
-    assert set(fused(network)) == {whole}
-    assert isinstance(network.get_decoder().forward, FusedDecoder) == whole
+    model = random_models[kind].load()
+    assert set(fused(model)) == {whole}
+    assert isinstance(model.get_decoder().forward, FusedDecoder) == whole
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral"])
 def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
+    handle = random_models[kind]
 
-    def decode(network: Any) -> tuple[tuple[int, ...], torch.Tensor]:
+    def decode(model: Any) -> tuple[tuple[int, ...], torch.Tensor]:
         seen: list[torch.Tensor] = []
-        network.get_output_embeddings().register_forward_hook(lambda *call: seen.append(call[2][0, -1].clone()))
+        model.get_output_embeddings().register_forward_hook(lambda *call: seen.append(call[2][0, -1].clone()))
         policy = of(Setting.of("full"))
-        (generation,) = Engine(model, network, [policy], Sampling(1.0, 0, 1.0, 40), 4).run(
+        (generation,) = Engine(handle, model, [policy], Sampling(1.0, 0, 1.0, 40), 4).run(
             [Request(0, tuple(range(3, 30)), 5, (policy,))]
         )
         return generation.tokens, torch.stack(seen)
 
-    tokens, logits = decode(model.network())
-    plain = model.network()
+    tokens, logits = decode(handle.load())
+    plain = handle.load()
     for module in (plain.get_decoder(), *plain.get_decoder().layers):
         del module.forward
     expected, own = decode(plain)
@@ -68,42 +68,42 @@ def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, Mod
 
 def test_a_layer_that_computes_something_else_keeps_its_forward() -> None:
     """Granite's layers have the children of Llama's, and scale what is added."""
-    network = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.3)).eval()
-    pack(network)
-    assert not any(fused(network))
+    model = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.3)).eval()
+    pack(model)
+    assert not any(fused(model))
     alike = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=1.0)).eval()
     pack(alike)
     assert all(fused(alike))
 
 
 def test_a_layer_of_a_width_that_cannot_be_joined_keeps_its_forward() -> None:
-    network = LlamaForCausalLM(LlamaConfig(**{**SMALL, "intermediate_size": 90})).eval()
-    pack(network)
-    assert not any(fused(network))
+    model = LlamaForCausalLM(LlamaConfig(**{**SMALL, "intermediate_size": 90})).eval()
+    pack(model)
+    assert not any(fused(model))
 
 
 def test_a_layer_that_is_looked_into_keeps_its_forward() -> None:
-    network = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
     seen: list[torch.Tensor] = []
-    network.model.layers[1].self_attn.q_proj.register_forward_hook(lambda *call: seen.append(call[2]))
-    pack(network)
-    assert fused(network) == [True, False]
-    assert not isinstance(network.model.forward, FusedDecoder)
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(lambda *call: seen.append(call[2]))
+    pack(model)
+    assert fused(model) == [True, False]
+    assert not isinstance(model.model.forward, FusedDecoder)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: bool) -> None:
     LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=bias)).save_pretrained(tmp_path)
-    network = AutoModelForCausalLM.from_pretrained(tmp_path)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     inputs = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
-        wanted = network(inputs).logits
-        with packed(network):
-            assert all(fused(network))
-            torch.testing.assert_close(network(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
-        assert torch.equal(network(inputs).logits, wanted)
-    assert not any(fused(network))
-    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
-    assert network.config._attn_implementation == "sdpa"
-    assert "forward" not in vars(network.get_decoder())
+        wanted = model(inputs).logits
+        with packed(model):
+            assert all(fused(model))
+            torch.testing.assert_close(model(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
+        assert torch.equal(model(inputs).logits, wanted)
+    assert not any(fused(model))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.config._attn_implementation == "sdpa"
+    assert "forward" not in vars(model.get_decoder())

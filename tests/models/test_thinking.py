@@ -93,7 +93,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_whatever_it_merges_with(m
     assert "7" in (model.answer(tokens) or "")
     # Token by token, as the loop sees it.
     seen = [model.thinking_end(tokens[:count]) for count in range(1, len(tokens) + 1)]
-    assert next(found for found in seen if found is not None) == end
+    assert next(result for result in seen if result is not None) == end
     assert seen.index(end) == start - 1
 
 
@@ -103,9 +103,9 @@ def test_the_loop_notices_an_end_of_several_tokens(make: Make) -> None:
 
     model = models.find(make(tags=()).name, think_close="")
     full = policies.of(Setting.of("full"))
-    _, found = run(model, requests(model, [full], 4), 8, temperature=1.0)
-    written = {generation.key: generation.tokens for generation in found}
-    assert all(generation.thinking_end is None for generation in found)
+    _, generations = run(model, requests(model, [full], 4), 8, temperature=1.0)
+    written = {generation.key: generation.tokens for generation in generations}
+    assert all(generation.thinking_end is None for generation in generations)
     # Whatever text the first trace happens to write as its tokens 20 to 22 is the end of thinking of the same model.
     close = model.tokenizer.decode(list(written[0][20:23]))
     named = models.find(model.name, think_close=close)
@@ -149,14 +149,14 @@ def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reason
     model = make(FIRST_TEMPLATE, ())
     window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
     work = requests(model, [policies.of(window)], 2)
-    _, found = run(model, work, 2, temperature=1.0)
-    assert all(generation.usage.compressions for generation in found)
-    assert {generation.usage.thinking_tokens for generation in found} == {0}
+    _, generations = run(model, work, 2, temperature=1.0)
+    assert all(generation.usage.compressions for generation in generations)
+    assert {generation.usage.thinking_tokens for generation in generations} == {0}
     tickets: Any = [
         SimpleNamespace(
             generation=SimpleNamespace(result=lambda own=own: own), ask=SimpleNamespace(prompt=(1,), opened=None)
         )
-        for own in found
+        for own in generations
     ]
     assert usage_of(tickets)["completion_tokens_details"] == {"reasoning_tokens": 0}
 
@@ -283,8 +283,8 @@ def test_the_type_of_the_weights_follows_the_options(make: Make) -> None:
     assert models.find(path, device="cpu").dtype == "float32"
     half = models.find(path, dtype="bfloat16", device="cpu")
     assert half.kv_bytes_per_token * 2 == models.find(path, device="cpu").kv_bytes_per_token
-    network = half.network()
-    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    model = half.load()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert models.find("embedded:tiny-llama").device == "cpu"
 
 
@@ -336,7 +336,7 @@ def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
     files = sorted(model.folder.glob("model-*.safetensors"))
     assert len(files) > 2
     model.check()
-    assert model.network().num_parameters() > 0
+    assert model.load().num_parameters() > 0
     before = model.weights_digest
     files[0].write_bytes(files[0].read_bytes()[:-1] + b"x")
     assert models.find(model.name).weights_digest != before

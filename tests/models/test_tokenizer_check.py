@@ -39,33 +39,35 @@ def changed(r1: ModelHandle, tmp_path: Path) -> Callable[..., ModelHandle]:
     return change
 
 
-def found(model: ModelHandle, questions: list[str]) -> dict[str, Status]:
-    return {each.name: each.status for each in check_tokenizer(model, [model.prompt(one) for one in questions])}
+def statuses(model: ModelHandle, questions: list[str]) -> dict[str, Status]:
+    return {
+        item.name: item.status for item in check_tokenizer(model, [model.prompt(question) for question in questions])
+    }
 
 
 def test_a_tokenizer_that_fits_is_fine(r1: ModelHandle) -> None:
-    assert set(found(r1, [*QUESTIONS, "▁Ġ 🙂"]).values()) == {OK}
-    assert notes_for(r1, [r1.prompt(one) for one in QUESTIONS], "AIME24") == []
+    assert set(statuses(r1, [*QUESTIONS, "▁Ġ 🙂"]).values()) == {OK}
+    assert notes_for(r1, [r1.prompt(item) for item in QUESTIONS], "AIME24") == []
 
 
 def test_a_tokenizer_that_is_read_as_another_class_is_refused(changed: Callable[..., ModelHandle]) -> None:
     # Without the parts that turn bytes into letters and back, as a wrong class reads it.
     model = changed(pre_tokenizer=None, decoder=None)
-    status = found(model, QUESTIONS)
+    status = statuses(model, QUESTIONS)
     assert status["round trip"] is FAILED
     with pytest.raises(KvatlasError, match=r"does not fit AIME24: .* differ after encoding .* tokenizer_class"):
-        notes_for(model, [model.prompt(one) for one in QUESTIONS], "AIME24")
+        notes_for(model, [model.prompt(item) for item in QUESTIONS], "AIME24")
 
 
 def test_marker_letters_in_decoded_text_are_refused(changed: Callable[..., ModelHandle]) -> None:
-    status = found(changed(decoder=None), QUESTIONS)
+    status = statuses(changed(decoder=None), QUESTIONS)
     assert (status["marker letters"], status["round trip"]) == (FAILED, FAILED)
 
 
 def test_forms_of_characters_may_differ(changed: Callable[..., ModelHandle]) -> None:
     model = changed(normalizer={"type": "Lowercase"})
-    assert found(model, QUESTIONS)["round trip"] is WARNING
-    (note,) = notes_for(model, [model.prompt(one) for one in QUESTIONS], "AIME24")
+    assert statuses(model, QUESTIONS)["round trip"] is WARNING
+    (note,) = notes_for(model, [model.prompt(item) for item in QUESTIONS], "AIME24")
     assert "prompts differ after encoding and decoding, first at" in note
     assert "(0.0% of the characters, 0.0% in spaces)" in note
 
@@ -75,12 +77,12 @@ def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: ModelHandle) -> None:
     length = len(tiny_llama.tokens(prompt))
     for count, status in [(0, OK), (1, WARNING), (length // 4 - 1, WARNING), (length // 4 + 1, FAILED)]:
         (unknown,) = [
-            each for each in check_tokenizer(tiny_llama, [prompt + "~" * count]) if each.name == "unknown tokens"
+            item for item in check_tokenizer(tiny_llama, [prompt + "~" * count]) if item.name == "unknown tokens"
         ]
         assert unknown.status is status
         assert unknown.message.startswith(f"{count} of {length + count} prompt tokens are unknown")
     with pytest.raises(KvatlasError, match=r"'embedded:tiny-llama' does not fit AIME24: .* are unknown"):
-        notes_for(tiny_llama, [tiny_llama.prompt(one) for one in QUESTIONS], "AIME24")
+        notes_for(tiny_llama, [tiny_llama.prompt(item) for item in QUESTIONS], "AIME24")
 
 
 def test_an_unknown_token_that_the_template_writes_is_no_unknown_one(r1: ModelHandle, tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_an_unknown_token_that_the_template_writes_is_no_unknown_one(r1: ModelHa
     path.write_text(json.dumps({**json.loads(path.read_text()), "unk_token": r1.tokenizer.bos_token}))
     model = models.find(f"hf:{tmp_path / 'm'}")
     assert model.tokenizer.unk_token_id == model.encode("x")[0]
-    assert set(found(model, ["x"]).values()) == {OK}
+    assert set(statuses(model, ["x"]).values()) == {OK}
 
 
 def test_tokens_beyond_the_models_are_refused(r1: ModelHandle, tmp_path: Path) -> None:

@@ -73,15 +73,17 @@ class Scene:
     def expected(self) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs of all sequences, and the attention mass of those that are watched."""
         outputs, masses = [], []
-        for each in self.sequences:
-            group = each.queries.shape[1] // each.keys.shape[0]
-            keys, values = (table.double().repeat_interleave(group, 0) for table in (each.keys, each.values))
-            scores = torch.einsum("thd,hsd->hts", each.queries.double(), keys) * self.scaling
-            count = each.keys.shape[1]
-            seen = (torch.arange(count) <= torch.arange(each.cached, count)[:, None]).expand(len(each.keys), -1, -1)
+        for sequence in self.sequences:
+            group = sequence.queries.shape[1] // sequence.keys.shape[0]
+            keys, values = (table.double().repeat_interleave(group, 0) for table in (sequence.keys, sequence.values))
+            scores = torch.einsum("thd,hsd->hts", sequence.queries.double(), keys) * self.scaling
+            count = sequence.keys.shape[1]
+            seen = (torch.arange(count) <= torch.arange(sequence.cached, count)[:, None]).expand(
+                len(sequence.keys), -1, -1
+            )
             if self.window:
-                own = each.positions[:, each.cached :, None]
-                seen = seen & (each.positions[:, None] > own - self.window)
+                own = sequence.positions[:, sequence.cached :, None]
+                seen = seen & (sequence.positions[:, None] > own - self.window)
             weights = scores.masked_fill(~seen.repeat_interleave(group, 0), float("-inf")).softmax(-1)
             outputs.append(torch.einsum("hts,hsd->thd", weights, values))
             masses.append(weights.unflatten(0, (-1, group)).mean(1).sum(1))
@@ -90,52 +92,52 @@ class Scene:
     def run(self, native: Native, pages: int = 0, chunk: int = 10**6) -> tuple[list[Tensor], list[Tensor]]:
         """The same by the kernels: pages dealt out by the seed `pages`, new tokens in chunks."""
         kv_heads, _, size = self.sequences[0].keys.shape
-        counts = [-(-each.keys.shape[1] // self.page_size) for each in self.sequences]
+        counts = [-(-sequence.keys.shape[1] // self.page_size) for sequence in self.sequences]
         order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(pages)).int()
         # What nobody wrote is NaN, and no page has the number of those that are not there.
         table = torch.full((len(counts), max(counts) + 1), 2**30, dtype=torch.int32)
         slots = len(order) * self.page_size
         keys, values = (torch.full((kv_heads, slots, size), float("nan")) for _ in range(2))
         places = torch.full((kv_heads, slots), 2**30, dtype=torch.int32)
-        for row, dealt, each in zip(table, order[: sum(counts)].split(counts), self.sequences, strict=True):
+        for row, dealt, sequence in zip(table, order[: sum(counts)].split(counts), self.sequences, strict=True):
             row[: len(dealt)] = dealt
-            at = (dealt[:, None] * self.page_size + torch.arange(self.page_size)).flatten()[: each.cached]
-            keys[:, at], values[:, at] = each.keys[:, : each.cached], each.values[:, : each.cached]
-            places[:, at] = each.positions[:, : each.cached]
-        width = max(each.keys.shape[1] for each in self.sequences)
+            at = (dealt[:, None] * self.page_size + torch.arange(self.page_size)).flatten()[: sequence.cached]
+            keys[:, at], values[:, at] = sequence.keys[:, : sequence.cached], sequence.values[:, : sequence.cached]
+            places[:, at] = sequence.positions[:, : sequence.cached]
+        width = max(sequence.keys.shape[1] for sequence in self.sequences)
         mass = torch.zeros(len(self.watched), kv_heads, width)
         outputs: list[list[Tensor]] = [[] for _ in self.sequences]
-        for begin in range(0, max(len(each.queries) for each in self.sequences), chunk):
-            turn = [index for index, each in enumerate(self.sequences) if begin < len(each.queries)]
+        for begin in range(0, max(len(sequence.queries) for sequence in self.sequences), chunk):
+            turn = [index for index, sequence in enumerate(self.sequences) if begin < len(sequence.queries)]
             ends = [min(begin + chunk, len(self.sequences[index].queries)) for index in turn]
             parts = [(self.sequences[index], begin, end) for index, end in zip(turn, ends, strict=True)]
             batch = PagedBatch(
                 table[turn],
                 torch.tensor([0, *accumulate(end - begin for end in ends)]).int(),
-                torch.tensor([each.cached + begin for each, *_ in parts]).int(),
+                torch.tensor([item.cached + begin for item, *_ in parts]).int(),
                 page_size=self.page_size,
-                longest=max(each.cached + end for each, _, end in parts),
+                longest=max(item.cached + end for item, _, end in parts),
                 watched=torch.tensor([self.watched.index(i) if i in self.watched else -1 for i in turn]).int()
                 if self.watched
                 else None,
                 watched_width=width,
             )
-            new = [slice(each.cached + begin, each.cached + end) for each, begin, end in parts]
+            new = [slice(item.cached + begin, item.cached + end) for item, begin, end in parts]
             rows = list(zip(parts, new, strict=True))
-            found = native.attention(
+            result = native.attention(
                 batch,
-                torch.cat([each.queries[begin:end] for each, begin, end in parts]),
-                torch.cat([each.keys[:, own].transpose(0, 1) for (each, *_), own in rows]),
-                torch.cat([each.values[:, own].transpose(0, 1) for (each, *_), own in rows]),
+                torch.cat([item.queries[begin:end] for item, begin, end in parts]),
+                torch.cat([item.keys[:, own].transpose(0, 1) for (item, *_), own in rows]),
+                torch.cat([item.values[:, own].transpose(0, 1) for (item, *_), own in rows]),
                 keys,
                 values,
                 self.scaling,
                 window=self.window,
                 places=places if self.window else None,
-                positions=torch.cat([each.positions[0, own] for (each, *_), own in rows]) if self.window else None,
+                positions=torch.cat([item.positions[0, own] for (item, *_), own in rows]) if self.window else None,
                 mass=mass if self.watched else None,
             )
-            for index, part in zip(turn, found.split([end - begin for end in ends]), strict=True):
+            for index, part in zip(turn, result.split([end - begin for end in ends]), strict=True):
                 outputs[index].append(part)
         masses = [own[:, : self.sequences[index].keys.shape[1]] for own, index in zip(mass, self.watched, strict=True)]
-        return [torch.cat(each) for each in outputs], masses
+        return [torch.cat(output) for output in outputs], masses

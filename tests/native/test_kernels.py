@@ -50,13 +50,13 @@ scenes = st.builds(
 )
 
 
-def equal(one: tuple[list[torch.Tensor], ...], other: tuple[list[torch.Tensor], ...]) -> bool:
-    return all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+def equal(item: tuple[list[torch.Tensor], ...], other: tuple[list[torch.Tensor], ...]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(item, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def check(scene: Scene, kernels: native.Native) -> None:
-    for found, expected in zip(scene.run(kernels), scene.expected(), strict=True):
-        for a, b in zip(found, expected, strict=True):
+    for result, expected in zip(scene.run(kernels), scene.expected(), strict=True):
+        for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
@@ -76,9 +76,9 @@ def test_long_sequences(group: int, size: int, window: int) -> None:
 @QUICK
 @given(scenes, st.sampled_from((1, 5)))
 def test_attention_is_the_same_for_any_target_chunks_and_pages(scene: Scene, chunk: int) -> None:
-    found = scene.run(BEST)
+    result = scene.run(BEST)
     for kernels in ALL:
-        assert equal(found, scene.run(kernels, pages=1, chunk=chunk))
+        assert equal(result, scene.run(kernels, pages=1, chunk=chunk))
 
 
 @QUICK
@@ -120,11 +120,11 @@ def test_linear(seed: int, inputs: int, outputs: int, biased: bool, rows: int) -
     weight, bias = torch.randn(outputs, inputs, generator=source), torch.randn(outputs, generator=source)
     x = torch.randn(64, inputs, generator=source)
     layers = [kernels.linear(weight, bias if biased else None) for kernels in ALL]
-    found = layers[0](x)
+    result = layers[0](x)
     expected = F.linear(x.double(), weight.double(), bias.double() if biased else None)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
     for layer in layers:
-        assert torch.equal(layer(x[-rows:]), found[-rows:])
+        assert torch.equal(layer(x[-rows:]), result[-rows:])
 
 
 def test_linear_reads_and_writes_parts_of_wider_tables() -> None:
@@ -173,8 +173,8 @@ def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads
 
 def test_gate_at_the_ends() -> None:
     a = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.9, 1e30, float("inf"), float("nan")]])
-    found, expected = BEST.silu_mul(a, torch.ones_like(a)), F.silu(a)
-    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-5, atol=1e-30)
+    result, expected = BEST.silu_mul(a, torch.ones_like(a)), F.silu(a)
+    torch.testing.assert_close(result, expected, equal_nan=True, rtol=1e-5, atol=1e-30)
 
 
 @QUICK

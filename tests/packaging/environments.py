@@ -19,10 +19,12 @@ def interpreter(version: str) -> str | None:
     """The Python of that version that is here, if there is one."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
-    found = shutil.which(f"python{version}")
+    result = shutil.which(f"python{version}")
     # Version managers leave commands of versions that they do not have.
     return (
-        found if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0 else None
+        result
+        if result and subprocess.run([result, "-c", ""], capture_output=True, check=False).returncode == 0
+        else None
     )
 
 
@@ -67,8 +69,8 @@ class Environment:
         """A new one; without pip, because this environment's pip installs into it."""
         subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
         (packages,) = folder.glob("lib/python*/site-packages")
-        places = [place for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
-        (packages / "dependencies.pth").write_text("".join(f"{place}\n" for place in places))
+        places = [position for position in sys.path if position.endswith("-packages") and Path(position).is_dir()]
+        (packages / "dependencies.pth").write_text("".join(f"{position}\n" for position in places))
         return cls(folder)
 
     @property

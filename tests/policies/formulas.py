@@ -60,8 +60,8 @@ def neighbours(slot: int, kernel: int, count: int) -> range:
 
 
 def uniform_of(cached: CacheView, at: int, choice: int) -> float:
-    one = torch.tensor([at])
-    return float(uniform(torch.tensor([cached.stream]), cached.length, one, torch.tensor([choice])))
+    item = torch.tensor([at])
+    return float(uniform(torch.tensor([cached.stream]), cached.length, item, torch.tensor([choice])))
 
 
 def window(policy: Any, cached: CacheView) -> Score:
@@ -178,7 +178,7 @@ def tova(policy: Any, cached: CacheView) -> Score:
 
     def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         heads = range(shape.heads) if policy.scope is Scope.LAYER else range(head * group, (head + 1) * group)
-        return sum(weights(layer, each)[slot] for each in heads) / len(heads)
+        return sum(weights(layer, head)[slot] for head in heads) / len(heads)
 
     return score
 
@@ -271,7 +271,7 @@ def triattention(policy: Any, cached: CacheView, statistics: Mapping[str, Tensor
 
     @cache
     def of_head(layer: int, head: int) -> list[float]:
-        found = []
+        results = []
         for slot in range(count):
             at = position(cached, layer, head // group, slot)
             key = cached.key(layer)[head // group, slot].double().tolist()
@@ -282,18 +282,18 @@ def triattention(policy: Any, cached: CacheView, statistics: Mapping[str, Tensor
                 phi = cmath.phase(q) - cmath.phase(k)
                 near = sum(math.cos(w * (cached.length - at + d) + phi) for d in distances) / len(distances)
                 total += abs(q) * abs(k) * near + (norm[layer][head][f] - abs(q)) * abs(k)
-            found.append(total)
+            results.append(total)
         written = [
             value
-            for slot, value in enumerate(found)
+            for slot, value in enumerate(results)
             if position(cached, layer, head // group, slot) >= cached.prompt_length
         ]
         average = sum(written) / len(written)
         deviation = math.sqrt(sum((value - average) ** 2 for value in written) / len(written))
-        return [(value - average) / deviation for value in found]
+        return [(value - average) / deviation for value in results]
 
     def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
-        return max(of_head(layer, each)[slot] for each in range(head * group, (head + 1) * group))
+        return max(of_head(layer, item)[slot] for item in range(head * group, (head + 1) * group))
 
     return score
 

@@ -39,13 +39,13 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     # Keys of few directions, so that some repeat others.
     directions = drawn(SHAPE.kv_heads, 6, SHAPE.head_dim)
     keys = [
-        each[:, torch.randint(6, (CACHED,), generator=random)] + 0.4 * noise
-        for each, noise in zip(directions, drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim), strict=True)
+        direction[:, torch.randint(6, (CACHED,), generator=random)] + 0.4 * noise
+        for direction, noise in zip(directions, drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim), strict=True)
     ]
     values = drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim)
     queries = drawn(SHAPE.heads, policy.queries, SHAPE.head_dim)
     tokens = torch.randint(60, 100, (LENGTH,), generator=random)
-    found = CacheView(
+    result = CacheView(
         model=changes.pop("model", SimpleNamespace(shape=SHAPE)),
         positions=positions,
         prompt_length=PROMPT,
@@ -61,7 +61,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
         tokens=lambda: tokens,
     )
     assert not changes
-    return found
+    return result
 
 
 def expected(policy: CompressingPolicy, cached: CacheView, score: Score) -> list[list[list[int]]]:
@@ -83,7 +83,7 @@ def shared_scores(cached: CacheView, score: Score) -> list[list[list[float]]]:
         [[score(cached, layer, head, slot) for slot in range(count)] for head in range(shape.kv_heads)]
         for layer in range(shape.layers)
     ]
-    found = []
+    results = []
     for layer in range(layers):
         rows = []
         for head in range(heads):
@@ -92,9 +92,9 @@ def shared_scores(cached: CacheView, score: Score) -> list[list[list[float]]]:
                 for a in (range(shape.layers) if layers == 1 else [layer])
                 for b in (range(shape.kv_heads) if heads == 1 else [head])
             ]
-            rows.append([sum(each[slot] for each in shared) / len(shared) for slot in range(count)])
-        found.append(rows)
-    return found
+            rows.append([sum(item[slot] for item in shared) / len(shared) for slot in range(count)])
+        results.append(rows)
+    return results
 
 
 def places(policy: CompressingPolicy, positions: list[int], prompt: int) -> tuple[set[int], int]:

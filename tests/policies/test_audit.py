@@ -31,12 +31,12 @@ def test_it_counts_what_a_compression_keeps(
     length = max(40, prompt + 1)
     # Two policies that rank the competing tokens in opposite ways.
     scores = torch.arange(length, dtype=torch.float64).view(1, 1, -1)
-    first, second = (select_tokens(policy, cached(each, prompt))[0, 0].tolist() for each in (scores, -scores))
+    first, second = (select_tokens(policy, cached(item, prompt))[0, 0].tolist() for item in (scores, -scores))
     protected = prompt if keep_prompt else 0
-    found = audit(policy, [prompt])
-    assert found is not None
-    assert found.worst == found.median == sum(protected <= token < length - window for token in first)
-    assert (found.none, found.no_choice) == (float(not found.worst), float(first == second))
+    result = audit(policy, [prompt])
+    assert result is not None
+    assert result.worst == result.median == sum(protected <= token < length - window for token in first)
+    assert (result.none, result.no_choice) == (float(not result.worst), float(first == second))
 
 
 def setting(**changes: Any) -> Setting:
@@ -64,11 +64,11 @@ def test_what_never_compresses_and_what_is_unknown_has_none() -> None:
 def cells(*changes: dict[str, Any], prompts: list[int]) -> list[AuditedCell]:
     made = []
     for change in changes:
-        one = policies.of(setting(**change))
-        assert isinstance(one, CompressingPolicy)
-        found = audit(one, prompts)
-        assert found is not None
-        made.append(AuditedCell("m", "AIME25", one.setting, found))
+        item = policies.of(setting(**change))
+        assert isinstance(item, CompressingPolicy)
+        result = audit(item, prompts)
+        assert result is not None
+        made.append(AuditedCell("m", "AIME25", item.setting, result))
     return made
 
 
@@ -89,9 +89,9 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
 
 @pytest.mark.parametrize("policy", ["window", "random", "vase"])
 def test_policies_share_a_rule_whatever_their_scores(policy: str) -> None:
-    one = policies.of(Setting.of(policy, kv_budget=50, local_window=5, ratio=0.2, ratio_over="thinking"))
-    found = audit(one, [10])
-    assert found is not None
-    assert AuditedCell("m", "B", one.setting, found).rule == (
+    item = policies.of(Setting.of(policy, kv_budget=50, local_window=5, ratio=0.2, ratio_over="thinking"))
+    result = audit(item, [10])
+    assert result is not None
+    assert AuditedCell("m", "B", item.setting, result).rule == (
         ("kv_budget", 50), ("local_window", 5), ("ratio", 0.2), ("ratio_over", "thinking"),
     )  # fmt: skip

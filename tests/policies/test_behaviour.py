@@ -37,7 +37,7 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
     for model in chosen:
         torch.manual_seed(0)
         save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
-        save_file(query_statistics(model, model.network(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+        save_file(query_statistics(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
     yield
     for model in chosen:
         for name in (HEAD_FILE, STATISTICS_FILE):
@@ -52,12 +52,12 @@ def make(name: str, **changes: Any) -> CompressingPolicy:
 
 def everything(scopes: bool) -> list[Policy]:
     """Every policy, with `scopes` in every scope that its user may choose."""
-    found: list[Policy] = [policies.of(Setting.of("full"))]
+    results: list[Policy] = [policies.of(Setting.of("full"))]
     for name in NAMES:
-        found.append(make(name))
+        results.append(make(name))
         if scopes and "scope" in policies.policies.get(name).__dataclass_fields__:
-            found += [make(name, scope=scope) for scope in Scope if scope != found[-1].scope]
-    return found
+            results += [make(name, scope=scope) for scope in Scope if scope != results[-1].scope]
+    return results
 
 
 @pytest.mark.slow
@@ -67,11 +67,11 @@ def test_traces_do_not_depend_on_batch_size_order_or_neighbours(
 ) -> None:
     """Four prompts of unequal length: a batch of all equals batches of one, with all settings or with one at a time."""
     model = random_models[kind]
-    found = everything(scopes=kind == "llama")
-    work = requests(model, found, 4)
+    result = everything(scopes=kind == "llama")
+    work = requests(model, result, 4)
     assert len({len(request.prompt) for request in work}) > 1
     expected = outcome(run(model, work, 1)[1])
-    assert len(expected) == len(work) * len(found)
+    assert len(expected) == len(work) * len(result)
     apart = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
     engine, together = run(model, random.Random(3).sample(apart, len(apart)), 64)
     assert outcome(together) == expected
@@ -84,9 +84,9 @@ def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, ModelHandl
     model = endless(random_models["llama"])
     policy = make(name)
     work = requests(model, [policy], 6)
-    engine, found = run(model, work, 8, max_new_tokens=300)
-    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in found)
-    assert all(generation.usage.compressions > 3 for generation in found)
+    engine, generations = run(model, work, 8, max_new_tokens=300)
+    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in generations)
+    assert all(generation.usage.compressions > 3 for generation in generations)
     shape, rows = model.shape, engine.cache.rows
     layers, heads = policy.scope.width(shape)
     # Six sequences share what is allocated, which has a page of nobody and grows by a part of itself.
@@ -111,8 +111,8 @@ def test_only_observing_policies_pay(random_models: dict[str, ModelHandle], name
 
     monkeypatch.setattr(ForwardBatch, "__post_init__", noted)
     policy = make(name)
-    found = [policy, policies.of(Setting.of("full")), make("window")] if name != "window" else [policy]
-    apart = [Request(r.key, r.prompt, r.stream, (p,)) for r in requests(model, found, 3) for p in r.policies]
+    results = [policy, policies.of(Setting.of("full")), make("window")] if name != "window" else [policy]
+    apart = [Request(r.key, r.prompt, r.stream, (p,)) for r in requests(model, results, 3) for p in r.policies]
     run(model, apart, 16, max_new_tokens=60)
     # Three of nine rows are under the policy: no more than those have to show anything.
     assert max(map(len, watched)) == (3 if Signal.ATTENTION in policy.observes else 0)
@@ -125,7 +125,7 @@ def test_recent_queries_are_those_of_the_newest_tokens(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
-    model = endless(random_models["qwen3"])
+    handle = endless(random_models["qwen3"])
     seen: list[tuple[int, torch.Tensor]] = []
 
     class Spy(policies.policies.get("snapkv")):  # type: ignore[misc]
@@ -134,8 +134,8 @@ def test_recent_queries_are_those_of_the_newest_tokens(
             return super().score(cached)
 
     policy = Spy(**COMMON, queries=12)
-    prompt = prompts(model, 1)[0][:25]
-    network = model.network()
+    prompt = prompts(handle, 1)[0][:25]
+    model = handle.load()
     recorded: dict[int, dict[int, torch.Tensor]] = {layer: {} for layer in range(3)}
     from kvatlas.engine import attention
 
@@ -146,7 +146,7 @@ def test_recent_queries_are_those_of_the_newest_tokens(
         return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
 
     monkeypatch.setattr("kvatlas.engine.engine.attend", attend)
-    engine = Engine(model, network, [policy], Sampling(temperature=0.8, max_new_tokens=230), 8)
+    engine = Engine(handle, model, [policy], Sampling(temperature=0.8, max_new_tokens=230), 8)
     list(engine.run([Request(0, prompt, 5, (policy,))]))
     assert len(seen) > 2
     for length, queries in seen:

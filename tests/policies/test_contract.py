@@ -61,8 +61,8 @@ def test_what_stays(
         return
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
-    one = Given(total + 1, window, ratio, over, keep_prompt)
-    kept = select_tokens(one, cached(scores, prompt, end))[0, 0].tolist()
+    item = Given(total + 1, window, ratio, over, keep_prompt)
+    kept = select_tokens(item, cached(scores, prompt, end))[0, 0].tolist()
 
     older = range(total - window)
     certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
@@ -174,8 +174,8 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
     assert kept[0, 0].tolist() == [*range(8), 8, 9, 10, 11, 12, 20, 25, *range(36, 40)]
     wide = cached(torch.zeros(2, 3, 40), prompt=8)
     for shape in ((40,), (3, 40), (2, 1, 40), (2, 3, 40)):
-        one = replace(wide, columns={"score": torch.arange(40, dtype=torch.int64).expand(shape)})
-        assert select_tokens(policy(ratio_over="thinking"), one).shape == (2, 3, 8 + 8 + 4)
+        map_ = replace(wide, columns={"score": torch.arange(40, dtype=torch.int64).expand(shape)})
+        assert select_tokens(policy(ratio_over="thinking"), map_).shape == (2, 3, 8 + 8 + 4)
 
 
 @pytest.mark.parametrize(

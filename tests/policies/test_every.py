@@ -33,7 +33,7 @@ def rkv_loop(prompt: int, score: Score) -> Kept:
     """R-KV (HuggingFace/rkv: `CausalLM_forward`, `update_kv`): after a pass a flag says whether the length is a
     multiple of `divide_length`; the next pass puts its token into the cache and then, from the budget on, keeps the
     best budget - window of the others and the last window."""
-    found: Kept = []
+    results: Kept = []
     cached, length = list(range(prompt)), prompt
     flag = length % B == 0
     for _ in range(PASSES):
@@ -43,15 +43,15 @@ def rkv_loop(prompt: int, score: Score) -> Kept:
             past = cached[:-WINDOW]
             best = sorted(past, key=lambda token: -score(length, token))[: K - WINDOW]
             cached = sorted(best) + cached[-WINDOW:]
-            found.append((length, cached.copy()))
+            results.append((length, cached.copy()))
         flag = length % B == 0
-    return found
+    return results
 
 
 def triattention_loop(prompt: int, score: Score, count_prompt: bool) -> Kept:
     """TriAttention (`use_slack_trigger`; in its vLLM runner the threshold is kv_budget + divide_length, and the
     prefill where that does not count): the prompt is pinned, and the last window of the others stays."""
-    found: Kept = []
+    results: Kept = []
     cached, position = list(range(prompt)), prompt
     for _ in range(PASSES):
         cached.append(position)
@@ -62,37 +62,37 @@ def triattention_loop(prompt: int, score: Score, count_prompt: bool) -> Kept:
             decoded = cached[prompt:]
             best = sorted(decoded[:-WINDOW], key=lambda token: -score(position, token))[: room - WINDOW]
             cached = [*range(prompt), *sorted(best), *decoded[-WINDOW:]]
-            found.append((position, cached.copy()))
-    return found
+            results.append((position, cached.copy()))
+    return results
 
 
 def periodic_loop(prompt: int, score: Score) -> Kept:
     """TensorRT-LLM (`beta`) and kvpress (`compression_interval`): with each multiple of B new tokens, once there are
     more than K, here of those after the prompt."""
-    found: Kept = []
+    results: Kept = []
     new: list[int] = []
     for step in range(1, PASSES + 1):
         new.append(prompt + step - 1)
         if step % B == 0 and len(new) > K:
             best = sorted(new[:-WINDOW], key=lambda token: -score(prompt + step, token))[: K - WINDOW]
             new = sorted(best) + new[-WINDOW:]
-            found.append((prompt + step, [*range(prompt), *new]))
-    return found
+            results.append((prompt + step, [*range(prompt), *new]))
+    return results
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Kept]:
     """Kept positions of the first choice of every compression, by request."""
-    found: dict[int, Kept] = {}
+    by_name: dict[int, Kept] = {}
 
     def watched(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
         evicted = compress(model, cache, row)
         assert row.kept is not None
-        found.setdefault(row.request.key, []).append((row.position, row.kept[0, 0].tolist()))
+        by_name.setdefault(row.request.key, []).append((row.position, row.kept[0, 0].tolist()))
         return evicted
 
     monkeypatch.setattr(scheduler, "compress", watched)
-    return found
+    return by_name
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_kept_sets_are_those_of_the_references(
     model = endless(random_models["llama"])
     policy = policies.of(Setting.of("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values))
     asked = [Request(i, prompt, 100 * seed + i, (policy,)) for i, prompt in enumerate(prompts(model, 3, seed))]
-    engine = Engine(model, model.network(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
-    generations = {one.key: one for one in engine.run(asked)}
+    engine = Engine(model, model.load(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
+    generations = {item.key: item for item in engine.run(asked)}
 
     for request in asked:
 
         def score(length: int, token: int, stream: int = request.stream) -> float:
-            one = torch.tensor([stream])
-            return float(uniform(one, length, torch.tensor([token]), torch.ones_like(one)))
+            item = torch.tensor([stream])
+            return float(uniform(item, length, torch.tensor([token]), torch.ones_like(item)))
 
         expected = loop(len(request.prompt), score)
         assert len(expected) > 2
@@ -139,9 +139,9 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
         '{"keep_prompt":true,"kv_budget":64,"local_window":4,"policy":"window","ratio":0.3,"ratio_over":"older"}'
     )
     engines = Setting.of("window", kv_budget=64, local_window=4, every=16, budget_over="thinking")
-    found = policies.of(engines)
-    assert found.setting == Setting.of(**{**engines.values, "policy": "window", "keep_prompt": True})
-    assert policies.of(found.setting) == found
+    result = policies.of(engines)
+    assert result.setting == Setting.of(**{**engines.values, "policy": "window", "keep_prompt": True})
+    assert policies.of(result.setting) == result
     phased = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, every_from="start"))
     assert phased.setting.values["every_from"] == "start"
 
@@ -167,9 +167,9 @@ def test_what_does_not_go_together_is_refused(values: dict[str, Any], sentence: 
 
 def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., dict[str, Any]]) -> None:
     def of(**values: Any) -> CompressingPolicy:
-        found = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))
-        assert isinstance(found, CompressingPolicy)
-        return found
+        result = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))
+        assert isinstance(result, CompressingPolicy)
+        return result
 
     # 64 tokens stay: of the cache with a prompt of 50 ten places, beside the prompt sixty.
     beside, counted = audit(of(budget_over="thinking"), [50]), audit(of(), [50])

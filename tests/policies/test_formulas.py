@@ -89,9 +89,9 @@ def test_redundancy_is_that_of_the_matrix(
         "equal": torch.eye(16)[torch.arange(500) % 3].expand(2, -1, -1),
         "one": noise,
     }[keys]
-    found, wanted = rkv.redundancy(key, threshold, spare_first), redundancy_by_matrix(key, threshold, spare_first)
-    torch.testing.assert_close(found, wanted, rtol=2e-6, atol=0.0)
-    assert found.sum(-1).allclose(torch.ones(2))
+    result, wanted = rkv.redundancy(key, threshold, spare_first), redundancy_by_matrix(key, threshold, spare_first)
+    torch.testing.assert_close(result, wanted, rtol=2e-6, atol=0.0)
+    assert result.sum(-1).allclose(torch.ones(2))
 
 
 @pytest.mark.parametrize("scope", list(Scope))

@@ -48,12 +48,12 @@ class HeavyPerHead(HeavyHitters):
     scope = Scope.HEAD
 
 
-def _attentions(model: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
+def _attentions(handle: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
     """[layers, heads, tokens, tokens] in float64."""
-    network = model.network().double()
-    network.set_attn_implementation("eager")
+    model = handle.load().double()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        output = network(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
+        output = model(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     return torch.stack([layer[0] for layer in output.attentions])
 
 
@@ -65,7 +65,7 @@ def test_accumulated_attention_equals_the_attention_matrix(
     SEEN.clear()
     prompt = prompts(model, 1)[0][:25]
     policy = kind(kv_budget=60, local_window=5, ratio=0.4, ratio_over="thinking")
-    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
     (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
     cached_tokens = (prompt + generation.tokens)[:60]
     wanted = _attentions(model, cached_tokens)
@@ -103,14 +103,14 @@ def test_recent_attention_is_scaled_as_the_layers_scale_it(
     monkeypatch.setattr(kind, "score", spy)
     policy = policies.of(Setting.of("tova", kv_budget=60, local_window=5, ratio=1.0, ratio_over="thinking"))
     prompt = prompts(scaled, 1)[0][:25]
-    engine = Engine(scaled, scaled.network(), [policy], Sampling(temperature=0.8, max_new_tokens=50), 8)
+    engine = Engine(scaled, scaled.load(), [policy], Sampling(temperature=0.8, max_new_tokens=50), 8)
     (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
-    for positions, found in (seen[0], seen[-1]):
+    for positions, result in (seen[0], seen[-1]):
         length = positions.shape[-1]
         assert torch.equal(positions[0, 0], torch.arange(length))
         wanted = _attentions(scaled, (prompt + generation.tokens)[:length])[:, :, -1].mean(1)
-        torch.testing.assert_close(found[:, 0].double(), wanted, atol=1e-5, rtol=1e-4)
-    labels, _ = answer_attention(scaled.network(), list(prompt + generation.tokens), 60)
+        torch.testing.assert_close(result[:, 0].double(), wanted, atol=1e-5, rtol=1e-4)
+    labels, _ = answer_attention(scaled.load(), list(prompt + generation.tokens), 60)
     wanted = _attentions(scaled, prompt + generation.tokens)[:, :, 60:, :60].mean((0, 1, 2))
     torch.testing.assert_close(labels.double(), wanted, atol=1e-5, rtol=1e-4)
 
@@ -149,29 +149,29 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(
 
     policy = Spy(kv_budget=70, local_window=5, ratio=0.4, ratio_over="thinking", predictor=str(file))
     prompt = prompts(model, 1)[0][:25]
-    engine = Engine(model, model.network(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
     (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
     tokens = (prompt + generation.tokens)[:70]
     with torch.inference_mode():
-        hidden = model.network().get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+        hidden = model.load().get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
         wanted = importance(load_head(str(file)), hidden)
     torch.testing.assert_close(recorded[0][0, 0], wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_two_predictors_in_one_sweep_keep_apart(random_models: dict[str, ModelHandle], tmp_path: Path) -> None:
     model = random_models["llama"]
-    found = []
+    results = []
     for seed in (0, 1):
         file = tmp_path / f"{seed}.safetensors"
         _save_head(model, file, seed)
         values = {"kv_budget": 80, "local_window": 6, "ratio": 0.2, "ratio_over": "thinking", "predictor": str(file)}
-        found.append(policies.of(Setting.of("dynts", **values)))
-    work = requests(model, found)
+        results.append(policies.of(Setting.of("dynts", **values)))
+    work = requests(model, results)
     together = outcome(run(model, work, 16)[1])
-    for policy in found:
+    for policy in results:
         alone = outcome(run(model, [Request(r.key, r.prompt, r.stream, (policy,)) for r in work], 16)[1])
         assert {key: together[key] for key in alone} == alone
-    assert found[0].identity(model) != found[1].identity(model)
+    assert results[0].identity(model) != results[1].identity(model)
 
 
 def test_a_predictor_that_does_not_fit_is_refused(random_models: dict[str, ModelHandle], tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_a_head_is_applied_in_its_layout(random_models: dict[str, ModelHandle], 
     head = {name: value.bfloat16() for name, value in _tensors(layout).items()}
     rest = {"lm_head.weight": torch.zeros(3, 3)} if layout == "authors" else {}
     save_file(head | rest, tmp_path / "head.safetensors")
-    found = importance(load_head(str(tmp_path / "head.safetensors")), hidden)
+    result = importance(load_head(str(tmp_path / "head.safetensors")), hidden)
     exact = {name.removeprefix("is_head."): value.double() for name, value in head.items()}
     activation = torch.nn.functional.gelu if layout == "ours" else torch.nn.functional.softplus
-    for token, score in zip(hidden.double(), found, strict=True):
+    for token, score in zip(hidden.double(), result, strict=True):
         for layer in (0, 2, 4):
             token = exact[f"{layer}.weight"] @ token + exact.get(f"{layer}.bias", 0)
             token = activation(token) if layer < 4 else torch.nn.functional.softplus(token)

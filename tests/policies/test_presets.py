@@ -87,11 +87,11 @@ def test_what_the_presets_resolve_to() -> None:
         ),
     }
     for name, (policy, values) in fixed.items():
-        one = policies.of(Setting.of(name, **{**COMMON, **({"local_window": 8} if "rkv" in name else {})}))
-        assert isinstance(one, policies.policies.get(policy))
-        assert all(getattr(one, key) == value for key, value in values.items())
-        assert one.setting.policy == name
-        assert policies.of(one.setting) == one == pickle.loads(pickle.dumps(one))
+        item = policies.of(Setting.of(name, **{**COMMON, **({"local_window": 8} if "rkv" in name else {})}))
+        assert isinstance(item, policies.policies.get(policy))
+        assert all(getattr(item, key) == value for key, value in values.items())
+        assert item.setting.policy == name
+        assert policies.of(item.setting) == item == pickle.loads(pickle.dumps(item))
         assert all(preset.source and preset.says for preset in PRESETS.values())
 
 
@@ -128,8 +128,8 @@ def test_snapkv_of_dynts_sums_33_queries_and_pools_nothing(seed: int) -> None:
         for head in range(SHAPE.heads):
             for query in range(33):
                 total = [a + b for a, b in zip(total, attention(cached, layer, head, query), strict=True)]
-    found = select_tokens(policy, cached)[0, 0].tolist()
-    assert found == sorted(sorted(range(20), key=lambda slot: -total[slot])[:10]) + list(range(20, 60))
+    result = select_tokens(policy, cached)[0, 0].tolist()
+    assert result == sorted(sorted(range(20), key=lambda slot: -total[slot])[:10]) + list(range(20, 60))
 
 
 def test_window_and_streaming_of_dynts_drop_the_prompt() -> None:
@@ -199,7 +199,7 @@ def test_rkv_of_its_paper_protects_nothing_but_the_8_newest(seed: int) -> None:
     noise[:, :, 20], noise[:, :, 33] = -noise[:, :, 0], 9 * torch.eye(8)[7]
     cached = replace(cached, key=lambda layer: noise[layer])
     lonely = 0
-    found = select_tokens(policy, cached)
+    result = select_tokens(policy, cached)
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.kv_heads):
             keys = noise[layer, head].double()
@@ -223,7 +223,7 @@ def test_rkv_of_its_paper_protects_nothing_but_the_8_newest(seed: int) -> None:
                 for slot in range(52)
             ]
             wanted = sorted(sorted(range(52), key=lambda slot: -scores[slot])[:20])
-            assert found[layer, head].tolist() == wanted + list(range(52, 60))
+            assert result[layer, head].tolist() == wanted + list(range(52, 60))
     assert lonely > 0
 
 
@@ -242,8 +242,8 @@ def test_a_preset_is_named_wherever_a_policy_is(random_models: dict[str, ModelHa
     preset = policies.of(Setting.of("h2o@dynts-paper", **values))
     plain = policies.of(Setting.of("tova", scope="global", keep_prompt=False, **values))
     model = endless(random_models["llama"])
-    _, found = run(model, requests(model, [preset, plain], 2), 4)
-    tokens = {(each.key, each.policy.name): each.tokens for each in found}
+    _, generations = run(model, requests(model, [preset, plain], 2), 4)
+    tokens = {(item.key, item.policy.name): item.tokens for item in generations}
     assert all(tokens[key, "h2o@dynts-paper"] == tokens[key, "tova"] for key in range(2))
-    assert all(each.usage.compressions for each in found)
+    assert all(item.usage.compressions for item in generations)
     assert preset.identity(model)["name"] == "h2o@dynts-paper"

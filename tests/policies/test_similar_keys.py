@@ -51,9 +51,9 @@ def sizes_of_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     similarity = similar_keys._similarity
 
     def spy(keys: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        found = similarity(keys, rows, columns)
-        sizes.append(found.numel())
-        return found
+        result = similarity(keys, rows, columns)
+        sizes.append(result.numel())
+        return result
 
     monkeypatch.setattr(similar_keys, "_similarity", spy)
     monkeypatch.setattr(similar_keys, "_has_bfloat16", lambda _unit: False)

@@ -17,12 +17,12 @@ from tests.engine.test_loop import prompts
 def test_statistics_are_those_of_the_queries_before_rotation(
     random_models: dict[str, ModelHandle], kind: str, part: str
 ) -> None:
-    model = random_models[kind]
-    network = model.network()
-    texts = [prompt[:20] for prompt in prompts(model, 3)]
-    found = query_statistics(model, network, texts)
+    handle = random_models[kind]
+    model = handle.load()
+    texts = [prompt[:20] for prompt in prompts(handle, 3)]
+    result = query_statistics(handle, model, texts)
 
-    shape, planes = model.shape, model.shape.head_dim // 2
+    shape, planes = handle.shape, handle.shape.head_dim // 2
     recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
 
     def note(layer: int) -> Any:
@@ -31,37 +31,37 @@ def test_statistics_are_those_of_the_queries_before_rotation(
 
         return hook
 
-    for layer, block in enumerate(network.get_decoder().layers):
+    for layer, block in enumerate(model.get_decoder().layers):
         getattr(block.self_attn, part).register_forward_hook(note(layer))
     with torch.inference_mode():
         for text in texts:
-            network.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
+            model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
     for layer in range(shape.layers):
         queries = torch.cat(recorded[layer])
         pairs = torch.complex(queries[..., :planes], queries[..., planes:])
-        center = torch.complex(found["center_real"][layer], found["center_imag"][layer])
+        center = torch.complex(result["center_real"][layer], result["center_imag"][layer])
         torch.testing.assert_close(center, pairs.mean(0).to(center.dtype), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
     wanted = 10_000.0 ** -(torch.arange(planes) / planes)
-    torch.testing.assert_close(found["frequency"], wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result["frequency"], wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHandle]) -> None:
     """A text longer than the window of mistral's layers: queries after the first layer depend on it."""
-    model = random_models["mistral"]
-    network = model.network()
-    text = tuple(token for prompt in prompts(model, 4) for token in prompt)
+    handle = random_models["mistral"]
+    model = handle.load()
+    text = tuple(token for prompt in prompts(handle, 4) for token in prompt)
     assert len(text) > 3 * WINDOW
-    found = query_statistics(model, network, [text])
-    network.set_attn_implementation("eager")
+    result = query_statistics(handle, model, [text])
+    model.set_attn_implementation("eager")
     seen: list[torch.Tensor] = []
-    layer = network.get_decoder().layers[-1].self_attn
+    layer = model.get_decoder().layers[-1].self_attn
     layer.q_proj.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
     with torch.inference_mode():
-        network.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
-    halves = seen[0].view(len(text), model.shape.heads, 2, -1)
+        model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
+    halves = seen[0].view(len(text), handle.shape.heads, 2, -1)
     norms = halves.square().sum(2).sqrt().mean(0)
-    torch.testing.assert_close(found["norm"][-1], norms, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result["norm"][-1], norms, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("what", ["softcap", "s_aux"])
@@ -71,8 +71,8 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
     """As where the engine and the labels attend."""
     from transformers import AttentionInterface
 
-    model = random_models["llama"]
-    network, other = model.network(), model.network()
+    handle = random_models["llama"]
+    model, other = handle.load(), handle.load()
     register = AttentionInterface.register
 
     def with_more(name: str, function: Any) -> None:
@@ -80,7 +80,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
 
     monkeypatch.setattr(AttentionInterface, "register", with_more)
     with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
-        query_statistics(model, network, [(5, 6, 7)])
+        query_statistics(handle, model, [(5, 6, 7)])
     with pytest.raises(KvatlasError, match=f"has layers with {what} = 30.0"):
         answer_attention(other, [5, 6, 7], 2)
 
@@ -88,14 +88,14 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
 def test_what_cannot_be_calibrated_is_said(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = random_models["llama"]
-    network = model.network()
+    handle = random_models["llama"]
+    model = handle.load()
     with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
-        query_statistics(model, network, [])
-    rotary = network.get_decoder().rotary_emb
+        query_statistics(handle, model, [])
+    rotary = model.get_decoder().rotary_emb
     monkeypatch.setattr(rotary, "inv_freq", rotary.inv_freq[:4])
     with pytest.raises(KvatlasError, match="it rotates 8 of 16"):
-        query_statistics(model, network, [(5, 6)])
+        query_statistics(handle, model, [(5, 6)])
     monkeypatch.setattr(rotary, "rope_type", "dynamic")
     with pytest.raises(KvatlasError, match="rotation of positions is not steady"):
-        query_statistics(model, network, [(5, 6)])
+        query_statistics(handle, model, [(5, 6)])

@@ -16,31 +16,31 @@ from tests.engine.test_loop import prompts
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
-    tokens = list(prompts(model, 1)[0])
+    handle = random_models[kind]
+    tokens = list(prompts(handle, 1)[0])
     start = len(tokens) - 5
-    found, hidden = answer_attention(model.network(), tokens, start)
-    network = model.network()
-    network.set_attn_implementation("eager")
+    result, hidden = answer_attention(handle.load(), tokens, start)
+    model = handle.load()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        whole = network.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
+        whole = model.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:
-    model = random_models[kind]
+    handle = random_models[kind]
     tokens = [5 + i * 7919 % 40 for i in range(700)]
     start = 640
-    found, hidden = answer_attention(model.network(), tokens, start)
-    network = model.network()
-    network.set_attn_implementation("eager")
+    result, hidden = answer_attention(handle.load(), tokens, start)
+    model = handle.load()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        whole = network.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
+        whole = model.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
-    assert (found - wanted).abs().max() < 1e-5
+    assert (result - wanted).abs().max() < 1e-5
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 
@@ -51,10 +51,10 @@ def test_examples_are_the_thinking_tokens_alone(random_models: dict[str, ModelHa
     trace = Trace(
         "m", "b", "p", 0, Setting.of("full"), tokens, "", Grade(True, 1.0, "", Status.OK), Usage(3, 7, 4, 9, 9, 0, 0)
     )
-    data = examples(model, model.network(), [(prompt, trace), (prompt, trace)])
+    data = examples(model, model.load(), [(prompt, trace), (prompt, trace)])
     assert data.hidden.shape == (8, model.shape.hidden)
     assert data.trace.tolist() == [0] * 4 + [1] * 4
-    attention, _ = answer_attention(model.network(), list(prompt + tokens), 8)
+    attention, _ = answer_attention(model.load(), list(prompt + tokens), 8)
     torch.testing.assert_close(data.label[:4], attention[3:7] * 4)
 
 

@@ -13,11 +13,11 @@ from kvatlas.predictor.labels import join
 
 def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    found = []
+    results = []
     for _ in range(traces):
         hidden = torch.randn(tokens, 8, generator=generator)
-        found.append(shards.sampled(hidden, hidden[:, 0].exp(), 0, 0))
-    return found
+        results.append(shards.sampled(hidden, hidden[:, 0].exp(), 0, 0))
+    return results
 
 
 def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
@@ -29,13 +29,13 @@ def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shards, "TOKENS_PER_SHARD", 70)
     shards.write(tmp_path, counted(), {"model": "m"})
     assert len(list(tmp_path.glob("shard-*.safetensors"))) == 3
-    found, wanted = shards.read(tmp_path), join(parts())
-    assert found.hidden.dtype is torch.float16
+    result, wanted = shards.read(tmp_path), join(parts())
+    assert result.hidden.dtype is torch.float16
     for name in ("hidden", "label", "trace"):
-        assert torch.equal(getattr(found, name), getattr(wanted, name))
-    assert found.thinking is not None
-    assert found.thinking.tolist() == [100, 101, 102, 103, 104]
-    assert torch.equal(found.attention[40:80], found.label[40:80] / 101)
+        assert torch.equal(getattr(result, name), getattr(wanted, name))
+    assert result.thinking is not None
+    assert result.thinking.tolist() == [100, 101, 102, 103, 104]
+    assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
     assert shards.is_made_from(tmp_path, {"model": "m"})
     assert not shards.is_made_from(tmp_path, {"model": "other"})
     # Written anew, nothing of the old stays.

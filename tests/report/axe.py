@@ -15,9 +15,9 @@ def _source() -> str:
 def serious(page: Any) -> list[list[str]]:
     """Faults that axe-core calls serious or critical: rule, first node, what to do."""
     page.evaluate(_source())
-    found: list[list[str]] = page.evaluate(
+    result: list[list[str]] = page.evaluate(
         "axe.run({ resultTypes: ['violations'] }).then((all) => all.violations"
         ".filter((one) => ['serious', 'critical'].includes(one.impact))"
         ".map((one) => [one.id, one.nodes[0].html.slice(0, 160), one.nodes[0].failureSummary]))"
     )
-    return found
+    return result

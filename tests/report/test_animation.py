@@ -19,7 +19,7 @@ GONE, CACHED = (201, 193, 187), (203, 218, 251)
 
 def pixels(picture: Any, colour: tuple[int, int, int]) -> int:
     colours = picture.convert("RGB").getcolors(1 << 20)
-    return sum(count for count, each in colours if all(abs(a - b) <= 6 for a, b in zip(each, colour, strict=True)))
+    return sum(count for count, item in colours if all(abs(a - b) <= 6 for a, b in zip(item, colour, strict=True)))
 
 
 def test_tokens_leave_in_the_frame_of_their_fate(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_a_stored_trace_is_animated_with_the_full_caches(
 ) -> None:
     sweep(make_plan(parse_spec(spec_data(problems=1, samples=1))), tmp_path / "run", workers=1)
     with Store.open(tmp_path / "run") as store:
-        one = next(trace for _, trace in store.traces() if trace.setting.policy != "full")
-    words = ["animate", tmp_path / "run", "--problem", one.problem, "--policy", one.setting.policy]
+        item = next(trace for _, trace in store.traces() if trace.setting.policy != "full")
+    words = ["animate", tmp_path / "run", "--problem", item.problem, "--policy", item.setting.policy]
     code, out, err = kvatlas(*words, "--out", tmp_path / "a.gif")
     assert (code, out.strip(), err) == (0, str(tmp_path / "a.gif"), "")
     with Image.open(tmp_path / "a.gif") as picture:
@@ -55,5 +55,5 @@ def test_a_stored_trace_is_animated_with_the_full_caches(
         assert picture.n_frames > 10
     code, _, err = kvatlas(*words, "--set", "ratio=7", "--out", tmp_path / "b.gif")
     assert code == 2
-    assert str(one.setting) in err
+    assert str(item.setting) in err
     assert not (tmp_path / "b.gif").exists()

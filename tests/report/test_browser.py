@@ -13,7 +13,7 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.core import Fate, Grade, Status, Trace
+from kvatlas.core import EvictionTrace, Grade, Status, Trace
 from kvatlas.report.page import write_report
 from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
@@ -93,7 +93,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def real(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a small real sweep: real tokens, real fates."""
+    """The report of a small real sweep: real tokens, real evictions."""
     folder = tmp_path_factory.mktemp("browser")
     sweep(make_plan(parse_spec(spec_data())), folder / "run", workers=1)
     write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
@@ -172,18 +172,18 @@ def test_the_keyboard_leads_from_a_map_to_a_token(opened: Callable[..., Any], re
     assert page.locator(".token.at").count() == 1
 
 
-def test_tokens_have_the_colours_of_their_recorded_fate(opened: Callable[..., Any], real: Path) -> None:
+def test_tokens_have_the_colours_of_their_recorded_eviction(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
     with Store.open(real.parent / "run") as store:
-        held = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
+        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
     shown = page.evaluate(
         "data.traces.map((t, i) => [i, home(t.cell).split(' | ')[1], data.cells[t.cell].name, t.problem, t.sample])"
     )
-    assert len(shown) == len(held) == 108
-    compressed = [one for one in shown if (f := held[tuple(one[1:])].fate) and any(f.left)]
+    assert len(shown) == len(stored) == 108
+    compressed = [item for item in shown if (f := stored[tuple(item[1:])].eviction_trace) and any(f.left)]
     assert compressed
     for index, *name in compressed[:6]:
-        trace = held[tuple(name)]
+        trace = stored[tuple(name)]
         page.evaluate(f"openTrace(data.traces[{index}])")
         classes = page.evaluate(
             "[...document.querySelectorAll('.token')].map((t) => t.className.replace('token', '').trim())"
@@ -191,8 +191,8 @@ def test_tokens_have_the_colours_of_their_recorded_fate(opened: Callable[..., An
         texts = page.evaluate("[...document.querySelectorAll('.token')].map((t) => t.textContent)")
         assert len(classes) == len(trace.tokens)
         assert "".join(texts).startswith(trace.text)
-        assert trace.fate is not None
-        left = trace.fate.left[trace.usage.prompt_tokens :]
+        assert trace.eviction_trace is not None
+        left = trace.eviction_trace.left[trace.usage.prompt_tokens :]
         for position, kind in enumerate(classes[:-1]):
             assert kind.startswith("e") == (left[position] > 0)
         assert classes[-1] == "in"
@@ -293,25 +293,25 @@ def test_two_settings_side_by_side_and_what_the_departing_step_missed(
 ) -> None:
     page = opened(measured)
     with Store.open(measured.parent / "run") as store:
-        held = {(str(t.setting), t.problem): t for _, t in store.traces()}
+        stored = {(str(t.setting), t.problem): t for _, t in store.traces()}
     shown = page.evaluate(
         "data.traces.map((t, i) => [i, data.cells[t.cell].name, t.problem]).filter(([i]) => data.traces[i].departs)"
     )
     assert shown
     for index, name, problem in shown:
-        trace, full = held[name, problem], held["full", problem]
+        trace, full = stored[name, problem], stored["full", problem]
         departs = page.evaluate(f"data.traces[{index}].departs")
         at = departs["at"]
         assert trace.tokens[:at] == full.tokens[:at]
         assert trace.tokens[at] != full.tokens[at]
-        assert trace.fate is not None
+        assert trace.eviction_trace is not None
         prompt = trace.usage.prompt_tokens
-        gone = {place for place, left in enumerate(trace.fate.left) if 0 < left <= at}
+        gone = {position for position, left in enumerate(trace.eviction_trace.left) if 0 < left <= at}
         assert {prompt + missed for missed, _ in departs["missed"]} <= gone
         paid = attention_of_the_newest(full, at)
-        assert departs["share"] == pytest.approx(sum(paid[place] for place in gone), abs=1e-3)
+        assert departs["share"] == pytest.approx(sum(paid[position] for position in gone), abs=1e-3)
         first, part = departs["missed"][0]
-        assert part == pytest.approx(max(paid[place] for place in gone if place >= prompt), abs=1e-3)
+        assert part == pytest.approx(max(paid[position] for position in gone if position >= prompt), abs=1e-3)
         assert part == pytest.approx(paid[prompt + first], abs=1e-3)
     page.evaluate(f"openTrace(data.traces[{index}])")
     assert f"After {at} new tokens it departs" in page.locator(".departure").inner_text()
@@ -343,8 +343,8 @@ def test_a_cell_of_a_mean_opens_a_trace_of_its_own_model(opened: Callable[..., A
     plan = manifest(grid("dynts"), models=("m1", "m2"), benchmarks=("b1", "b2"), problems=2, samples=1)
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            store.add(key, one)
+        for key, trace in traces(plan):
+            store.add(key, trace)
     write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html", measure=0)
     page = opened(tmp_path / "report.html")
     for model in ("m2", "m1"):
@@ -379,22 +379,24 @@ def attention_of_the_newest(trace: Trace, new: int) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = models.find(trace.model)
-    problem = next(one for one in find(trace.benchmark).problems(2) if one.id == trace.problem)
-    ids = [*model.encode(find(trace.benchmark).prompt(problem)), *trace.tokens[:new]]
-    network = AutoModelForCausalLM.from_pretrained(model.folder, attn_implementation="eager")
+    handle = models.find(trace.model)
+    problem = next(problem for problem in find(trace.benchmark).problems(2) if problem.id == trace.problem)
+    ids = [*handle.encode(find(trace.benchmark).prompt(problem)), *trace.tokens[:new]]
+    model = AutoModelForCausalLM.from_pretrained(handle.folder, attn_implementation="eager")
     with torch.inference_mode():
-        found = network(torch.tensor([ids]), output_attentions=True).attentions
-    return torch.stack([layer[0, :, -1] for layer in found]).mean((0, 1)).tolist()
+        result = model(torch.tensor([ids]), output_attentions=True).attentions
+    return torch.stack([layer[0, :, -1] for layer in result]).mean((0, 1)).tolist()
 
 
 def hostile_report(folder: Path, text: str, name: str = "") -> Path:
     plan = manifest(grid("dynts"), models=(f"m{name}",), benchmarks=(f"b{name}",), problems=2, samples=1)
     with Store.create(folder / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            grade = Grade(one.grade.correct, 1.0, text, Status.OK)
-            store.add(key, replace(one, text=text * 3, grade=grade, fate=Fate(1, (0,) * 22, (1,) * 22)))
+        for key, trace in traces(plan):
+            grade = Grade(trace.grade.correct, 1.0, text, Status.OK)
+            store.add(
+                key, replace(trace, text=text * 3, grade=grade, eviction_trace=EvictionTrace(1, (0,) * 22, (1,) * 22))
+            )
     write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
     return folder / "report.html"
 
@@ -423,8 +425,8 @@ def test_all_traces_of_a_cell_are_a_page_away(browser: Any, tmp_path: Path, monk
     plan = manifest(grid("dynts"), problems=3)
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            store.add(key, one)
+        for key, trace in traces(plan):
+            store.add(key, trace)
     write_report(
         RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "the report.html", per_cell=1, trace_pages=True
     )

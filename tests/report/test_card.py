@@ -45,8 +45,8 @@ def test_a_card_is_reproduced_to_identical_traces_in_another_folder(run: Path, k
     code, out, err = kvatlas("reproduce", card, "--out", again, "--workers", 1, "--quiet")
     assert (code, out) == (0, "All 3 cells agree token by token (18 traces).\n"), err
     with Store.open(run) as first, Store.open(again) as second:
-        assert [(key, t.tokens, t.fate) for key, t in first.traces()] == [
-            (key, t.tokens, t.fate) for key, t in second.traces()
+        assert [(key, t.tokens, t.eviction_trace) for key, t in first.traces()] == [
+            (key, t.tokens, t.eviction_trace) for key, t in second.traces()
         ]
     other = tmp_path / "other.json"
     assert kvatlas("card", again, "--out", other)[0] == 0

@@ -36,12 +36,12 @@ def test_the_documented_keys_are_there(published):
     assert {"maps", "means", "recommendation", "notes"} <= set(published)
     keys = {"model", "benchmark", "metric", "axes", "cells", "problems", "samples", "mean", "min", "max", "peaks",
             "omnibus", "evidence_of_difference", "plateau", "samples_to_decide"}  # fmt: skip
-    for one in (*published["maps"], *published["means"]):
-        assert keys <= set(one)
-        assert set(one["omnibus"]) == {"statistic", "p", "method"}
-        assert all(set(peak) == {"local_window", "ratio", "value", "low", "high"} for peak in one["peaks"])
-        assert all(set(cell) == {"local_window", "ratio"} for cell in one["plateau"])
-        assert isinstance(one["samples_to_decide"], int)
+    for item in (*published["maps"], *published["means"]):
+        assert keys <= set(item)
+        assert set(item["omnibus"]) == {"statistic", "p", "method"}
+        assert all(set(peak) == {"local_window", "ratio", "value", "low", "high"} for peak in item["peaks"])
+        assert all(set(cell) == {"local_window", "ratio"} for cell in item["plateau"])
+        assert isinstance(item["samples_to_decide"], int)
     assert json.loads(json.dumps(published, allow_nan=False)) == published
 
 
@@ -61,32 +61,32 @@ def test_the_numbers_are_percent(published):
 
 def test_the_published_maps_show_a_ratio_effect_and_no_peak():
     """By the bound none of the eight maps, nor their means, shows a difference; pooled, ratio 0.1 is below the rest."""
-    both = [one for name in ("llama", "qwen") for one in read_maps(f"published:dynts_r1_{name}")]
+    both = [item for name in ("llama", "qwen") for item in read_maps(f"published:dynts_r1_{name}")]
     description = describe(with_binomial_bounds(both))
-    found = to_json(description)
-    assert [one["evidence_of_difference"] for one in (*found["maps"], *found["means"])] == [False] * 10
+    result = to_json(description)
+    assert [item["evidence_of_difference"] for item in (*result["maps"], *result["means"])] == [False] * 10
     # Standard deviations over cells against the binomial standard error of one cell, as published beside the maps.
-    spreads = [(round(m["stability"]["spread"], 2), round(m["stability"]["noise"], 2)) for m in found["maps"]]
+    spreads = [(round(m["stability"]["spread"], 2), round(m["stability"]["noise"], 2)) for m in result["maps"]]
     assert spreads == [
         (2.75, 4.06), (1.75, 3.63), (1.29, 2.39), (1.05, 1.58), (2.81, 4.06), (1.78, 3.87), (1.13, 2.36), (0.98, 1.59)
     ]  # fmt: skip
-    assert [len(one["plateau"]) for one in found["maps"]] == [20] * 8
-    assert not any(effect["trend"]["supported"] for one in found["maps"] for effect in one["effects"])
-    assert [len(across["good_for_all"]) for across in found["across"]] == [20, 20]
-    (between,) = found["comparisons"]
+    assert [len(item["plateau"]) for item in result["maps"]] == [20] * 8
+    assert not any(effect["trend"]["supported"] for item in result["maps"] for effect in item["effects"])
+    assert [len(across["good_for_all"]) for across in result["across"]] == [20, 20]
+    (between,) = result["comparisons"]
     assert (between["first"], between["second"]) == ("R1-Llama", "R1-Qwen")
     assert between["low"] < between["difference"] < 0 < between["high"]
-    assert any("unlike colour scales" in note for note in found["notes"])
+    assert any("unlike colour scales" in note for note in result["notes"])
     # 500 tokens and a fifth of the other 4,500 stay after a compression: the cheapest that is not shown to be worse.
-    assert [(c["setting"], c["kept_tokens_mean"], c["shown"], c["loses"]) for c in found["recommendation"]["all"]] == [
+    assert [(c["setting"], c["kept_tokens_mean"], c["shown"], c["loses"]) for c in result["recommendation"]["all"]] == [
         ("dynts(kv_budget=5000, local_window=500, ratio=0.2)", 1400, None, None)
     ] * 2
-    ratio = next(effect for effect in found["effects"] if effect["axis"] == "ratio")
+    ratio = next(effect for effect in result["effects"] if effect["axis"] == "ratio")
     assert (ratio["over"], ratio["below"][0], ratio["levels"][0]["level"]) == ("8 maps", 8, 0.1)
     assert ratio["adjusted_p"] < 2e-4
     assert ratio["levels"][0]["high"] < 0
-    assert next(effect for effect in found["effects"] if effect["axis"] == "local_window")["adjusted_p"] > 0.2
-    assert found["peak_p"] > 0.2
+    assert next(effect for effect in result["effects"] if effect["axis"] == "local_window")["adjusted_p"] > 0.2
+    assert result["peak_p"] > 0.2
     text = as_text(description)
     assert "0 of 8 maps show a difference between their cells" in text
     assert text.count("No difference between the cells is shown") == 10
@@ -98,10 +98,10 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak():
 
 def test_the_published_mean_alone_tells_its_peak_and_what_it_cannot_tell():
     description = describe(with_binomial_bounds(read_maps("published:dynts_r1_qwen_mean")))
-    found = to_json(description)
-    (peak,) = found["maps"][0]["peaks"]
+    result = to_json(description)
+    (peak,) = result["maps"][0]["peaks"]
     assert peak == {"local_window": 2000, "ratio": 0.4, "value": 56.3, "low": None, "high": None}
-    assert found["maps"][0]["evidence_of_difference"] is None
+    assert result["maps"][0]["evidence_of_difference"] is None
     assert "a mean tells only together with the maps of its benchmarks" in as_text(description)
 
 
@@ -126,15 +126,15 @@ def test_trends_are_claimed_where_a_test_supports_them():
     plan = manifest(grid("dynts"), problems=40)
     run = list(traces(plan, lambda s: {0.1: 0.1, 0.3: 0.5, 0.5: 0.9}.get(s.values.get("ratio"), 0.9)))
     description = describe(maps_of_run(RunData(plan, run)), verdicts=verdicts(RunData(plan, run)))
-    found = to_json(description)
-    trends = {effect["axis"]: effect["trend"] for effect in found["maps"][0]["effects"]}
+    result = to_json(description)
+    trends = {effect["axis"]: effect["trend"] for effect in result["maps"][0]["effects"]}
     assert trends["ratio"]["supported"]
     assert trends["ratio"]["value"] > 50
     assert not trends["local_window"]["supported"]
     text = as_text(description)
     assert "Pass@1 rises along ratio from 0.1 to 0.5: +" in text
     assert "No trend along local_window from 8 to 32 is supported" in text
-    assert {cell["ratio"] for cell in found["means"][0]["plateau"]} == {0.5}
+    assert {cell["ratio"] for cell in result["means"][0]["plateau"]} == {0.5}
     assert "The cells differ: " in text
 
 
@@ -151,7 +151,7 @@ def test_comparisons_baselines_and_notes_of_a_run():
     assert description["maps"][0]["baselines"][0]["setting"] == "full"
     text = as_text(described)
     assert "Paired comparisons: " in text
-    assert all(one["p"] <= one["p_bh"] <= one["p_holm"] for one in description["comparisons"])
+    assert all(item["p"] <= item["p_bh"] <= item["p_holm"] for item in description["comparisons"])
     assert "< 0.001" in text
     assert "- by hand.\n" in text
     assert "PARTIAL" in text
@@ -160,8 +160,8 @@ def test_comparisons_baselines_and_notes_of_a_run():
 def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
     run = [
-        (key, replace(one, usage=replace(one.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
-        for key, one in traces(plan)
+        (key, replace(item, usage=replace(item.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
+        for key, item in traces(plan)
     ]
     cells = gather(plan, run)
     maps = maps_of_run(RunData(plan, run))

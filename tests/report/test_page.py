@@ -2,17 +2,20 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from kvatlas.core import Fate, KvatlasError, Setting
+import kvatlas
+from kvatlas.core import EvictionTrace, KvatlasError, Setting
 from kvatlas.report.escaping import visible
 from kvatlas.report.page import write_report
 from kvatlas.report.page_json import front
 from kvatlas.report.pictures import Picture
-from kvatlas.report.traces import TEXT_LIMIT, choose, coded_fate
+from kvatlas.report.traces import TEXT_LIMIT, choose, coded_evictions
 from kvatlas.results import Store
 from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.run_data import RunData
@@ -42,8 +45,8 @@ class _Tags(HTMLParser):
 def build(tmp_path, plan, texts=lambda trace: trace.text, chance=lambda _: 0.5):
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan, chance):
-            store.add(key, replace(one, text=texts(one)))
+        for key, item in traces(plan, chance):
+            store.add(key, replace(item, text=texts(item)))
     return tmp_path / "run"
 
 
@@ -62,19 +65,54 @@ def html(tmp_path):
     return report(tmp_path, manifest(grid("dynts", "random")))
 
 
+def test_a_metric_walks_one_way_to_the_page(tmp_path):
+    """The files of docs/architecture.md's walk, in order; packages called anew after the page's data was begun."""
+    package = Path(kvatlas.__file__).parent
+    calls: dict[object, tuple[str, str, str]] = {}
+
+    def note(frame, event, _):
+        code, caller = frame.f_code, frame.f_back and frame.f_back.f_code.co_filename
+        if event == "call" and code.co_filename.startswith(str(package)) and code not in calls:
+            names = [
+                Path(name or "").as_posix().removeprefix(f"{package.as_posix()}/")
+                for name in (code.co_filename, caller)
+            ]
+            calls[code] = (*names, code.co_name)
+
+    sys.setprofile(note)
+    try:
+        report(tmp_path, manifest(grid("dynts")), measure=0)
+    finally:
+        sys.setprofile(None)
+    walked = [module for module, _, _ in calls.values()]
+    walked = walked[walked.index("report/page.py") :]
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
+    steps = text.split("## Follow one metric")[1].split("\nOnce ")[0]
+    named = re.findall(r"`([a-z0-9_/]+\.py)`", steps)
+    assert [module for module in dict.fromkeys(walked) if module in named] == named
+    assert len(named) < 20
+    begun = [name for _, _, name in calls.values()].index("page_json")
+    again = {
+        str(Path(module).parent)
+        for module, caller, _ in [*calls.values()][begun:]
+        if module.startswith(("results/", "stats/")) and caller.startswith(("report/", "figures/"))
+    }
+    assert again <= {"results", "stats/pairs"}
+
+
 def test_it_holds_words_maps_comparisons_traces_and_provenance(html):
     for text in ("tiny on 2 benchmarks", "Every map as text", "lose at most 3 points", "maps show a difference",
                  "Paired comparisons", "best dynts cell", "key-tiny-CHAIN6", "&#34;seed&#34;: 0", "0.1.0"):  # fmt: skip
         assert text in html
     data = data_of(html)
-    assert [(one["benchmark"], one["policy"]) for one in data["maps"]] == [
+    assert [(item["benchmark"], item["policy"]) for item in data["maps"]] == [
         (benchmark, policy) for benchmark in ("mean of 2", "CHAIN6", "CHAIN8") for policy in ("dynts", "random")
     ]
-    for one in data["maps"]:
-        assert (one["rows"], one["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
-        assert all(number is not None for row in one["cells"] for number in row)
-        assert one["frame"] == "shown to lose at most 3 points against the full cache"
-        assert not any(any(row) for row in one["framed"])
+    for item in data["maps"]:
+        assert (item["rows"], item["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
+        assert all(number is not None for row in item["cells"] for number in row)
+        assert item["frame"] == "shown to lose at most 3 points against the full cache"
+        assert not any(any(row) for row in item["framed"])
     cell = data["cells"][data["maps"][2]["cells"][0][0]]
     assert cell["short"] == "dynts(local_window=32, ratio=0.1)"
     assert (cell["problems"], cell["samples"], cell["kept"], cell["output"], cell["peak"]) == (12, 2, 60.5, 100, 96)
@@ -87,8 +125,8 @@ def test_what_a_run_cannot_show_stands_right_beneath_the_verdict(tmp_path):
     plan = manifest(grid("dynts"))
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan, lambda _: 0.1):
-            store.add(key, replace(one, usage=replace(one.usage, compressions=0)))
+        for key, trace in traces(plan, lambda _: 0.1):
+            store.add(key, replace(trace, usage=replace(trace.usage, compressions=0)))
     write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text("utf-8")
     beneath = html[html.index('id="verdicts"') : html.index('id="summary"')]
@@ -99,7 +137,7 @@ def test_what_a_run_cannot_show_stands_right_beneath_the_verdict(tmp_path):
     assert third.startswith("CHAIN6: 0 of 216 traces under a KV budget were compressed")
     assert "no setting is recommended, because none of the 432 traces under a KV budget was compressed" in html
     data = data_of(html)
-    assert {one["vacuous"] for one in data["maps"] if one["benchmark"] == "CHAIN6"} == {
+    assert {item["vacuous"] for item in data["maps"] if item["benchmark"] == "CHAIN6"} == {
         "none of the 216 traces under a KV budget was compressed"
     }
     audits = [data["cells"][number]["audit"] for row in data["maps"][1]["cells"] for number in row]
@@ -118,11 +156,11 @@ def test_outcomes_say_what_every_trace_came_to(tmp_path):
     assert first["samples"] == 2
     assert len(first["rows"]) == 10
     with Store.open(tmp_path / "run") as store:
-        held = {(t.benchmark, str(t.setting), t.problem, t.sample): t.grade.correct for _, t in store.traces()}
+        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t.grade.correct for _, t in store.traces()}
     for table in data["outcomes"]:
         for row in table["rows"]:
             name = data["cells"][row["cell"]]["name"]
-            wanted = [held[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
+            wanted = [stored[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
             assert row["marks"] == "".join("r" if right else "t" for right in wanted)
 
 
@@ -155,9 +193,9 @@ def test_hostile_text_is_inert_and_visible(tmp_path):
 
 def test_long_traces_are_cut_and_said(tmp_path):
     html = report(tmp_path, manifest(grid("dynts"), problems=2), texts=lambda _: "x" * 1_000_000)
-    one = data_of(html)["traces"][0]
-    assert len(one["text"]) == TEXT_LIMIT
-    assert one["more"] == 1_000_000 - TEXT_LIMIT
+    item = data_of(html)["traces"][0]
+    assert len(item["text"]) == TEXT_LIMIT
+    assert item["more"] == 1_000_000 - TEXT_LIMIT
     assert len(html) < 6_000_000
 
 
@@ -194,8 +232,8 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path):
     folder = tmp_path / "run"
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, one in list(traces(plan))[24:]:
-            store.add(key, one)
+        for key, trace in list(traces(plan))[24:]:
+            store.add(key, trace)
     with pytest.raises(KvatlasError, match="24 of 480 traces are missing"):
         write_report(RunAnalysis(RunData.open(folder)), tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
@@ -224,7 +262,7 @@ def test_one_benchmark_many_columns_many_models(tmp_path):
     html = report(tmp_path, plan)
     assert "one, two on CHAIN6" in html
     data = data_of(html)
-    assert {one["benchmark"] for one in data["maps"]} == {"CHAIN6"}
+    assert {item["benchmark"] for item in data["maps"]} == {"CHAIN6"}
     assert data["cells"][0]["difference"] is None
 
 
@@ -234,7 +272,7 @@ def test_forty_benchmarks_with_odd_names(tmp_path):
     html = report(tmp_path, plan, per_cell=1)
     data = data_of(html)
     assert len(data["maps"]) == 41
-    assert [one["benchmark"] for one in data["outcomes"]] == benchmarks
+    assert [item["benchmark"] for item in data["outcomes"]] == benchmarks
     assert "数学 &#34;m&#34; on 40 benchmarks" in html
 
 
@@ -282,8 +320,8 @@ def test_problems_graded_by_progress_get_the_pairwise_figure(html, tmp_path):
     plan = manifest(grid("dynts"), problems=2)
     with Store.create(tmp_path / "plain") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            store.add(key, replace(one, grade=replace(one.grade, progress=float(one.grade.correct))))
+        for key, trace in traces(plan):
+            store.add(key, replace(trace, grade=replace(trace.grade, progress=float(trace.grade.correct))))
     write_report(RunAnalysis(RunData.open(tmp_path / "plain")), tmp_path / "plain.html")
     assert "Every two against each other" not in (tmp_path / "plain.html").read_text("utf-8")
 
@@ -306,25 +344,35 @@ def test_chosen_traces_share_a_problem_and_show_both_verdicts():
     every = list(traces(plan))
     places = {(key, t.setting.id, t.benchmark): n for n, (key, t) in enumerate(every) if t.problem == "p0"}
     chosen = choose(places, every, 2)
-    held = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
+    stored = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
     by_cell = {}
-    for one in chosen:
-        by_cell.setdefault(one.cell, []).append(one.key)
+    for item in chosen:
+        by_cell.setdefault(item.cell, []).append(item.key)
     assert len({keys[0][3] for keys in by_cell.values()}) == 1
     for keys in by_cell.values():
-        verdicts = [held[key[1], key[3]] for key in keys]
-        all_of_cell = {held[s, p] for s, p in held if s == keys[0][1]}
+        verdicts = [stored[key[1], key[3]] for key in keys]
+        all_of_cell = {stored[s, p] for s, p in stored if s == keys[0][1]}
         assert set(verdicts) == all_of_cell
 
 
-def test_fates_are_coded_for_the_page():
-    fate = Fate(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
-    assert coded_fate(fate, 2, 6, 1) == {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": [0, 1]}
-    shared = coded_fate(Fate(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+def test_evictions_are_coded_for_the_page():
+    eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
+    assert coded_evictions(eviction_trace, 2, 6, 1) == {
+        "steps": [3, 5],
+        "left": "$#%###",
+        "judged": 3,
+        "prompt_left": [0, 1],
+    }
+    shared = coded_evictions(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
     assert shared["holders"] == 4
     assert len(shared["held"]) == 2
-    assert coded_fate(Fate(1, (0,), (1,)), 1, 0, 8) == {"steps": [], "left": "", "judged": 0, "prompt_left": []}
-    many = coded_fate(Fate(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
+    assert coded_evictions(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == {
+        "steps": [],
+        "left": "",
+        "judged": 0,
+        "prompt_left": [],
+    }
+    many = coded_evictions(EvictionTrace(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
     assert many["left"] == list(range(1, 301))
 
 

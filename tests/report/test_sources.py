@@ -33,6 +33,6 @@ def test_texts_of_tokens_join_to_the_whole(text: str) -> None:
     ],
 )
 def test_what_is_gone_is_missing_and_no_error(spec: dict[str, Any]) -> None:
-    found = Sources.of(Manifest((), (), spec, {}))
-    assert (found.models, found.benchmarks, found.problems) == ({}, {}, {})
-    assert found.pieces("m", (1, 2)) is None
+    result = Sources.of(Manifest((), (), spec, {}))
+    assert (result.models, result.benchmarks, result.problems) == ({}, {}, {})
+    assert result.pieces("m", (1, 2)) is None

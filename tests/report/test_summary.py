@@ -31,14 +31,14 @@ def described(chance, margin=3.0, problems=120, baselines=FULL):
 
 def numbers(value):
     if isinstance(value, dict):
-        return [one for each in value.values() for one in numbers(each)]
+        return [number for item in value.values() for number in numbers(item)]
     if isinstance(value, list):
-        return [one for each in value for one in numbers(each)]
+        return [number for item in value for number in numbers(item)]
     return [abs(float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
-def loses_with_ratio(one):
-    return {0.1: 0.2, 0.3: 0.6}.get(one.values.get("ratio"), 1.0)
+def loses_with_ratio(item):
+    return {0.1: 0.2, 0.3: 0.6}.get(item.values.get("ratio"), 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_every_decimal_stands_in_the_json(source, run):
     assert len(printed) > 30
     for text in printed:
         number, places = float(text.replace(",", "")), len(text.partition(".")[2])
-        assert any(abs(one - number) <= 0.51 * 10**-places for one in known), text
+        assert any(abs(item - number) <= 0.51 * 10**-places for item in known), text
 
 
 def test_it_is_a_page(run):
@@ -64,15 +64,15 @@ def test_it_is_a_page(run):
 
 
 def test_the_recommended_setting_is_shown_and_what_breaks_the_margin_is_marked(run):
-    page, found = one_page(run), to_json(run)
-    (choice,) = found["recommendation"]["all"]
+    page, result = one_page(run), to_json(run)
+    (choice,) = result["recommendation"]["all"]
     assert (choice["margin"], choice["shown"]) == (3, True)
     assert "ratio=0.5" in choice["setting"]
     assert choice["loses_low"] <= choice["loses"] <= choice["loses_high"] <= 3
     assert choice["loses"] == 0
     assert "is the cheapest shown to lose at most 3 points; it loses 0.0" in page
     assert page.count("!") - 1 == 12
-    assert page.count("*") - 1 == sum(cell["shown"] for one in found["means"] for cell in one["estimates"])
+    assert page.count("*") - 1 == sum(cell["shown"] for item in result["means"] for cell in item["estimates"])
 
 
 def test_where_nothing_is_shown_it_says_what_would():
@@ -95,12 +95,12 @@ def test_without_a_full_cache_shown_is_unknown():
 def test_effects_have_one_joint_test_with_limits_that_hold_together(run):
     effects = to_json(run)["effects"]
     assert {"axis", "over", "p", "adjusted_p", "levels"} <= set(effects[0])
-    ratio = next(one for one in effects if one["axis"] == "ratio")
+    ratio = next(effect for effect in effects if effect["axis"] == "ratio")
     assert ratio["over"] == "tiny | mean of 2 | dynts"
     low = ratio["levels"][0]
     assert (low["level"], low["difference"] < -40) == (0.1, True)
     assert low["low"] < low["difference"] < low["high"] < 0
-    assert all(one["p"] <= one["adjusted_p"] for one in effects)
+    assert all(effect["p"] <= effect["adjusted_p"] for effect in effects)
     assert re.search(r"dynts: ratio 0\.[15] lies \d+\.\d points", one_page(run))
 
 

@@ -13,18 +13,18 @@ from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 
 
 @pytest.fixture
-def one():
+def heatmap():
     return with_binomial_bounds(read_maps("published:dynts_r1_llama"))[0]
 
 
-def _printed(one, **options):
+def _printed(heatmap, **options):
     file = io.StringIO()
-    print_map(one, Console(file=file, **options))
+    print_map(heatmap, Console(file=file, **options))
     return file.getvalue()
 
 
-def test_plain_text_has_values_intervals_and_the_largest_window_first(one):
-    text = _printed(one, width=90)
+def test_plain_text_has_values_intervals_and_the_largest_window_first(heatmap):
+    text = _printed(heatmap, width=90)
     assert "\x1b" not in text
     assert "R1-Llama | AIME24 | dynts: Pass@1 in percent with its 95 % interval" in text
     assert text.count("49.3") == 2
@@ -32,25 +32,25 @@ def test_plain_text_has_values_intervals_and_the_largest_window_first(one):
     assert text.index(" 3000 ") < text.index(" 2000 ") < text.index(" 500 ")
 
 
-def test_colours_where_there_are_some(one):
+def test_colours_where_there_are_some(heatmap):
     assert "\x1b[38;2;255;255;255;48;2;8;29;88m" in _printed(
-        one, width=90, force_terminal=True, color_system="truecolor"
+        heatmap, width=90, force_terminal=True, color_system="truecolor"
     )
 
 
-def test_a_narrow_terminal_drops_the_intervals_first(one):
-    text = _printed(one, width=62)
+def test_a_narrow_terminal_drops_the_intervals_first(heatmap):
+    text = _printed(heatmap, width=62)
     assert "49.3" in text
     assert "31.9" not in text
     assert "interval" not in text.splitlines()[0]
 
 
-def test_holes_baselines_and_markup_in_names(one):
-    cells = dict(one.cells)
+def test_holes_baselines_and_markup_in_names(heatmap):
+    cells = dict(heatmap.cells)
     del cells[500, 0.1]
     full = {"full": Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))}
     notes = (Note(NoteKind.PARTIAL, "PARTIAL: x"),)
-    text = _printed(replace(one, model="[red]m[/red]", cells=cells, baselines=full, notes=notes), width=100)
+    text = _printed(replace(heatmap, model="[red]m[/red]", cells=cells, baselines=full, notes=notes), width=100)
     assert "[red]m[/red] | AIME24" in text
     assert "baseline: full 97.0 (90.0–99.0)" in text
     assert "PARTIAL: x" in text

@@ -25,16 +25,16 @@ def read(tmp_path):
     return _read
 
 
-def _peaks(one):
-    best = max(cell.estimate.value for cell in one.cells.values())
-    return round(100 * best, 1), {place for place, cell in one.cells.items() if cell.estimate.value > best - 1e-9}
+def _peaks(item):
+    best = max(cell.estimate.value for cell in item.cells.values())
+    return round(100 * best, 1), {coord for coord, cell in item.cells.items() if cell.estimate.value > best - 1e-9}
 
 
 def test_published_maps_and_their_peaks():
-    maps = {one.benchmark: one for one in read_maps("published:dynts_r1_llama")}
+    maps = {item.benchmark: item for item in read_maps("published:dynts_r1_llama")}
     assert list(maps) == ["AIME24", "AIME25", "AMC23", "GPQA_D"]
-    assert [next(iter(one.cells.values())).estimate.problems for one in maps.values()] == [30, 30, 40, 198]
-    assert {one.policy for one in maps.values()} == {"dynts"}
+    assert [next(iter(map_.cells.values())).estimate.problems for map_ in maps.values()] == [30, 30, 40, 198]
+    assert {map_.policy for map_ in maps.values()} == {"dynts"}
     assert _peaks(maps["AIME24"]) == (49.3, {(2000, 0.3), (1000, 0.2)})
     assert _peaks(maps["AIME25"]) == (30.7, {(2000, 0.4), (500, 0.2)})
     assert _peaks(maps["AMC23"]) == (89.0, {(3000, 0.5), (500, 0.3)})
@@ -46,8 +46,8 @@ def test_published_means_are_reproduced(name):
     mean = mean_map(with_binomial_bounds(read_maps(f"published:{name}")))
     (published,) = read_maps(f"published:{name}_mean")
     assert published.benchmark == mean.benchmark
-    for place, cell in published.cells.items():
-        assert mean.cells[place].estimate.value == pytest.approx(cell.estimate.value, abs=0.0005 + 1e-9)
+    for coord, cell in published.cells.items():
+        assert mean.cells[coord].estimate.value == pytest.approx(cell.estimate.value, abs=0.0005 + 1e-9)
     if name == "dynts_r1_qwen":
         assert _peaks(published) == (56.3, {(2000, 0.4)})
         assert _peaks(mean)[1] == {(2000, 0.4)}
@@ -60,37 +60,37 @@ def test_an_unknown_published_name_lists_the_valid_ones():
 
 
 def test_fractions_inside_axes_ascending_unknown_is_none(read):
-    (one,) = read(GOOD)
-    assert one.axes == (("local_window", (500, 1000)), ("ratio", (0.1, 0.2)))
-    cell = one.cells[500, 0.2]
+    (item,) = read(GOOD)
+    assert item.axes == (("local_window", (500, 1000)), ("ratio", (0.1, 0.2)))
+    cell = item.cells[500, 0.2]
     assert cell.estimate.value == pytest.approx(0.415)
     assert (cell.estimate.low, cell.estimate.problems, cell.estimate.samples) == (None, 30, None)
     assert str(cell.setting) == "(local_window=500, ratio=0.2)"
 
 
 def test_columns_in_any_order_with_spaces_quotes_and_a_byte_order_mark(read):
-    (one,) = read('\ufeffratio, local_window,pass_at_1,"model", benchmark,problems,samples,who\n'
+    (item,) = read('\ufeffratio, local_window,pass_at_1,"model", benchmark,problems,samples,who\n'
                   '0.1,500,40,"a, b",My set,10,3,x\n\n0.2,500,41,"a, b",My set,10,3,x\n'
                   '0.1,900,40,"a, b",My set,10,3,x\n0.2,900,41,"a, b",My set,10,3,x\n')  # fmt: skip
-    assert (one.model, one.benchmark) == ("a, b", "My set")
-    assert (one.cells[900, 0.2].estimate.problems, one.cells[900, 0.2].estimate.samples) == (10, 3)
+    assert (item.model, item.benchmark) == ("a, b", "My set")
+    assert (item.cells[900, 0.2].estimate.problems, item.cells[900, 0.2].estimate.samples) == (10, 3)
 
 
 def test_other_axes_are_taken_by_their_names(read):
-    (one,) = read(
+    (item,) = read(
         "model,benchmark,policy,kv_budget,ratio_over,pass_at_1\nM,B,h2o,64,older,40\nM,B,h2o,64,thinking,50\n"
     )
-    assert one.axes == (("kv_budget", (64,)), ("ratio_over", ("older", "thinking")))
-    assert one.policy == "h2o"
+    assert item.axes == (("kv_budget", (64,)), ("ratio_over", ("older", "thinking")))
+    assert item.policy == "h2o"
 
 
 def test_progress_maps_are_known(read):
-    (one,) = read(GOOD.replace("pass_at_1", "progress"))
-    assert one.metric == "progress"
+    (item,) = read(GOOD.replace("pass_at_1", "progress"))
+    assert item.metric == "progress"
 
 
-def _values(one):
-    return {place: round(100 * cell.estimate.value, 6) for place, cell in one.cells.items()}
+def _values(item):
+    return {coord: round(100 * cell.estimate.value, 6) for coord, cell in item.cells.items()}
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def _values(one):
 def test_spellings_that_leave_no_doubt_are_understood_without_a_word(read, text):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (one,) = read(text)
+        (item,) = read(text)
     (usual,) = read(GOOD)
-    assert (one.model, one.benchmark, one.axes, _values(one)) == ("M", "AIME24", usual.axes, _values(usual))
+    assert (item.model, item.benchmark, item.axes, _values(item)) == ("M", "AIME24", usual.axes, _values(usual))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_spellings_that_leave_no_doubt_are_understood_without_a_word(read, text)
 )
 def test_what_is_guessed_is_told(read, text, told):
     with pytest.warns(GuessWarning, match=told):
-        (one,) = read(text)
-    assert (one.axes, _values(one)) == ((usual := read(GOOD)[0]).axes, _values(usual))
+        (item,) = read(text)
+    assert (item.axes, _values(item)) == ((usual := read(GOOD)[0]).axes, _values(usual))
 
 
 def test_percentages_below_one_are_no_fractions_where_the_file_says_so(read):
@@ -141,10 +141,10 @@ def test_percentages_below_one_are_no_fractions_where_the_file_says_so(read):
 
 
 def test_one_axis_is_a_map_of_one_row_for_each_policy(read):
-    (one,) = read("model,benchmark,window,pass_at_1\nM,B,500,40\nM,B,1000,42\nM,B,,50\n".replace("window", "ratio")
+    (item,) = read("model,benchmark,window,pass_at_1\nM,B,500,40\nM,B,1000,42\nM,B,,50\n".replace("window", "ratio")
                   .replace("500", "0.1").replace("1000", "0.2"))  # fmt: skip
-    assert one.axes == (("", ("pass@1",)), ("ratio", (0.1, 0.2)))
-    assert list(one.baselines) == [""]
+    assert item.axes == (("", ("pass@1",)), ("ratio", (0.1, 0.2)))
+    assert list(item.baselines) == [""]
     (two,) = read(
         "model,benchmark,policy,local_window,pass_at_1\nM,B,h2o,9,40\nM,B,h2o,8,41\nM,B,rkv,8,42\nM,B,rkv,9,43\n"
     )
@@ -209,11 +209,11 @@ def test_missing_cells_are_drawn_if_asked_for_and_noted(read):
 
 
 def test_all_wrong_is_a_map(read):
-    (one,) = with_binomial_bounds(
+    (item,) = with_binomial_bounds(
         read(GOOD.replace(",4", ",0").replace(",01.5", ",0").replace(",02", ",0").replace(",03", ",0"))
     )
-    assert {cell.estimate.value for cell in one.cells.values()} == {0.0}
-    assert one.cells[500, 0.1].estimate.high == pytest.approx(0.1064, abs=1e-4)
+    assert {cell.estimate.value for cell in item.cells.values()} == {0.0}
+    assert item.cells[500, 0.1].estimate.high == pytest.approx(0.1064, abs=1e-4)
 
 
 def test_a_missing_file_a_folder_and_bytes(tmp_path):
@@ -233,8 +233,8 @@ def test_what_is_written_reads_back_the_same(tmp_path, read):
     (again,) = read_maps(tmp_path / "out.csv")
     assert again.axes == written[0].axes
     assert list(again.baselines) == ["full"]
-    for place, cell in written[0].cells.items():
-        back = again.cells[place].estimate
+    for coord, cell in written[0].cells.items():
+        back = again.cells[coord].estimate
         assert back.value == pytest.approx(cell.estimate.value, abs=1e-6)
         assert back.low == pytest.approx(cell.estimate.low, abs=1e-6)
         assert back.problems == 30

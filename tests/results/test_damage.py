@@ -39,9 +39,9 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
     for number in range(20):
         data = bytearray(whole)
         if number % 4:
-            place = rng.randrange(100, len(data) - 400)
+            position = rng.randrange(100, len(data) - 400)
             size = rng.choice([1, 20, 400])
-            data[place : place + size] = rng.randbytes(size)
+            data[position : position + size] = rng.randbytes(size)
         else:
             data = data[: rng.randrange(len(data))]
         path.write_bytes(data)
@@ -64,8 +64,8 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
             lost.append(str(error))
     # Where the first page is gone nothing can be read.
     gone = ("cannot be used", "has version 0")
-    assert all("is damaged" in each or any(word in each for word in gone) for each in said)
-    assert all(any(word in each for word in gone) for each in lost)
+    assert all("is damaged" in item or any(word in item for word in gone) for item in said)
+    assert all(any(word in item for word in gone) for item in lost)
     assert len(said) > 10 > len(lost)
 
 

@@ -24,8 +24,8 @@ def run(tmp_path):
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=3)
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            store.add(key, one)
+        for key, trace in traces(plan):
+            store.add(key, trace)
     return tmp_path / "run"
 
 
@@ -35,7 +35,7 @@ def test_jsonl_has_one_object_per_trace(run, tmp_path):
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert list(rows[0]) == NAMES
     with Store.open(run) as store:
-        assert rows == [record(key, one) for key, one in store.traces()]
+        assert rows == [record(key, trace) for key, trace in store.traces()]
     assert [name for name in rows[-1] if name in ("kv_budget", "ratio")] == []
 
 
@@ -44,7 +44,7 @@ def test_parquet_has_the_same_rows(run, tmp_path):
 
     with Store.open(run) as store:
         assert export(store, "parquet", tmp_path / "t.parquet") == 60
-        expected = [record(key, one) for key, one in store.traces()]
+        expected = [record(key, trace) for key, trace in store.traces()]
     table = pq.read_table(tmp_path / "t.parquet")
     assert table.schema.names == NAMES
     assert [str(table.schema.field(name).type) for name in ("correct", "sample", "ratio", "text")] == [
@@ -61,8 +61,8 @@ def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
     settings = [Setting.of("a", level=1, sample=1), Setting.of("b", level="high", sample=0.5)]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=1, baselines=())
     with Store.create(tmp_path / "run") as store:
-        for key, one in traces(plan):
-            store.add(key, one)
+        for key, trace in traces(plan):
+            store.add(key, trace)
     export(tmp_path / "run", "parquet", tmp_path / "t.parquet")
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert {row["level"] for row in rows} == {"1", "high"}
@@ -105,10 +105,10 @@ def test_faults_are_named(run, tmp_path):
 
 def test_maps_of_unlike_axes_do_not_share_a_table():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
-    (one,) = maps_of_run(RunData(plan, traces(plan)))
+    (trace,) = maps_of_run(RunData(plan, traces(plan)))
     (other,) = maps_of_run(RunData(plan, traces(plan), metric="progress"))
     with pytest.raises(KvatlasError, match="differ in them"):
-        csv_text([one, other])
+        csv_text([trace, other])
     assert csv_text([other]).splitlines()[0].split(",")[5] == "progress"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.core import Fate, Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
 
 SETTING = Setting.of("window", kv_budget=64, local_window=8, ratio=0.1)
@@ -22,7 +22,7 @@ TRACE = Trace(
     text="a = 3 \u202e <script>\x00",
     grade=Grade(True, 1.0, "a = 3", Status.OK, {"recall": 0.5, "first_error": "none"}),
     usage=Usage(10, 3, 2, 13, 11.5, 1, 0.25),
-    fate=Fate(1, (0, 2, 2, 0), (1, 0, 0, 1)),
+    eviction_trace=EvictionTrace(1, (0, 2, 2, 0), (1, 0, 0, 1)),
 )
 
 
@@ -40,7 +40,7 @@ def test_what_is_added_comes_back(tmp_path: Path) -> None:
         assert store.manifest() == manifest()
         assert [key for key, _ in store.traces()] == ["key", "other"]
         assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 0)) == TRACE
-        assert next(store.traces(texts=False))[1] == replace(TRACE, tokens=(), text="", fate=None)
+        assert next(store.traces(texts=False))[1] == replace(TRACE, tokens=(), text="", eviction_trace=None)
         with pytest.raises(KeyError):
             store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 7))
 
@@ -56,12 +56,19 @@ def test_equal_tokens_have_equal_digests_even_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fate", [None, Fate(1, (), ()), Fate(1, (0, 7), (1, 0)), Fate(12, (0, 9, 9), (12, 0, 0)), Fate(4, (0,), (3,))]
+    "eviction_trace",
+    [
+        None,
+        EvictionTrace(1, (), ()),
+        EvictionTrace(1, (0, 7), (1, 0)),
+        EvictionTrace(12, (0, 9, 9), (12, 0, 0)),
+        EvictionTrace(4, (0,), (3,)),
+    ],
 )
-def test_fates_come_back(tmp_path: Path, fate: Fate | None) -> None:
+def test_eviction_traces_come_back(tmp_path: Path, eviction_trace: EvictionTrace | None) -> None:
     with Store.create(tmp_path) as store:
-        store.add("key", replace(TRACE, fate=fate))
-        assert next(store.traces())[1].fate == fate
+        store.add("key", replace(TRACE, eviction_trace=eviction_trace))
+        assert next(store.traces())[1].eviction_trace == eviction_trace
 
 
 def test_the_same_trace_twice_is_one_row(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def serving(*words: str) -> Iterator[Running]:
         said = []
         for line in process.stdout:
             said.append(line)
-            if found := re.search(r"http://\S+?:\d+", line):
+            if match_ := re.search(r"http://\S+?:\d+", line):
                 break
         else:
             raise AssertionError("".join(said))
-        yield Running(process, found[0])
+        yield Running(process, match_[0])
     finally:
         process.terminate()
         process.wait(60)

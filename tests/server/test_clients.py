@@ -42,8 +42,8 @@ def client(server: Running) -> openai.OpenAI:
 
 
 def questions(count: int) -> list[str]:
-    found = benchmark("CHAIN4")
-    return [found.prompt(problem) for problem in found.problems(count)]
+    benchmark_ = benchmark("CHAIN4")
+    return [benchmark_.prompt(problem) for problem in benchmark_.problems(count)]
 
 
 def expected(model: ModelHandle, texts: list[str], sampling: Sampling, samples: int = 1) -> list[Any]:
@@ -54,8 +54,8 @@ def expected(model: ModelHandle, texts: list[str], sampling: Sampling, samples: 
         for i, text in enumerate(texts)
         for sample in range(samples)
     ]
-    found = {each.key: each for each in Engine(model, model.network(), [policy], sampling, 5).run(work)}
-    return [found[request.key] for request in work]
+    by_name = {item.key: item for item in Engine(model, model.load(), [policy], sampling, 5).run(work)}
+    return [by_name[request.key] for request in work]
 
 
 async def listen(client: openai.AsyncOpenAI, text: str, pieces: int | None) -> tuple[str, str, str | None]:
@@ -77,8 +77,8 @@ async def listen(client: openai.AsyncOpenAI, text: str, pieces: int | None) -> t
 
 
 def idle(server: Running) -> bool:
-    found = server.metrics()
-    return not (found["kvatlas_rows_active"] or found["kvatlas_requests_waiting"])
+    result = server.metrics()
+    return not (result["kvatlas_rows_active"] or result["kvatlas_requests_waiting"])
 
 
 def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: ModelHandle) -> None:
@@ -89,15 +89,15 @@ def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: M
             leaving = [3 if number < DROPPING else None for number in range(CLIENTS)]
             return await asyncio.gather(*map(listen, [client] * CLIENTS, texts, leaving))
 
-    found = asyncio.run(all_of_them())
+    result = asyncio.run(all_of_them())
     generations = expected(tiny_llama, texts, Sampling(max_new_tokens=TOKENS))
     for number, generation in enumerate(generations):
         thinking, answer = written(tiny_llama, generation.tokens)
         if number < DROPPING:
-            assert found[number][2] is None
-            assert thinking.startswith(found[number][0])
+            assert result[number][2] is None
+            assert thinking.startswith(result[number][0])
         else:
-            assert found[number] == (thinking, answer, "stop" if generation.finished else "length")
+            assert result[number] == (thinking, answer, "stop" if generation.finished else "length")
     limit = time.monotonic() + 30
     while not idle(server) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -108,19 +108,19 @@ def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: M
 
 def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
     (text,) = questions(1)
-    found = client.chat.completions.create(
+    result = client.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": text}], n=3, seed=11, max_completion_tokens=TOKENS
     )
     generations = expected(tiny_llama, [text], Sampling(max_new_tokens=TOKENS), 3)
-    for choice, generation in zip(found.choices, generations, strict=True):
+    for choice, generation in zip(result.choices, generations, strict=True):
         thinking, answer = written(tiny_llama, generation.tokens)
         assert (choice.message.content, choice.message.reasoning_content) == (answer, thinking or None)
         assert choice.kvatlas["compressions"] == generation.usage.compressions
         assert choice.kvatlas["peak_kv_tokens"] == generation.usage.peak_kv_tokens
-    assert found.usage is not None
-    assert found.usage.prompt_tokens == len(tiny_llama.encode(text))
-    assert found.usage.completion_tokens == sum(len(generation.tokens) for generation in generations)
-    details = found.usage.completion_tokens_details
+    assert result.usage is not None
+    assert result.usage.prompt_tokens == len(tiny_llama.encode(text))
+    assert result.usage.completion_tokens == sum(len(generation.tokens) for generation in generations)
+    details = result.usage.completion_tokens_details
     assert details is not None
     assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in generations)
 
@@ -129,7 +129,9 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
     prompts = [tiny_llama.prompt(text) for text in questions(2)]
     whole = client.completions.create(model=NAME, prompt=prompts, seed=11, max_tokens=60)
     generations = expected(tiny_llama, questions(2), Sampling(max_new_tokens=60))
-    assert [choice.text for choice in whole.choices] == [tiny_llama.text(each.tokens) for each in generations]
+    assert [choice.text for choice in whole.choices] == [
+        tiny_llama.text(generation.tokens) for generation in generations
+    ]
     ids = list(tiny_llama.tokens(prompts[0]))
     assert client.completions.create(model=NAME, prompt=ids, seed=11, max_tokens=60).choices[0].text == (
         whole.choices[0].text
@@ -186,7 +188,7 @@ def test_what_is_not_honoured_is_refused_by_name(client: openai.OpenAI, changes:
 
 
 def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
-    found = client.chat.completions.create(
+    result = client.chat.completions.create(
         model=NAME,
         messages=[
             {"role": "developer", "content": "w"},
@@ -200,7 +202,7 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
         user="someone",
         response_format={"type": "text"},
     )
-    assert found.choices[0].finish_reason == "length"
+    assert result.choices[0].finish_reason == "length"
 
 
 def test_models_and_names(client: openai.OpenAI) -> None:
@@ -227,23 +229,23 @@ def test_memory_is_flat_over_500_requests(server: Running) -> None:
                 assert answer.status_code == 200
 
     asyncio.run(ask(200))
-    held, cache = [server.memory()], server.metrics()["kvatlas_kv_bytes"]
+    stored, cache = [server.memory()], server.metrics()["kvatlas_kv_bytes"]
     for _ in range(4):
         asyncio.run(ask(125))
-        held.append(server.memory())
+        stored.append(server.memory())
     assert server.metrics()["kvatlas_kv_bytes"] == cache
     assert idle(server)
     # A request that left 10 kB behind would add 1.25 MB each time; an allocator takes its pages now and then.
-    assert min(after - before for before, after in pairwise(held)) < 2**20
+    assert min(after - before for before, after in pairwise(stored)) < 2**20
 
 
 def lasting_seed(text: str, tokens: int) -> Any:
     """The seed with which the full cache writes longest, at most so many tokens."""
     model = models.find(NAME)
     full, prompt = policies.of(Setting.of("full")), model.tokens(text)
-    engine = Engine(model, model.network(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
+    engine = Engine(model, model.load(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
     asked = [Request(seed, prompt, stream_of(seed, prompt, 0), (full,)) for seed in range(16)]
-    return max(engine.run(asked), key=lambda one: len(one.tokens)).key
+    return max(engine.run(asked), key=lambda item: len(item.tokens)).key
 
 
 def test_a_full_line_and_a_graceful_end() -> None:
@@ -267,7 +269,7 @@ def test_a_full_line_and_a_graceful_end() -> None:
             assert (full.status_code, full.headers["retry-after"]) == (429, "1")
             assert full.json()["error"]["message"] == "1 requests are waiting, and 1 may; try again later."
             server.process.send_signal(signal.SIGTERM)
-            ends = [[line for line in each if line][-1] for each in (lines, second.iter_lines())]
+            ends = [[line for line in item if line][-1] for item in (lines, second.iter_lines())]
         for end in ends:
             body = json.loads(end.removeprefix("data: "))
             assert body["error"]["message"] == "The server has stopped before this answer was finished."

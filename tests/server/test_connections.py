@@ -63,10 +63,10 @@ def test_headers_that_do_not_come_end_the_connection(port: int) -> None:
 
 
 def test_connections_beyond_the_limit_are_sent_away_until_others_end(port: int) -> None:
-    held = [connect(port) for _ in range(3)]
-    assert get(held[0]) == "HTTP/1.1 200 OK"
+    stored = [connect(port) for _ in range(3)]
+    assert get(stored[0]) == "HTTP/1.1 200 OK"
     assert connect(port).recv(1000).startswith(b"HTTP/1.1 503 ")
-    for each in held:
-        each.close()
+    for item in stored:
+        item.close()
     time.sleep(0.3)
     assert get(connect(port)) == "HTTP/1.1 200 OK"

@@ -63,18 +63,18 @@ def client(url: str) -> openai.OpenAI:
 
 
 def test_answers_follow_a_schema_whole_and_in_streams(client: openai.OpenAI) -> None:
-    found = client.chat.completions.parse(
+    result = client.chat.completions.parse(
         model="tiny", messages=ASKED, response_format=Verdict, n=4, seed=3, max_tokens=400
     )
-    for choice in found.choices:
+    for choice in result.choices:
         assert choice.finish_reason == "stop"
         assert isinstance(choice.message.parsed, Verdict)
-    assert len({choice.message.content for choice in found.choices}) > 1
+    assert len({choice.message.content for choice in result.choices}) > 1
     with client.chat.completions.stream(
         model="tiny", messages=ASKED, response_format=Verdict, seed=3, max_tokens=400
     ) as stream:
         streamed = stream.get_final_completion().choices[0].message
-    assert streamed.content == found.choices[0].message.content
+    assert streamed.content == result.choices[0].message.content
     anything = client.chat.completions.create(
         model="tiny", messages=ASKED, response_format={"type": "json_object"}, seed=1, max_tokens=30,
         logit_bias={},
@@ -107,20 +107,22 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, plain: ModelHandle) 
     (choice,) = client.chat.completions.create(logprobs=True, top_logprobs=3, **wanted).choices
     assert choice.logprobs is not None
     told = choice.logprobs.content or []
-    assert "".join(each.token for each in told) == choice.message.content
+    assert "".join(item.token for item in told) == choice.message.content
     prompt = plain.encode("Is it so?")
     generation = plain.tokens(choice.message.content or "")
     with torch.no_grad():
-        logits = plain.network()(torch.tensor([[*prompt, *generation]])).logits[0].log_softmax(-1)
+        logits = plain.load()(torch.tensor([[*prompt, *generation]])).logits[0].log_softmax(-1)
     if len(generation) == len(told):  # the text has other spellings in tokens, too
-        for place, each in enumerate(told):
-            row = logits[len(prompt) - 1 + place]
-            assert each.logprob == pytest.approx(float(row[generation[place]]), abs=1e-3)
-            assert [one.logprob for one in each.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+        for position, item in enumerate(told):
+            row = logits[len(prompt) - 1 + position]
+            assert item.logprob == pytest.approx(float(row[generation[position]]), abs=1e-3)
+            assert [top_logprob.logprob for top_logprob in item.top_logprobs] == pytest.approx(
+                row.topk(3).values.tolist(), abs=1e-3
+            )
     stream = client.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **wanted)
-    pieces = [one for piece in stream for one in (piece.choices[0].logprobs or choice.logprobs.model_copy(
+    pieces = [item for piece in stream for item in (piece.choices[0].logprobs or choice.logprobs.model_copy(
         update={"content": []})).content or []]  # fmt: skip
-    assert [(one.token, one.logprob) for one in pieces] == [(one.token, one.logprob) for one in told]
+    assert [(piece.token, piece.logprob) for piece in pieces] == [(item.token, item.logprob) for item in told]
     text = client.completions.create(model="tiny", prompt="It is", seed=5, max_tokens=8, logprobs=2).choices[0]
     assert text.logprobs is not None
     assert "".join(text.logprobs.tokens or []) == text.text
@@ -132,10 +134,10 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, plain: ModelHandle) 
 def test_penalties_and_biases_change_what_is_drawn(client: openai.OpenAI, plain: ModelHandle) -> None:
     wanted: dict[str, Any] = {"model": "tiny", "prompt": "It is", "temperature": 0, "max_tokens": 60, "logprobs": 0}
     free = client.completions.create(**wanted).choices[0].logprobs
-    held = client.completions.create(frequency_penalty=2, presence_penalty=2, **wanted).choices[0].logprobs
+    stored = client.completions.create(frequency_penalty=2, presence_penalty=2, **wanted).choices[0].logprobs
     assert free is not None
-    assert held is not None
-    assert len(set(held.tokens or [])) > len(set(free.tokens or []))
+    assert stored is not None
+    assert len(set(stored.tokens or [])) > len(set(free.tokens or []))
     first = (free.tokens or [""])[0]
     banned = {str(token): -100 for token in range(len(plain.tokenizer)) if plain.tokenizer.decode([token]) == first}
     without = client.completions.create(logit_bias=banned, **wanted).choices[0].logprobs
@@ -145,26 +147,26 @@ def test_penalties_and_biases_change_what_is_drawn(client: openai.OpenAI, plain:
 
 def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
     wanted: dict[str, Any] = {"model": "tiny", "instructions": "w", "input": "Is it so?", "extra_body": {"seed": 3}}
-    found = client.responses.create(max_output_tokens=16, **wanted)
-    assert (found.status, found.incomplete_details and found.incomplete_details.reason) in (
+    result = client.responses.create(max_output_tokens=16, **wanted)
+    assert (result.status, result.incomplete_details and result.incomplete_details.reason) in (
         ("completed", None),
         ("incomplete", "max_output_tokens"),
     )
-    assert found.usage is not None
-    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
+    assert result.usage is not None
+    assert result.usage.total_tokens == result.usage.input_tokens + result.usage.output_tokens
     chat = client.chat.completions.create(
         model="tiny", seed=3, max_tokens=16, messages=[{"role": "system", "content": "w"}, *ASKED]
     )
-    assert found.output_text == chat.choices[0].message.content
+    assert result.output_text == chat.choices[0].message.content
     with client.responses.stream(max_output_tokens=16, **wanted) as stream:
         events = list(stream)
     names = [event.type for event in events]
-    assert events[-1].response.output_text == found.output_text
+    assert events[-1].response.output_text == result.output_text
     assert names[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
-    assert names[-2:] == ["response.output_item.done", f"response.{found.status}"]
+    assert names[-2:] == ["response.output_item.done", f"response.{result.status}"]
     parsed = client.responses.parse(text_format=Verdict, max_output_tokens=400, **wanted)
     assert isinstance(parsed.output_parsed, Verdict)
-    again = [*ASKED, {"type": "reasoning", "id": "rs_1", "summary": []}, *found.output, *ASKED]
+    again = [*ASKED, {"type": "reasoning", "id": "rs_1", "summary": []}, *result.output, *ASKED]
     items = [item if isinstance(item, dict) else item.model_dump() for item in again]
     assert client.responses.create(**{**wanted, "input": items}, max_output_tokens=2).output
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not"):

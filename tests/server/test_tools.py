@@ -38,8 +38,8 @@ NAMED: Any = {"type": "function", "function": {"name": "switch_light"}}
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     model = save_model("llama", tmp_path_factory.mktemp("tools") / "m", template=TEMPLATE, tags=())
-    with served(model) as address, openai.OpenAI(base_url=address, api_key="none", max_retries=0) as found:
-        yield found
+    with served(model) as address, openai.OpenAI(base_url=address, api_key="none", max_retries=0) as result:
+        yield result
 
 
 def test_a_call_that_is_asked_for_is_made(client: openai.OpenAI) -> None:
@@ -49,7 +49,7 @@ def test_a_call_that_is_asked_for_is_made(client: openai.OpenAI) -> None:
     assert call.function.name == "switch_light"
     assert set(json.loads(call.function.arguments)) == {"on", "room"}
     pieces = list(client.chat.completions.create(tools=TOOLS, tool_choice=NAMED, stream=True, **ASKED))
-    (streamed,) = [one for piece in pieces for one in piece.choices[0].delta.tool_calls or []]
+    (streamed,) = [item for piece in pieces for item in piece.choices[0].delta.tool_calls or []]
     assert (streamed.index, streamed.function.name) == (0, "switch_light")
     assert streamed.function.arguments == call.function.arguments
     assert pieces[-1].choices[0].finish_reason == "tool_calls"
@@ -106,7 +106,7 @@ def test_calls_are_told_from_text_in_pieces_of_any_size() -> None:
     for size in (1, 3, 7, 200):
         writing = CallText()
         told = "".join(writing.push(text[at : at + size]) for at in range(0, len(text), size))
-        rest, found = writing.end()
+        rest, result = writing.end()
         assert (told + rest).strip() == "a < b"
-        assert [call["function"] for call in found] == [call["function"] for call in calls]
+        assert [call["function"] for call in result] == [call["function"] for call in calls]
     assert split_calls("<tool_call>no JSON</tool_call>") == ("<tool_call>no JSON</tool_call>", [])

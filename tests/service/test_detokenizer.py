@@ -23,8 +23,8 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 def parts(writing: Detokenizer, texts: list[str]) -> tuple[str, str]:
-    found = [writing.push(text, last=number == len(texts) - 1) for number, text in enumerate(texts)]
-    return "".join(thinking for thinking, _ in found), "".join(answer for _, answer in found)
+    results = [writing.push(text, last=number == len(texts) - 1) for number, text in enumerate(texts)]
+    return "".join(thinking for thinking, _ in results), "".join(answer for _, answer in results)
 
 
 @given(st.lists(st.sampled_from(PLAIN), max_size=30), st.lists(st.integers(0, 30), max_size=6), st.booleans())
@@ -49,7 +49,7 @@ def test_no_character_is_torn(text: str, cuts: list[int]) -> None:
     decoder: Decoder = Decoder(bytes_model())
     texts = [decoder.push(tokens[:cut]) for cut in sorted(min(cut, len(tokens)) for cut in cuts)]
     assert "".join([*texts, decoder.push(tokens, last=True)]) == text
-    assert all("\N{REPLACEMENT CHARACTER}" not in each for each in texts) or "\N{REPLACEMENT CHARACTER}" in text
+    assert all("\N{REPLACEMENT CHARACTER}" not in text for text in texts) or "\N{REPLACEMENT CHARACTER}" in text
 
 
 WORDS = st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", "a", "ab", "END", "E", "N", " "]), max_size=12)
@@ -62,13 +62,13 @@ def test_parts_do_not_depend_on_the_pieces(words: list[str], cuts: list[int], sp
     stop = ("END", "aba")
     whole = parts(Detokenizer(MODEL, stop, split, opened), [text])
     writing = Detokenizer(MODEL, stop, split, opened)
-    found = parts(writing, pieces(text, cuts))
+    result = parts(writing, pieces(text, cuts))
     # In pieces the first stop text that is complete counts, in one piece the one that begins first.
     if whole[1].count("END") == 0 and not writing.stopped:
-        assert found == whole
-    assert not any(each in found[1] for each in stop)
+        assert result == whole
+    assert not any(item in result[1] for item in stop)
     if not split:
-        assert found[0] == ""
+        assert result[0] == ""
 
 
 @pytest.mark.parametrize(

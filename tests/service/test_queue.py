@@ -4,10 +4,10 @@ from kvatlas.service.queue import FairQueue
 
 
 def queue(*requests: str) -> FairQueue[str]:
-    found: FairQueue[str] = FairQueue()
+    result: FairQueue[str] = FairQueue()
     for name in requests:
-        found.extend(f"{name}{number}" for number in range(3 if name.isupper() else 1))
-    return found
+        result.extend(f"{name}{number}" for number in range(3 if name.isupper() else 1))
+    return result
 
 
 def test_requests_take_turns_and_the_one_with_fewest_rows_is_next() -> None:

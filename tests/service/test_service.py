@@ -25,26 +25,26 @@ SAMPLING = Sampling(max_new_tokens=40)
 @pytest.fixture(scope="module")
 def model() -> ModelHandle:
     """Without end tokens, so that every answer is as long as it may be."""
-    found = find("embedded:tiny-llama")
-    vars(found).update(stops=frozenset())
-    return found
+    benchmark = find("embedded:tiny-llama")
+    vars(benchmark).update(stops=frozenset())
+    return benchmark
 
 
 @pytest.fixture(scope="module")
-def network(model: ModelHandle) -> Any:
-    return model.network()
+def loaded(model: ModelHandle) -> Any:
+    return model.loaded()
 
 
 @pytest.fixture
-def service(model: ModelHandle, network: Any) -> Iterator[Service]:
-    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, network=network).start()
+def service(model: ModelHandle, loaded: Any) -> Iterator[Service]:
+    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
     yield made
     made.close()
 
 
 def asks(model: ModelHandle, count: int, **changes: Any) -> list[GenerationRequest]:
-    found = [prompt[:40] for prompt in prompts(model, count)]
-    return [GenerationRequest(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in found]
+    results = [prompt[:40] for prompt in prompts(model, count)]
+    return [GenerationRequest(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in results]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -54,14 +54,14 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_answers_equal_the_engines(service: Service, model: ModelHandle, network: Any) -> None:
+def test_answers_equal_the_engines(service: Service, model: ModelHandle, loaded: Any) -> None:
     wanted = asks(model, 9)
     handles = service.ask(wanted)
-    found = [handle.generation.result(60).tokens for handle in handles]
-    engine = Engine(model, network, [service.policy], SAMPLING, 9)
+    results = [handle.generation.result(60).tokens for handle in handles]
+    engine = Engine(model, loaded, [service.policy], SAMPLING, 9)
     work = [Request(i, ask.prompt, ask.stream, (service.policy,)) for i, ask in enumerate(wanted)]
     expected = {generation.key: generation.tokens for generation in engine.run(work)}
-    assert found == [expected[i] for i in range(9)]
+    assert results == [expected[i] for i in range(9)]
     assert {handle.reason() for handle in handles} == {"length"}
 
 
@@ -71,9 +71,9 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle
         return await asyncio.gather(*(_collect(handle) for handle in handles))
 
     async def _collect(handle: Any) -> list[list[int]]:
-        found = [piece async for piece in handle.pieces()]
-        assert [last for _, last in found] == [False] * (len(found) - 1) + [True]
-        return [tokens for tokens, _ in found]
+        results = [piece async for piece in handle.pieces()]
+        assert [last for _, last in results] == [False] * (len(results) - 1) + [True]
+        return [tokens for tokens, _ in results]
 
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
@@ -95,7 +95,7 @@ def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: 
         # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
         assert list(handle.tokens) == told == engines[:-1]
         handle.stopping_criterion(engines)
-        assert [each.token for each in handle.steerer.logprobs] == list(handle.tokens) == engines
+        assert [logprob.token for logprob in handle.steerer.logprobs] == list(handle.tokens) == engines
     handle.begin()
     assert not handle.tokens
 
@@ -145,9 +145,9 @@ def test_a_stop_text_ends_the_answer(service: Service, model: ModelHandle) -> No
     assert stop not in model.text(tokens[:-1])
 
 
-def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, network: Any) -> None:
+def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, loaded: Any) -> None:
     policy = chosen(model, "full", {})
-    made = Service(model, policy, SAMPLING, batch_size=4, queue=6, network=network).start()
+    made = Service(model, policy, SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
     short = made.ask(asks(model, 2, max_new_tokens=5))
     long = made.ask(asks(model, 2, max_new_tokens=950))
     until(lambda: all(handle.tokens for handle in long))
@@ -160,8 +160,8 @@ def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, netwo
         made.ask(asks(model, 1))
 
 
-def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, network: Any) -> None:
-    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=4, network=network).start()
+def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) -> None:
+    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=4, loaded=loaded).start()
     bad = made.ask([GenerationRequest((10**9,), SAMPLING, 1)])
     for handle in bad:
         with pytest.raises(ClosedError, match="engine has failed: IndexError"):
@@ -194,8 +194,8 @@ def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
 
 
 def test_streams_differ_by_seed_prompt_and_sample() -> None:
-    found = {stream_of(seed, prompt, n) for seed in (1, 2) for prompt in ((1, 2), (12,)) for n in (0, 1)}
-    assert len(found) == 8
+    by_name = {stream_of(seed, prompt, n) for seed in (1, 2) for prompt in ((1, 2), (12,)) for n in (0, 1)}
+    assert len(by_name) == 8
     assert stream_of(1, (1, 2), 0) == stream_of(1, (1, 2), 0)
     assert stream_of(None, (1,), 0) != stream_of(None, (1,), 0)
 
@@ -203,8 +203,8 @@ def test_streams_differ_by_seed_prompt_and_sample() -> None:
 def test_one_answer_does_not_wait_for_the_many_asked_for_before_it(service: Service, model: ModelHandle) -> None:
     many = service.ask(asks(model, 1) * 9)
     until(lambda: service.decoding == 4)
-    (one,) = service.ask(asks(model, 1))
-    one.generation.result(60)
+    (item,) = service.ask(asks(model, 1))
+    item.generation.result(60)
     # The first row that was free was its own.
     assert sum(handle.generation.done() for handle in many) <= 4 + 3
     assert all(handle.generation.result(60).tokens == many[0].generation.result().tokens for handle in many)
@@ -224,20 +224,20 @@ def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
         return step(engine)
 
     monkeypatch.setattr(Engine, "_step", failing)
-    found = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
-    assert found == wanted
+    results = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
+    assert results == wanted
     assert (service.batch_size, service.failure) == (1, None)
 
 
 def test_where_half_the_batch_is_nothing_the_service_says_that_it_failed(
-    model: ModelHandle, network: Any, monkeypatch: pytest.MonkeyPatch
+    model: ModelHandle, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(_: Engine) -> Any:
         raise MemoryError
 
     told: list[str] = []
     monkeypatch.setattr(Engine, "_step", failing)
-    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=2, network=network).start()
+    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=2, loaded=loaded).start()
     made.on_failure = lambda: told.append("failed")
     with pytest.raises(ClosedError, match="engine has failed: MemoryError"):
         made.ask(asks(model, 1))[0].generation.result(60)

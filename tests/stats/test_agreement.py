@@ -23,23 +23,23 @@ def maps():
 def test_the_wrong_reading_is_found_out(maps):
     published, conflicting, mean = maps
     checked = check_maps({"published": published, "other": conflicting}, mean, ROUNDING)
-    found = to_json(checked)
-    assert (found["agree"], found["common"], len(found["conflicts"])) == (False, 32, 25)
-    assert found["mean"]["published"] == {"checked": 20, "fitting": 20, "largest": 0.05}
-    assert found["mean"]["other"]["fitting"] < found["mean"]["other"]["checked"] == 8
-    assert found["right"] == "published"
+    result = to_json(checked)
+    assert (result["agree"], result["common"], len(result["conflicts"])) == (False, 32, 25)
+    assert result["mean"]["published"] == {"checked": 20, "fitting": 20, "largest": 0.05}
+    assert result["mean"]["other"]["fitting"] < result["mean"]["other"]["checked"] == 8
+    assert result["right"] == "published"
     text = as_text(checked)
     assert "The maps conflict in 25 of 32 common cells" in text
     assert "So published is right and other is not" in text
     assert text.count("| R1-Llama |") == 25
     # Two measurements that differ by so little would be no surprise.
-    assert found["p"] > 0.05
+    assert result["p"] > 0.05
 
 
 def test_a_map_agrees_with_itself(maps):
     checked = check_maps({"one": maps[0], "two": maps[0]}, None, ROUNDING)
-    found = to_json(checked)
-    assert (found["agree"], found["conflicts"], found["largest"], found["mean"], found["right"]) == (
+    result = to_json(checked)
+    assert (result["agree"], result["conflicts"], result["largest"], result["mean"], result["right"]) == (
         True,
         [],
         0,
@@ -58,12 +58,12 @@ def test_a_mean_that_fits_both_or_none_does_not_decide(maps):
 
 def test_large_differences_are_more_than_sampling_noise(maps):
     shifted = [
-        replace(one, cells={p: replace(c, estimate=replace(c.estimate, value=0.02)) for p, c in one.cells.items()})
-        for one in maps[0]
+        replace(map_, cells={p: replace(c, estimate=replace(c.estimate, value=0.02)) for p, c in map_.cells.items()})
+        for map_ in maps[0]
     ]
-    found = agreement(maps[0], shifted)
-    assert found.p is not None
-    assert found.p < 0.001
+    result = agreement(maps[0], shifted)
+    assert result.p is not None
+    assert result.p < 0.001
     assert "more than sampling noise" in as_text(check_maps({"a": maps[0], "b": shifted}, None, ROUNDING))
 
 

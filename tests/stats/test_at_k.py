@@ -22,9 +22,9 @@ MATRIX = np.array(list(GRADES.values()), int)
 
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
 def test_pass_at_k_is_the_share_of_subsets_and_scorios(k):
-    for held in GRADES.values():
-        subsets = [any(subset) for subset in combinations(held, k)]
-        assert any_right(6, int(sum(held)), k) == pytest.approx(np.mean(subsets))
+    for stored in GRADES.values():
+        subsets = [any(subset) for subset in combinations(stored, k)]
+        assert any_right(6, int(sum(stored)), k) == pytest.approx(np.mean(subsets))
     estimate = Rule("pass", k).estimate(GRADES, {})
     assert estimate.value == pytest.approx(float(scorio.pass_at_k(MATRIX, k)))
     assert 0 <= estimate.low < estimate.value < estimate.high <= 1

@@ -34,9 +34,9 @@ def read(tmp_path):
 
 
 def test_the_variance_is_that_of_independent_draws():
-    (one, *_) = read_maps("published:dynts_r1_llama")
-    centre = np.mean([cell.estimate.value for cell in one.cells.values()])
-    assert variance(one) == pytest.approx(centre * (1 - centre) / 150)
+    (item, *_) = read_maps("published:dynts_r1_llama")
+    centre = np.mean([cell.estimate.value for cell in item.cells.values()])
+    assert variance(item) == pytest.approx(centre * (1 - centre) / 150)
 
 
 def test_a_map_with_one_clear_cell_is_more_than_noise(read):
@@ -69,16 +69,16 @@ def test_all_right_and_all_wrong_are_no_evidence(read, value):
 
 def test_the_bound_rejects_at_most_as_often_as_it_should():
     """Maps of equal cells with problems of equal difficulty, the worst case: 5 % and three standard errors."""
-    (one, *_) = read_maps("published:dynts_r1_llama")
+    (item, *_) = read_maps("published:dynts_r1_llama")
     rng = np.random.default_rng(0)
     rejected = kept = 0
     for _ in range(400):
         values = rng.binomial(150, 0.45, size=20) / 150
         cells = {
-            place: replace(cell, estimate=replace(cell.estimate, value=float(value)))
-            for (place, cell), value in zip(one.cells.items(), values, strict=True)
+            coord: replace(cell, estimate=replace(cell.estimate, value=float(value)))
+            for (coord, cell), value in zip(item.cells.items(), values, strict=True)
         }
-        drawn = replace(one, cells=cells)
+        drawn = replace(item, cells=cells)
         verdict = bound_verdict(drawn, variance(drawn), 5)
         rejected += verdict.evidence
         kept += (2000, 0.3) in verdict.plateau
@@ -88,14 +88,14 @@ def test_the_bound_rejects_at_most_as_often_as_it_should():
 
 def test_models_are_compared_by_the_bound():
     llama, qwen = (read_maps(f"published:dynts_r1_{name}") for name in ("llama", "qwen"))
-    found = model_difference(llama, qwen)
+    result = model_difference(llama, qwen)
     centres = [
-        np.mean([np.mean([c.estimate.value for c in one.cells.values()]) for one in maps]) for maps in (llama, qwen)
+        np.mean([np.mean([c.estimate.value for c in map_.cells.values()]) for map_ in maps]) for maps in (llama, qwen)
     ]
-    assert found.value == pytest.approx(centres[0] - centres[1])
-    assert found.p > 0.05
+    assert result.value == pytest.approx(centres[0] - centres[1])
+    assert result.p > 0.05
     unknown = [
-        replace(one, cells={p: replace(c, estimate=replace(c.estimate, problems=None)) for p, c in one.cells.items()})
-        for one in qwen
+        replace(item, cells={p: replace(c, estimate=replace(c.estimate, problems=None)) for p, c in item.cells.items()})
+        for item in qwen
     ]
     assert model_difference(llama, unknown) is None

@@ -57,7 +57,7 @@ def test_benchmarks_of_unlike_size_weigh_equally_and_levels_add_no_spread():
     strata = np.repeat([0, 1], [30, 200])
     values = rng.choice([-1.0, 0.0, 1.0], p=[0.1, 0.8, 0.1], size=230)
     low, high = interval(values, -1.0, 1.0, Z, strata)
-    errors = [values[strata == one].std(ddof=1) / np.sqrt((strata == one).sum()) for one in (0, 1)]
+    errors = [values[strata == item].std(ddof=1) / np.sqrt((strata == item).sum()) for item in (0, 1)]
     centre = (values[strata == 0].mean() + values[strata == 1].mean()) / 2
     assert low < centre < high
     assert 1.0 < (high - low) / (2 * Z * np.hypot(*errors) / 2) < 1.35
@@ -74,8 +74,8 @@ def test_rare_collapse_is_covered(problems, samples):
     rng = np.random.default_rng(3)
     chance = np.where(rng.random((2_000, problems)) < 0.05, 0.1, 0.995)
     means = rng.binomial(samples, chance) / samples
-    found = score(means, 0.95 * 0.995 + 0.05 * 0.1)
-    assert np.mean(np.abs(found) <= Z) >= 0.94
+    result = score(means, 0.95 * 0.995 + 0.05 * 0.1)
+    assert np.mean(np.abs(result) <= Z) >= 0.94
 
 
 def test_differences_that_are_rarely_large_are_not_called_real():
@@ -100,6 +100,6 @@ def test_simultaneous_quantiles_lie_between_one_interval_and_bonferroni():
 
 def test_correlations_of_constant_rows_are_zero():
     rng = np.random.default_rng(5)
-    one = rng.standard_normal(40)
-    found = correlations(np.stack([one, one * 2, np.zeros(40)]), ONE)
-    assert found == pytest.approx(np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+    item = rng.standard_normal(40)
+    result = correlations(np.stack([item, item * 2, np.zeros(40)]), ONE)
+    assert result == pytest.approx(np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))

@@ -20,9 +20,9 @@ def test_costs_that_are_not_shown_to_be_higher_are_ties():
         more, spread = extra.get(expected.setting, (0.0, 0.0))
         noise = rng.normal(0, spread, 120)
         for problem, off in zip(expected.problems, noise - noise.mean(), strict=True):
-            one = trace(expected, problem, 0, correct=True)
-            usage = replace(one.usage, mean_kv_tokens=100 + more + off, seconds=(100 + more) / 100)
-            traces.append((expected.run_key, replace(one, usage=usage)))
+            item = trace(expected, problem, 0, correct=True)
+            usage = replace(item.usage, mean_kv_tokens=100 + more + off, seconds=(100 + more) / 100)
+            traces.append((expected.run_key, replace(item, usage=usage)))
     (choice,) = choices(RunData(plan, traces))
     assert choice.by_memory.setting == choice.by_time.setting == settings[0]
     assert (choice.tied, choice.tied_by_time) == (2, 1)

@@ -8,8 +8,8 @@ from kvatlas.stats.pairs.comparisons import CHOSEN, SELECTED, comparisons
 from tests.stats.synthetic import WINDOWS, grid, manifest, setting, traces
 
 
-def _chance(one):
-    return {"dynts": 0.7, "random": 0.3, "window": 0.2, "full": 0.9}[one.policy]
+def _chance(item):
+    return {"dynts": 0.7, "random": 0.3, "window": 0.2, "full": 0.9}[item.policy]
 
 
 def test_policies_meet_at_equal_parameters_pooled_over_benchmarks():
@@ -38,25 +38,25 @@ def test_policies_that_never_agree_do_not_meet():
 def test_the_best_cell_meets_each_baseline_and_is_said_to_be_chosen():
     plan = manifest(grid("dynts"))
     best = setting("dynts", 16, 0.3)
-    found = comparisons(RunData(plan, traces(plan, lambda s: 1.0 if s == best else 0.2)))
-    assert [(c.model, c.benchmark, c.second, c.note) for c in found] == [
+    result = comparisons(RunData(plan, traces(plan, lambda s: 1.0 if s == best else 0.2)))
+    assert [(c.model, c.benchmark, c.second, c.note) for c in result] == [
         ("tiny", "CHAIN6", "full", CHOSEN.format(9)),
         ("tiny", "CHAIN8", "full", CHOSEN.format(9)),
     ]
-    assert found[0].first == "best dynts cell (local_window=16, ratio=0.3)"
-    assert found[0].difference.value == pytest.approx(0.8, abs=0.2)
+    assert result[0].first == "best dynts cell (local_window=16, ratio=0.3)"
+    assert result[0].difference.value == pytest.approx(0.8, abs=0.2)
 
 
 def test_traces_that_do_not_overlap_are_not_compared():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
-    kept = [(key, one) for key, one in traces(plan) if (one.problem == "p0") == (one.setting.policy == "full")]
+    kept = [(key, trace) for key, trace in traces(plan) if (trace.problem == "p0") == (trace.setting.policy == "full")]
     assert comparisons(RunData(plan, kept)) == []
 
 
 def test_a_best_cell_that_is_behind_keeps_its_p_value():
     plan = manifest(grid("dynts"))
-    found = comparisons(RunData(plan, traces(plan, lambda s: 0.9 if s.policy == "full" else 0.1)))
-    assert {c.note for c in found} == {SELECTED}
+    result = comparisons(RunData(plan, traces(plan, lambda s: 0.9 if s.policy == "full" else 0.1)))
+    assert {c.note for c in result} == {SELECTED}
 
 
 def test_models_meet_policy_by_policy():

@@ -9,12 +9,12 @@ from kvatlas.stats.inference.axis_permutation import axis_effect, peak_p
 from kvatlas.stats.inference.granularity import implied_samples, impossible, possible, samples_of
 from kvatlas.stats.inference.planning import detectable, problems_for
 
-PUBLISHED = [one for name in ("llama", "qwen") for one in read_maps(f"published:dynts_r1_{name}")]
+PUBLISHED = [item for name in ("llama", "qwen") for item in read_maps(f"published:dynts_r1_{name}")]
 
 
 def _values(maps):
     return np.array(
-        [[[one.cells[w, r].estimate.value for r in one.axes[1][1]] for w in one.axes[0][1]] for one in maps]
+        [[[map_.cells[w, r].estimate.value for r in map_.axes[1][1]] for w in map_.axes[0][1]] for map_ in maps]
     )
 
 
@@ -40,9 +40,9 @@ def test_a_level_that_is_lower_is_found_with_its_size():
     rng = np.random.default_rng(1)
     values = rng.normal(0, 0.01, (6, 4, 5))
     values[..., 2] -= 0.05
-    found = axis_effect(values, draws=2_000)
-    assert found.level_p.argmin() == 2
-    assert found.low[2] < -0.05 < found.high[2]
+    result = axis_effect(values, draws=2_000)
+    assert result.level_p.argmin() == 2
+    assert result.low[2] < -0.05 < result.high[2]
     with pytest.raises(KvatlasError, match="two of its levels"):
         axis_effect(values[..., :1])
 

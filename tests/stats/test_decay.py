@@ -27,8 +27,8 @@ def simulate(
         chance = min(1.0, amplitude * math.exp(-at / depth))
         if spread:
             # Keeps the mean chance: some problems are always solved or never, the others as often as before.
-            fate = generator.random()
-            chance = chance if fate > spread else float(generator.random() < chance)
+            drawn = generator.random()
+            chance = chance if drawn > spread else float(generator.random() < chance)
         outcomes[i] = [float(generator.random() < chance) for _ in range(samples)]
         depths[i] = float(at)
     return outcomes, depths
@@ -38,8 +38,8 @@ def coverage(runs: int, truth: float, draw: Callable[[np.random.Generator], tupl
     generator = np.random.default_rng(11)
     hits = 0
     for _ in range(runs):
-        found = fit(*draw(generator), free=free)
-        hits += found.low <= truth <= found.high
+        result = fit(*draw(generator), free=free)
+        hits += result.low <= truth <= result.high
     return hits / runs
 
 
@@ -66,9 +66,9 @@ def test_the_depth_is_recovered() -> None:
     assert free.amplitude == pytest.approx(0.9, rel=0.03)
     assert free(np.array([40.0]))[0] == pytest.approx(0.9 / math.e, rel=0.05)
     outcomes, depths = simulate(np.random.default_rng(2), 85.7, problems=3000)
-    one = fit(outcomes, depths)
-    assert one.depth == pytest.approx(85.7, rel=0.03)
-    assert (one.amplitude, one.outcomes, one.problems) == (1.0, 60_000, 60_000)
+    item = fit(outcomes, depths)
+    assert item.depth == pytest.approx(85.7, rel=0.03)
+    assert (item.amplitude, item.outcomes, item.problems) == (1.0, 60_000, 60_000)
 
 
 @pytest.mark.parametrize("free", [False, True])

@@ -32,7 +32,7 @@ def test_numerics_alone_are_told_as_seldom_as_the_level_says() -> None:
             near = draw.integers(0, 12, 2)
             # Each near tie departs by a chance that differs between texts, and by some gap.
             flipped = [draw.random(count) < draw.choice([0.02, 0.3]) for count in near]
-            gaps = [float((draw.random(each.size) * each).max(initial=0.0)) for each in flipped]
+            gaps = [float((draw.random(item.size) * item).max(initial=0.0)) for item in flipped]
             texts.append(text((int(near[0]), int(near[1])), gaps[0], gaps[1]))
         values.append(departure_p(texts))
     for level in (0.01, 0.05, 0.2):

@@ -26,9 +26,9 @@ from kvatlas.stats.estimates.pass_at_1 import (
 @pytest.mark.parametrize(("right", "n"), [(0, 30), (1, 30), (15, 30), (40, 40), (91, 198)])
 def test_wilsons_interval_is_scipys_and_statsmodels(right, n):
     reference = stats.binomtest(right, n).proportion_ci(method="wilson")
-    found = wilson(np.array(right / n), np.array(float(n)), np.array(Z))
-    assert found == pytest.approx((reference.low, reference.high), abs=1e-12)
-    assert found == pytest.approx(proportion_confint(right, n, method="wilson"), abs=1e-9)
+    result = wilson(np.array(right / n), np.array(float(n)), np.array(Z))
+    assert result == pytest.approx((reference.low, reference.high), abs=1e-12)
+    assert result == pytest.approx(proportion_confint(right, n, method="wilson"), abs=1e-9)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 30), (1, 30), (15, 30), (40, 40), (91, 198)])
@@ -76,12 +76,12 @@ def test_both_standard_errors_by_hand():
     estimate = pass_at_1(grades)
     means = np.array([1 / 3, 2 / 3, 1, 0])
     assert estimate.se_clustered == pytest.approx(means.std(ddof=1) / 2)
-    within = [np.var(held, ddof=1) / 3 for held in grades.values()]
+    within = [np.var(stored, ddof=1) / 3 for stored in grades.values()]
     assert estimate.se_conditional == pytest.approx(math.sqrt(sum(within)) / 4)
     assert estimate.low < estimate.given_low < estimate.value < estimate.given_high < estimate.high
-    one = pass_at_1({"a": [1], "b": [0], "c": [1]})
-    assert one.se_conditional is None
-    assert one.given_low is not None
+    item = pass_at_1({"a": [1], "b": [0], "c": [1]})
+    assert item.se_conditional is None
+    assert item.given_low is not None
 
 
 def test_all_right_says_less_of_other_problems_than_of_these():

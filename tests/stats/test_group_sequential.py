@@ -47,7 +47,7 @@ def test_a_setting_that_waited_goes_on_where_cheaper_ones_fail():
 
 def test_a_setting_that_breaks_the_margin_is_rarely_recommended():
     rng = np.random.default_rng(1)
-    orders = [np.flatnonzero(one == FOUR) for one in range(4)]
+    orders = [np.flatnonzero(item == FOUR) for item in range(4)]
     wrong = 0
     for _ in range(100):
         differences = -(rng.random((6, 240)) < 0.0501).astype(float)

@@ -34,7 +34,7 @@ def test_one_map_for_each_model_benchmark_and_policy():
 def test_values_are_those_of_the_traces():
     plan = manifest(grid("dynts"))
     (first, _) = maps_of_run(RunData(plan, traces(plan, lambda s: float(s.values.get("ratio") == 0.3))))
-    assert {place: cell.estimate.value for place, cell in first.cells.items()} == {
+    assert {coord: cell.estimate.value for coord, cell in first.cells.items()} == {
         (w, r): float(r == 0.3) for w in WINDOWS for r in RATIOS
     }
     assert first.cells[8, 0.1].truncated == 24
@@ -53,7 +53,7 @@ def test_progress_is_a_metric_and_others_are_refused():
 def test_a_grade_that_is_not_ok_counts_as_wrong():
     plan = manifest(grid("dynts"))
     lenient = Grade(True, 1.0, "7", Status.GRADER_TIMEOUT)
-    (first, _) = maps_of_run(RunData(plan, [(key, replace(one, grade=lenient)) for key, one in traces(plan)]))
+    (first, _) = maps_of_run(RunData(plan, [(key, replace(trace, grade=lenient)) for key, trace in traces(plan)]))
     assert first.cells[8, 0.1].estimate.value == 0
 
 
@@ -76,9 +76,9 @@ def test_foreign_traces_do_not_count():
 def test_missing_traces_are_refused_with_numbers_unless_partial():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
     kept = [
-        (key, one)
-        for key, one in traces(plan)
-        if one.setting != setting("dynts", 8, 0.1) and not (one.setting.policy == "full" and one.problem == "p3")
+        (key, item)
+        for key, item in traces(plan)
+        if item.setting != setting("dynts", 8, 0.1) and not (item.setting.policy == "full" and item.problem == "p3")
     ]
     with pytest.raises(KvatlasError, match=r"26 of 240 traces are missing, in 2 of 10 cells; .*--partial"):
         maps_of_run(RunData(plan, kept))
@@ -158,8 +158,8 @@ def test_mean_map_averages_cells_and_baselines():
     first, second = maps_of_run(RunData(plan, traces(plan)))
     mean = mean_map([first, second])
     assert (mean.model, mean.benchmark, mean.policy) == ("tiny", "mean of 2", "dynts")
-    for place, cell in mean.cells.items():
-        pair = first.cells[place], second.cells[place]
+    for coord, cell in mean.cells.items():
+        pair = first.cells[coord], second.cells[coord]
         assert cell.estimate.value == pytest.approx(sum(c.estimate.value for c in pair) / 2)
         assert cell.estimate.problems == 24
         assert cell.truncated == sum(c.truncated for c in pair)
@@ -188,7 +188,9 @@ def test_mean_map_refuses_what_does_not_belong_together():
 def test_mean_of_partial_maps_says_so():
     plan = manifest(grid("dynts"))
     kept = [
-        (key, one) for key, one in traces(plan) if (one.benchmark, one.setting) != ("CHAIN8", setting("dynts", 8, 0.1))
+        (key, trace)
+        for key, trace in traces(plan)
+        if (trace.benchmark, trace.setting) != ("CHAIN8", setting("dynts", 8, 0.1))
     ]
     mean = mean_map(maps_of_run(RunData(plan, kept, partial=True)))
     assert len(mean.cells) == 8
@@ -203,12 +205,12 @@ def test_traces_of_several_versions_are_told_on_the_map():
     old, new = (json.dumps({"kvatlas": "0.1.0", "python": "3.11.1", "torch": torch}) for torch in ("2.7.0", "2.8.0"))
 
     def notes(*made_with: str) -> list[str]:
-        made = [(key, replace(each, made_with=made_with[n % len(made_with)])) for n, (key, each) in enumerate(kept)]
+        made = [(key, replace(item, made_with=made_with[n % len(made_with)])) for n, (key, item) in enumerate(kept)]
         (only,) = maps_of_run(RunData(plan, made, partial=True))
         assert all(note.is_warning for note in only.notes)
         return [str(note) for note in only.notes if note.kind is NoteKind.MIXED]
 
-    kept = [each for each in traces(plan) if each[1].benchmark == "CHAIN8"]
+    kept = [trace for trace in traces(plan) if trace[1].benchmark == "CHAIN8"]
     assert notes(old) == notes("") == []
     # Python's version decides nothing.
     assert notes(old, old.replace("3.11.1", "3.12.0")) == []

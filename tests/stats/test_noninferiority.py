@@ -14,9 +14,9 @@ def _differences(rng, lost, gained, problems=240):
 
 
 def test_equal_texts_lose_at_most_what_so_many_problems_can_hide():
-    found = losses(np.zeros((1, 240)), FOUR, 0.03)
-    assert found.shown.tolist() == [True]
-    assert 0.012 < found.high[0] < 0.016
+    result = losses(np.zeros((1, 240)), FOUR, 0.03)
+    assert result.shown.tolist() == [True]
+    assert 0.012 < result.high[0] < 0.016
     few = losses(np.zeros((1, 40)), FOUR[:40] * 0, 0.03)
     assert few.shown.tolist() == [False]
     assert problems_to_show(few, 40, 0.03)[0] > 40
@@ -24,11 +24,11 @@ def test_equal_texts_lose_at_most_what_so_many_problems_can_hide():
 
 def test_losses_are_shown_broken_or_open():
     rng = np.random.default_rng(0)
-    found = losses(_differences(rng, [0.0, 0.3, 0.05], [0.0, 0.0, 0.03]), FOUR, 0.03)
-    assert found.shown.tolist() == [True, False, False]
-    assert found.broken.tolist() == [False, True, False]
-    assert (found.low < found.value + 1e-9).all()
-    assert (found.value < found.high + 1e-9).all()
+    result = losses(_differences(rng, [0.0, 0.3, 0.05], [0.0, 0.0, 0.03]), FOUR, 0.03)
+    assert result.shown.tolist() == [True, False, False]
+    assert result.broken.tolist() == [False, True, False]
+    assert (result.low < result.value + 1e-9).all()
+    assert (result.value < result.high + 1e-9).all()
 
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.0301, 0.0), (0.0801, 0.05)])

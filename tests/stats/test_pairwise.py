@@ -19,14 +19,14 @@ def test_shares_and_difference_by_hand() -> None:
     first, second = system("a", [0.2, 0.5, 1.0, 0.9]), system("b", [0.4, 0.5, 0.0, 0.7])
     first.outcomes["B", "9"] = {0: 1.0}
     second.outcomes["B", "0"] = {0: 0.0, 1: 0.8}
-    found = pair(first, second)
-    assert len(found.places) == 4
-    assert (found.above, found.on, found.below) == (0.25, 0.25, 0.5)
-    value, low, high = found.difference.value, found.difference.low, found.difference.high
+    result = pair(first, second)
+    assert len(result.places) == 4
+    assert (result.above, result.on, result.below) == (0.25, 0.25, 0.5)
+    value, low, high = result.difference.value, result.difference.low, result.difference.high
     assert value == pytest.approx((-0.2 + 0 + 1.0 + 0.2) / 4)
     assert low < 0 < value < high
-    assert found.given_depth is None
-    data = found.to_json("a", "b")
+    assert result.given_depth is None
+    data = result.to_json("a", "b")
     assert (data["x"], data["problems"], data["above"], data["spearman_given_L"]) == ("a", 4, 0.25, None)
 
 
@@ -46,10 +46,10 @@ def test_spearman_is_scipys_and_its_interval_covers() -> None:
     for run in range(100):
         x = generator.standard_normal(60)
         y = 0.6 * x + 0.8 * generator.standard_normal(60)
-        found = correlation(np.stack([x, y]), run)
-        assert found is not None
-        assert found.value == pytest.approx(stats.spearmanr(x, y).statistic)
-        covered += found.low <= truth <= found.high
+        result = correlation(np.stack([x, y]), run)
+        assert result is not None
+        assert result.value == pytest.approx(stats.spearmanr(x, y).statistic)
+        covered += result.low <= truth <= result.high
     assert 0.9 <= covered / 100 <= 1
 
 
@@ -58,11 +58,11 @@ def test_a_shared_depth_alone_correlates_two_models_and_is_taken_out() -> None:
     depths = generator.integers(4, 60, 400).astype(float)
     fall = np.exp(-depths / 30)
     first, second = (np.clip(fall + 0.1 * generator.standard_normal(400), 0, 1) for _ in range(2))
-    found = pair(system("a", first, depths), system("b", second, depths))
-    assert found.spearman is not None
-    assert found.given_depth is not None
-    assert found.spearman.value > 0.6
-    assert found.given_depth.low < 0 < found.given_depth.high
+    result = pair(system("a", first, depths), system("b", second, depths))
+    assert result.spearman is not None
+    assert result.given_depth is not None
+    assert result.spearman.value > 0.6
+    assert result.given_depth.low < 0 < result.given_depth.high
 
 
 def test_what_does_not_vary_has_no_correlation() -> None:

@@ -24,9 +24,9 @@ def test_no_difference_at_all_is_no_evidence():
     same = np.repeat(np.random.default_rng(0).random((30, 1)), 6, axis=1)
     test = resampling.omnibus(same, ONE)
     assert (test.statistic, test.p) == (0.0, 1.0)
-    found = resampling.plateau(same, ONE)
-    assert found.member.all()
-    assert (found.may_lose >= 0).all()
+    result = resampling.plateau(same, ONE)
+    assert result.member.all()
+    assert (result.may_lose >= 0).all()
     assert resampling.omnibus(same[:, :1], ONE).p == 1.0
 
 
@@ -35,9 +35,9 @@ def test_all_right_and_all_wrong(value):
     means = np.full((30, 4), value)
     assert resampling.omnibus(means, ONE).p == 1.0
     assert resampling.plateau(means, ONE).member.all()
-    found = resampling.contrast(means, ONE, resampling.slope([0, 1, 2, 3], 4))
-    assert (found.value, found.p) == (0.0, 1.0)
-    assert found.low < 0 < found.high
+    result = resampling.contrast(means, ONE, resampling.slope([0, 1, 2, 3], 4))
+    assert (result.value, result.p) == (0.0, 1.0)
+    assert result.low < 0 < result.high
     assert resampling.need(means[:, :1], means[:, 1:2], ONE) == resampling.Need(None, None)
 
 
@@ -47,23 +47,23 @@ def test_two_cells_are_the_paired_test():
     strata = np.zeros(200, int)
     wanted = mean_contrast(means[:, 1] - means[:, 0])
     assert resampling.omnibus(means, strata).p == pytest.approx(wanted.p, rel=0.1)
-    found = resampling.contrast(means, strata, np.array([-1.0, 1.0]))
-    assert (found.value, found.low, found.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    result = resampling.contrast(means, strata, np.array([-1.0, 1.0]))
+    assert (result.value, result.low, result.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
     reference = stats.ttest_1samp(means[:, 1] - means[:, 0], 0)
-    assert (found.low, found.high) == pytest.approx(tuple(reference.confidence_interval(0.95)), abs=0.006)
-    assert found.p == pytest.approx(reference.pvalue, rel=0.5)
+    assert (result.low, result.high) == pytest.approx(tuple(reference.confidence_interval(0.95)), abs=0.006)
+    assert result.p == pytest.approx(reference.pvalue, rel=0.5)
 
 
 def test_a_contrast_stays_within_what_grades_allow():
     means = np.tile([0.0, 1.0, 1.0], (3, 1))
-    found = resampling.contrast(means, np.zeros(3, int), np.array([-1.0, 0.5, 0.5]))
-    assert -1 <= found.low < found.value == found.high == 1.0
+    result = resampling.contrast(means, np.zeros(3, int), np.array([-1.0, 0.5, 0.5]))
+    assert -1 <= result.low < result.value == result.high == 1.0
 
 
 def test_a_saturated_map_may_still_lose():
     """The best cell of 30 problems that are all right is not known to be better by 0 points."""
-    found = resampling.plateau(np.ones((30, 4)), ONE)
-    assert (found.may_lose > 0.05).all()
+    result = resampling.plateau(np.ones((30, 4)), ONE)
+    assert (result.may_lose > 0.05).all()
 
 
 def test_cells_that_collapse_rarely_are_not_called_different():
@@ -101,10 +101,10 @@ def test_size_of_the_omnibus_test_and_the_best_on_the_plateau():
 def test_a_clear_best_is_alone_on_the_plateau():
     rng = np.random.default_rng(3)
     means = _map(rng, np.array([0.2, 0.25, 0.8, 0.3]), problems=60)
-    found = resampling.plateau(means, np.zeros(60, int))
-    assert found.member.tolist() == [False, False, True, False]
-    assert found.p[2] == 1.0
-    assert found.may_lose[2] < 0.05 < 0.4 < found.may_lose[0]
+    result = resampling.plateau(means, np.zeros(60, int))
+    assert result.member.tolist() == [False, False, True, False]
+    assert result.p[2] == 1.0
+    assert result.may_lose[2] < 0.05 < 0.4 < result.may_lose[0]
 
 
 def test_the_chosen_best_pays_for_the_choice():
@@ -156,9 +156,9 @@ def test_more_samples_help_only_where_samples_are_the_noise():
     rng = np.random.default_rng(6)
     strata = np.zeros(40, int)
     noisy = (rng.random((40, 4, 2)) < np.array([0.45, 0.6])).astype(float)
-    found = resampling.need(noisy[:, :, 1], noisy[:, :, 0], strata)
-    assert found.samples is not None
-    assert found.samples >= 4
+    result = resampling.need(noisy[:, :, 1], noisy[:, :, 0], strata)
+    assert result.samples is not None
+    assert result.samples >= 4
     stubborn = np.repeat((rng.random((40, 1)) < 0.5).astype(float), 4, axis=1)
     assert resampling.need(stubborn, np.full((40, 4), 0.4), strata).samples is None
     assert resampling.need(noisy[:, :1, 1], noisy[:, :1, 0], strata).samples in (None, 1)

@@ -26,21 +26,21 @@ def systems(run: Path, metric: str = "progress"):
 
 
 def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run: Path) -> None:
-    found = systems(run)
-    assert [(e.model, e.setting) for e in found] == [
+    result = systems(run)
+    assert [(e.model, e.setting) for e in result] == [
         ("hf:lab/A-7B", FULL), ("hf:lab/A-7B", SMALL), ("hf:lab/A-7B", LARGE), ("B", FULL),
     ]  # fmt: skip
-    assert all(e.promised == 24 and e.missing == 0 and len(e.outcomes) == 12 for e in found)
-    assert all(e.about[place]["L"] > 4 for e in found for place in e.outcomes)
+    assert all(e.promised == 24 and e.missing == 0 and len(e.outcomes) == 12 for e in result)
+    assert all(e.about[outcome]["L"] > 4 for e in result for outcome in e.outcomes)
     with Store.open(run) as store:
-        one = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))
-    assert found[3].outcomes[one.benchmark, one.problem][1] == one.grade.progress
+        trace = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))
+    assert result[3].outcomes[trace.benchmark, trace.problem][1] == trace.grade.progress
 
 
 @pytest.mark.parametrize("metric", ["pass@1", "progress", "progress_valid", "valid", "precision", "recall"])
 def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
-    found = systems(run, metric)
-    values = [value for e in found for samples in e.outcomes.values() for value in samples.values()]
+    result = systems(run, metric)
+    values = [value for e in result for samples in e.outcomes.values() for value in samples.values()]
     assert len(values) == 96
     assert min(values) < max(values) <= 1
 
@@ -66,24 +66,24 @@ def test_an_unknown_metric_and_a_cost_are_told_with_all_that_is_valid(run: Path)
 
 def test_metrics_of_several_samples_are_made_by_problem(run: Path) -> None:
     for plain, best, both in zip(systems(run, "pass@1"), systems(run, "pass@2"), systems(run, "avg@2"), strict=True):
-        assert best.means() == {place: max(samples.values()) for place, samples in plain.outcomes.items()}
+        assert best.means() == {position: max(samples.values()) for position, samples in plain.outcomes.items()}
         assert both.means() == plain.means()
     with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
         systems(run, "maj@3")[0].means()
 
 
 def test_names_fit_one_system_in_the_order_given(run: Path) -> None:
-    found = systems(run)
-    assert choose(found, []) == found
-    assert choose(found, ["dynts ratio=0.5", "A-7B full", "B"]) == [found[2], found[0], found[3]]
+    result = systems(run)
+    assert choose(result, []) == result
+    assert choose(result, ["dynts ratio=0.5", "A-7B full", "B"]) == [result[2], result[0], result[3]]
     for name, sentence in [
         ("full", "'full' fits 2 of the 4 systems and must fit one. It fits: hf:lab/A-7B full; B full"),
         ("dynts ratio=0.7", "fits none of the 4 systems and must fit one. There are: hf:lab/A-7B full; hf:lab"),
     ]:
         with pytest.raises(KvatlasError, match=sentence):
-            choose(found, [name])
+            choose(result, [name])
     with pytest.raises(KvatlasError, match="say a system twice"):
-        choose(found, ["B", "B full"])
+        choose(result, ["B", "B full"])
 
 
 def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Pat
 
 def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
     whole = RunData.open(run)
-    found = systems_of([replace(whole, traces=[pair for pair in whole.traces if pair[1].sample == 0])])
+    result = systems_of([replace(whole, traces=[pair for pair in whole.traces if pair[1].sample == 0])])
     with pytest.raises(KvatlasError, match="48 of 96 traces are missing"):
-        check_complete(found, False)
-    assert list(map(str, check_complete(found, True))) == ["PARTIAL: 48 of 96 traces are missing"]
+        check_complete(result, False)
+    assert list(map(str, check_complete(result, True))) == ["PARTIAL: 48 of 96 traces are missing"]
     assert check_complete(systems(run), False) == []
 
 

@@ -34,13 +34,13 @@ def uncompressed(trace: Any) -> Any:
 
 
 def test_a_sound_run_has_nothing_to_say() -> None:
-    found = cells(lambda trace: texts(trace, "setting"))
-    (first, second) = validities(found.cells).values()
+    result = cells(lambda trace: texts(trace, "setting"))
+    (first, second) = validities(result.cells).values()
     assert first.traces == second.traces == 19 * 24
     assert (first.bounded, first.compressed, first.settings) == (18 * 24, 18 * 24, 18)
-    assert first.truncated + sum(c.cell().estimate.value * 24 for c in found.cells[:19]) == pytest.approx(19 * 24)
+    assert first.truncated + sum(c.cell().estimate.value * 24 for c in result.cells[:19]) == pytest.approx(19 * 24)
     assert (first.identical, first.vacuous, first.no_answer) == ((), None, 0)
-    assert {finding.kind for finding in findings(found.cells)} <= {Kind.UNANSWERED, Kind.NO_CHOICE}
+    assert {finding.kind for finding in findings(result.cells)} <= {Kind.UNANSWERED, Kind.NO_CHOICE}
 
 
 @pytest.mark.parametrize(
@@ -61,38 +61,38 @@ def test_a_sound_run_has_nothing_to_say() -> None:
     ],
 )  # fmt: skip
 def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous, kind: Kind, clause: str) -> None:
-    found = cells(change)
-    assert {checked.vacuous for checked in validities(found.cells).values()} == {reason}
-    (choice,) = choices(found)
+    result = cells(change)
+    assert {checked.vacuous for checked in validities(result.cells).values()} == {reason}
+    (choice,) = choices(result)
     assert (choice.by_memory, choice.by_time, choice.vacuous) == (None, None, clause)
     assert choice.candidates == 18
-    assert [finding.benchmark for finding in findings(found.cells) if finding.kind is kind] == ["CHAIN6", "CHAIN8"]
-    for one in (*maps_of_run(found), *mean_maps(maps_of_run(found))):
-        assert one.validity is not None
-        assert one.validity.vacuous is reason
+    assert [finding.benchmark for finding in findings(result.cells) if finding.kind is kind] == ["CHAIN6", "CHAIN8"]
+    for item in (*maps_of_run(result), *mean_maps(maps_of_run(result))):
+        assert item.validity is not None
+        assert item.validity.vacuous is reason
 
 
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
-    found = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
-    assert [checked.vacuous for checked in validities(found.cells).values()] == [Vacuous.UNCOMPRESSED, None]
-    (choice,) = choices(found)
+    result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
+    assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]
+    (choice,) = choices(result)
     assert choice.vacuous is None
     assert choice.losses is not None
     assert len(choice.losses) == choice.candidates
-    (finding,) = [finding for finding in findings(found.cells) if finding.kind is Kind.UNCOMPRESSED]
+    (finding,) = [finding for finding in findings(result.cells) if finding.kind is Kind.UNCOMPRESSED]
     assert finding.text == ("CHAIN6: 0 of 432 traces under a KV budget were compressed; all equal the full cache's.")
 
 
 def test_settings_with_identical_texts_are_named_by_what_tells_them_apart() -> None:
-    found = cells(lambda trace: texts(trace, "policy"))
-    checked = validity(found.cells)
+    result = cells(lambda trace: texts(trace, "policy"))
+    checked = validity(result.cells)
     assert checked is not None
     assert sorted(map(len, checked.identical)) == [9, 9]
     assert not checked.same
-    (first, _) = (finding.text for finding in findings(found.cells) if finding.kind is Kind.IDENTICAL)
+    (first, _) = (finding.text for finding in findings(result.cells) if finding.kind is Kind.IDENTICAL)
     assert first.startswith("CHAIN6: 18 settings wrote the same texts as another one in all their traces: dynts(")
     assert "kv_budget" not in first
-    (mean,) = (one for one in mean_maps(maps_of_run(found)) if one.policy == "dynts")
+    (mean,) = (mean_map for mean_map in mean_maps(maps_of_run(result)) if mean_map.policy == "dynts")
     assert mean.validity is not None
     assert mean.validity.vacuous is Vacuous.IDENTICAL
 
@@ -107,8 +107,8 @@ def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
 
 
 def test_traces_without_answers_are_counted_and_said_first() -> None:
-    found = cells(lambda trace: uncompressed(replace(trace, grade=NO_ANSWER)), benchmarks=("CHAIN6",))
-    first, second, *_ = findings(found.cells)
+    result = cells(lambda trace: uncompressed(replace(trace, grade=NO_ANSWER)), benchmarks=("CHAIN6",))
+    first, second, *_ = findings(result.cells)
     assert first.text == (
         "CHAIN6: 456 of 456 traces are without an answer (456) or truncated (0); they count as wrong."
     )
@@ -127,9 +127,9 @@ def test_a_full_cache_alone_compresses_nothing_and_that_is_no_finding() -> None:
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
     # 20 prompt tokens: of 96 - 32 older tokens a tenth is 6.
-    found = cells(lambda trace: texts(trace, "setting"))
-    (finding,) = [finding for finding in findings(found.cells) if finding.kind is Kind.NO_CHOICE]
+    result = cells(lambda trace: texts(trace, "setting"))
+    (finding,) = [finding for finding in findings(result.cells) if finding.kind is Kind.NO_CHOICE]
     assert "local_window 32, ratio 0.1 on CHAIN6 (100 %)" in finding.text
-    audits = {cell.coord(found.axes): cell.audit() for cell in found.cells[:9]}
+    audits = {cell.coord(result.axes): cell.audit() for cell in result.cells[:9]}
     assert audits[8, 0.5] is not None
     assert (audits[8, 0.5].median, audits[8, 0.5].none) == (24, 0)

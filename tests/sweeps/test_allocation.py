@@ -76,9 +76,9 @@ def test_settings_that_break_the_margin_get_fewer_problems(adaptive: tuple[Path,
 def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path, list[str]]) -> None:
     with Store.open(adaptive[0]) as store:
         maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
-    assert all("adaptive: cells have" in one.notes[0].text for one in maps)
-    for one in maps:
-        good, bad = (max((one.cells[w, n].estimate for w in (4, 8)), key=lambda e: e.problems) for n in (400, 72))
+    assert all("adaptive: cells have" in map_.notes[0].text for map_ in maps)
+    for map_ in maps:
+        good, bad = (max((map_.cells[w, n].estimate for w in (4, 8)), key=lambda e: e.problems) for n in (400, 72))
         assert bad.problems < good.problems
         # Wider than an interval of fixed size: it holds wherever one stops.
         assert good.high - good.low > 0.3
@@ -87,19 +87,19 @@ def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path,
 
 def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list[str]]) -> None:
     description = describe_sources([str(adaptive[0])])
-    found = to_json(description)
-    (mean,) = found["means"]
+    result = to_json(description)
+    (mean,) = result["means"]
     assert mean["evidence_of_difference"] is None
     assert {cell["kv_budget"] for cell in mean["estimates"] if cell["shown"]} == {400}
     assert all(cell["loses"] > 40 for cell in mean["estimates"] if cell["kv_budget"] == 72)
-    assert found["comparisons"] == []
-    (choice,) = found["recommendation"]["all"]
+    assert result["comparisons"] == []
+    (choice,) = result["recommendation"]["all"]
     assert (choice["candidates"], choice["margin"], choice["shown"]) == (4, 40, True)
     assert "kv_budget=400" in choice["setting"]
     assert choice["loses"] <= choice["loses_high"] <= 40
     assert "is the cheapest shown to lose at most 40 points" in one_page(description)
     assert "an adaptive sweep decides on the mean over benchmarks" in as_text(description)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 def test_the_map_of_its_means_outlines_the_settings_that_keep_the_margin(adaptive: tuple[Path, list[str]]) -> None:
@@ -162,9 +162,9 @@ def test_killed_at_random_moments_it_ends_where_an_undisturbed_one_does(
     assert code == 0, said
     assert adaptive[1][-1] in said.splitlines()
     assert contents(folder) == contents(adaptive[0])
-    with Store.open(folder) as one, Store.open(adaptive[0]) as other:
+    with Store.open(folder) as item, Store.open(adaptive[0]) as other:
         # The file sorts the axes by name, so the cells come in another order.
-        assert set(one.manifest().expected) == set(other.manifest().expected)
+        assert set(item.manifest().expected) == set(other.manifest().expected)
 
 
 def test_a_token_budget_ends_it(spec_data: Build, tmp_path: Path) -> None:

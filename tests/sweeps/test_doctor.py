@@ -41,12 +41,12 @@ def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str], monk
 
 
 def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu) -> None:
-    found = examined()
-    assert {finding.status for finding in found.values()} == {Status.OK}
-    assert "70.0 GiB free of 80.0; GPUs: 1" in found["device"].message
-    assert found["CUDA graphs"].message.startswith("captured: ")
-    assert "flex against reference" in found["tokens"].message
-    assert "attention (flex) to 2 x 200 tokens in bfloat16" in found["memory"].message
+    result = examined()
+    assert {finding.status for finding in result.values()} == {Status.OK}
+    assert "70.0 GiB free of 80.0; GPUs: 1" in result["device"].message
+    assert result["CUDA graphs"].message.startswith("captured: ")
+    assert "flex against reference" in result["tokens"].message
+    assert "attention (flex) to 2 x 200 tokens in bfloat16" in result["memory"].message
     assert gpu.captured
 
 
@@ -60,10 +60,10 @@ def test_why_steps_are_no_graphs_is_said(
         self.logits.sum().item()
 
     monkeypatch.setattr(CapturedStep, "work", read)
-    found = examined()
-    assert found["CUDA graphs"].status is Status.WARNING
-    assert "stream is capturing" in found["CUDA graphs"].message
-    assert found["tokens"].status is Status.OK
+    result = examined()
+    assert result["CUDA graphs"].status is Status.WARNING
+    assert "stream is capturing" in result["CUDA graphs"].message
+    assert result["tokens"].status is Status.OK
 
 
 def test_wrong_tokens_are_a_failure(
@@ -73,9 +73,9 @@ def test_wrong_tokens_are_a_failure(
 
     paged = gpu_stand_in.paged_attention
     monkeypatch.setattr(gpu_stand_in, "paged_attention", lambda *given, **named: paged(*given, **named) * 0.5)
-    found = examined()
-    assert found["tokens"].status is Status.FAILED
-    assert " of 9 sequences differ, the first from new token 2 on (flex against" in found["tokens"].message
+    result = examined()
+    assert result["tokens"].status is Status.FAILED
+    assert " of 9 sequences differ, the first from new token 2 on (flex against" in result["tokens"].message
 
 
 def test_a_gpu_that_runs_out_of_memory_is_a_failure(
@@ -85,9 +85,9 @@ def test_a_gpu_that_runs_out_of_memory_is_a_failure(
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(ReferenceBackend, "attend", full)
-    found = examined()
-    assert found["decoding"].status is Status.FAILED
-    assert found["decoding"].message == "CUDA out of memory"
+    result = examined()
+    assert result["decoding"].status is Status.FAILED
+    assert result["decoding"].message == "CUDA out of memory"
 
 
 def test_weights_larger_than_a_gpu_are_refused(
@@ -98,18 +98,18 @@ def test_weights_larger_than_a_gpu_are_refused(
     from kvatlas import models
 
     model = models.find(random_models["llama"].name, device="cuda:0", dtype="float32")
-    assert model.network().device.type == "cuda"
+    assert model.load().device.type == "cuda"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1000, 80 << 30))
     with pytest.raises(KvatlasError, match=r"GiB of weights, cuda:0 has 0\.0 GiB free of 80\.0; valid are models that"):
-        model.network()
+        model.load()
 
 
 def test_a_model_on_several_devices_is_refused(random_models: dict[str, ModelHandle], tmp_path: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = random_models["llama"].folder
-    network = AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder, device_map={"model": "cpu", "lm_head": "disk"}, offload_folder=tmp_path
     )
     with pytest.raises(KvatlasError, match=r"lie on several devices \(0\.0 GiB on cpu, 0\.0 GiB on meta\)"):
-        loaded(network, None, frozenset({1}))
+        loaded(model, None, frozenset({1}))

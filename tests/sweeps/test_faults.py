@@ -18,22 +18,22 @@ def blows(moments: int, *kinds: str, seed: int = 1) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(BENCH / "faults.py"), *words], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole"] is True
-    kinds_: dict[str, Any] = found["kinds"]
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["whole"] is True
+    kinds_: dict[str, Any] = document["kinds"]
     return kinds_
 
 
 @pytest.mark.slow
 def test_kill_9_of_the_driver_and_a_full_disk_lose_nothing() -> None:
-    found = blows(3, "driver", "disk")
-    assert all(each["blows"] == 3 and each["finished_runs"] for each in found.values())
+    result = blows(3, "driver", "disk")
+    assert all(entry["blows"] == 3 and entry["finished_runs"] for entry in result.values())
     # At work, not before it or after.
-    assert any(0 < stored < 144 for stored in found["driver"]["traces_stored_at_blow"])
-    assert any(0 < stored < 144 for stored in found["disk"]["traces_stored_at_blow"])
+    assert any(0 < stored < 144 for stored in result["driver"]["traces_stored_at_blow"])
+    assert any(0 < stored < 144 for stored in result["disk"]["traces_stored_at_blow"])
 
 
 @pytest.mark.slow
 def test_kill_9_of_a_worker_loses_nothing() -> None:
-    found = blows(1, "worker")
-    assert found["worker"]["blows"] == 1
+    result = blows(1, "worker")
+    assert result["worker"]["blows"] == 1

@@ -87,8 +87,8 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
     assert said == f"learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
     assert sorted(load_file(out)) == ["is_head.0.weight", "is_head.2.weight", "is_head.4.weight"]
     heads = [
-        policies.of(Setting.of("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(each)))
-        for each in (trained, out)
+        policies.of(Setting.of("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(item)))
+        for item in (trained, out)
     ]
     for policy in heads:
         policy.check(tiny_llama)

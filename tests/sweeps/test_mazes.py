@@ -34,13 +34,13 @@ def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, A
     sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
     with Store.open(tmp_path) as store:
         manifest = store.manifest()
-        found = systems_of([RunData(manifest, store.traces(texts=False))])
+        result = systems_of([RunData(manifest, store.traces(texts=False))])
     problems = find("SEQBENCH-4x4").problems(3)
     assert manifest.about["SEQBENCH-4x4"] == {problem.id: dict(problem.about) for problem in problems}
     assert manifest.about["CHAIN4"] == {f"CHAIN4-{index:04d}": {"n": 4} for index in range(3)}
-    assert check_complete(found, False) == []
-    assert len(pairs_of(found)) == 10
-    assert found[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]
+    assert check_complete(result, False) == []
+    assert len(pairs_of(result)) == 10
+    assert result[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]
 
 
 def test_models_that_can_read_the_task_are_told_it(tmp_path: Path) -> None:

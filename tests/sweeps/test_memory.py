@@ -30,7 +30,7 @@ Build = Callable[..., dict[str, Any]]
 def job(data: dict[str, Any], **changes: Any) -> Job:
     plan = make_plan(parse_spec(data))
     (model,) = plan.models
-    prompt = max(max(each) for each in plan.prompts.values())
+    prompt = max(max(prompt) for prompt in plan.prompts.values())
     values = {"prompt": prompt, **changes}
     units = tuple(plan.units(model, set()))
     return Job(model, model.weights_digest, plan.benchmarks, units, plan.spec.sampling.sampling(), 3, **values)
@@ -59,12 +59,12 @@ def test_rows_and_snapshots_hold_no_more_than_predicted(
 
     def counting(engine: Engine) -> Any:
         nonlocal most, shared
-        found = step(engine)
+        result = step(engine)
         own = {page for row in engine.scheduler.rows for page in row.cached.pages}
         waiting = {page for snapshot, _ in engine.scheduler.branches for page in snapshot.pages}
         most = max(most, len(own | waiting) * PAGE * model.kv_bytes_per_token)
         shared = max(shared, len(own & waiting))
-        return found
+        return result
 
     monkeypatch.setattr(Engine, "_step", counting)
     run(model, requests(model, grid()[chosen], 20), 16)
@@ -90,8 +90,8 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_free_is_known_here() -> None:
-    found = free("cpu")
-    assert found is None or found > 0
+    result = free("cpu")
+    assert result is None or result > 0
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
@@ -109,7 +109,7 @@ import torch
 plan = make_plan(parse_spec(json.loads(sys.argv[1])))
 assert plan.keys
 vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
-network = plan.models[0].network()
+model = plan.models[0].load()
 sizes = []
 begin = work._Rows.decode
 def limited(self, requests):

@@ -22,15 +22,15 @@ NAMES += ["context", "attention", "one step", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 
-def found(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, Finding]:
-    return {each.name: each for each in check_model(model, messages, new_tokens)}
+def findings(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, Finding]:
+    return {item.name: item for item in check_model(model, messages, new_tokens)}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "phi3"])
 def test_every_line_is_there_and_fine(random_models: dict[str, ModelHandle], kind: str) -> None:
-    lines = found(random_models[kind])
+    lines = findings(random_models[kind])
     assert list(lines) == NAMES
-    assert {each.status for name, each in lines.items() if name != "generation"} == {Status.OK}
+    assert {line.status for name, line in lines.items() if name != "generation"} == {Status.OK}
     seen = f"2 layers see a window of {WINDOW}, 1 layers see all tokens" if kind == "gemma3" else "3 layers see all"
     assert lines["attention"].message.startswith(seen)
     assert "scale 0.25 (head size ** -0.5)" in lines["attention"].message
@@ -40,7 +40,7 @@ def test_another_scale_and_half_precision_are_told(tmp_path: Path, random_models
     shutil.copytree(random_models["gemma3"].folder, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "query_pre_attn_scalar": 64}))
-    lines = found(models.find(f"hf:{tmp_path / 'm'}", dtype="bfloat16"))
+    lines = findings(models.find(f"hf:{tmp_path / 'm'}", dtype="bfloat16"))
     assert "scale 0.125 (not head size ** -0.5, which is 0.25)" in lines["attention"].message
     assert lines["one step"].status is Status.OK
     assert "in bfloat16 on cpu (stored in float32)" in lines["model"].message
@@ -51,25 +51,25 @@ def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, t
 
     def wrong(*given: Any) -> Any:
         logits, generation = generate(*given)
-        return [each + (each == each.max()) for each in logits], generation
+        return [logit + (logit == logit.max()) for logit in logits], generation
 
     monkeypatch.setattr(model_check, "_generate", wrong)
-    assert found(tiny_llama)["one step"].status is Status.FAILED
+    assert findings(tiny_llama)["one step"].status is Status.FAILED
 
 
 def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
-    lines = found(random_models["llama"], ["Was ist das?"])
+    lines = findings(random_models["llama"], ["Was ist das?"])
     assert lines["unknown tokens"].status is Status.FAILED
     assert "attention" not in lines
     shutil.copytree(random_models["llama"].folder, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": ["linear_attention"] * 3}))
-    lines = found(models.find(f"hf:{tmp_path / 'm'}"))
+    lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
     assert lines["model"].status is Status.FAILED
     assert "linear_attention layers" in lines["model"].message
     (tmp_path / "m" / "model.safetensors").write_bytes(b"no weights")
     path.write_text((random_models["llama"].folder / "config.json").read_text())
-    lines = found(models.find(f"hf:{tmp_path / 'm'}"))
+    lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
     assert lines["weights"].status is Status.FAILED
 
 
@@ -83,40 +83,40 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelHandle]
 
 def test_tags_are_looked_for_in_a_generation(make: Callable[..., ModelHandle]) -> None:
     model = make()
-    lines = found(model)
+    lines = findings(model)
     assert lines["think tags"].message == "'<think>' to '</think>' (one token), opened by the prompt"
     assert "still thinking after 12 tokens" in lines["generation"].message
     # What the model happens to write is the end of its thinking.
     close = model.tokenizer.decode(list(written(model, 12))[5:8])
-    lines = found(models.find(model.name, think_close=close))
+    lines = findings(models.find(model.name, think_close=close))
     assert "(found in the text)" in lines["think tags"].message
     assert lines["generation"].message.startswith(f"{close!r} after ")
     first = make(template=FIRST_TEMPLATE)
-    assert "to be opened by the model" in found(first)["think tags"].message
-    assert found(first)["generation"].status is Status.WARNING
-    assert "thinking was not opened" in found(first)["generation"].message
-    none = found(make(template=FIRST_TEMPLATE, tags=()))
+    assert "to be opened by the model" in findings(first)["think tags"].message
+    assert findings(first)["generation"].status is Status.WARNING
+    assert "thinking was not opened" in findings(first)["generation"].message
+    none = findings(make(template=FIRST_TEMPLATE, tags=()))
     assert none["think tags"].message == "none: the whole output is the answer"
     assert none["generation"].status is Status.OK
 
 
 def written(model: ModelHandle, count: int) -> tuple[int, ...]:
-    _, generation = model_check._generate(model, model.network(), model.encode(CHAIN[0]), count)
+    _, generation = model_check._generate(model, model.load(), model.encode(CHAIN[0]), count)
     return generation.tokens
 
 
 def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: ModelHandle) -> None:
-    lines = found(models.find(tiny_llama.name, think_close="</Gedanke>"))
+    lines = findings(models.find(tiny_llama.name, think_close="</Gedanke>"))
     assert lines["think tags"].status is Status.FAILED
     assert "is not found in its own tokens" in lines["think tags"].message
 
 
 def test_a_template_that_ends_turns_otherwise_is_told(make: Callable[..., ModelHandle], tmp_path: Path) -> None:
     model = make()
-    assert found(model)["stop tokens"].message == "<｜end▁of▁sentence｜>"
+    assert findings(model)["stop tokens"].message == "<｜end▁of▁sentence｜>"
     shutil.copytree(model.folder, tmp_path / "m")
     path = tmp_path / "m" / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 5}))
-    line = found(models.find(f"hf:{tmp_path / 'm'}"))["stop tokens"]
+    line = findings(models.find(f"hf:{tmp_path / 'm'}"))["stop tokens"]
     assert line.status is Status.WARNING
     assert "the chat template ends a turn with <｜end▁of▁sentence｜>; add 1 to eos_token_id" in str(line)

@@ -29,14 +29,14 @@ def traces(model: ModelHandle, *settings: Setting, batch_size: int = 16) -> dict
     benchmark = find("CHAIN6")
     units = tuple(WorkItem("CHAIN6", problem, 0, settings) for problem in benchmark.problems(6))
     job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
-    found = [trace for trace, _ in decode(job, range(len(units)))]
-    assert len(found) == len(units) * len(settings)
-    return {(trace.problem, trace.setting.policy): trace for trace in found}
+    results = [trace for trace, _ in decode(job, range(len(units)))]
+    assert len(results) == len(units) * len(settings)
+    return {(trace.problem, trace.setting.policy): trace for trace in results}
 
 
-def outcome(found: dict[tuple[str, str], Trace], policy: str) -> list[Any]:
+def outcome(result: dict[tuple[str, str], Trace], policy: str) -> list[Any]:
     return sorted(
-        (key, t.tokens, t.grade.correct, dict(t.grade.metrics)) for key, t in found.items() if key[1] == policy
+        (key, t.tokens, t.grade.correct, dict(t.grade.metrics)) for key, t in result.items() if key[1] == policy
     )
 
 
@@ -66,17 +66,17 @@ def test_the_reference_is_the_answers_attention(tiny_llama: ModelHandle) -> None
     problem = find("CHAIN6").problems(1)[0]
     prompt = tiny_llama.encode(find("CHAIN6").prompt(problem))
     tokens = full[problem.id, "full"].tokens
-    network = tiny_llama.network()
-    found = reference(tiny_llama, network, prompt, tokens)
-    assert found is not None
+    model = tiny_llama.load()
+    result = reference(tiny_llama, model, prompt, tokens)
+    assert result is not None
     start = len(prompt) + tokens.index(tiny_llama.think_close) + 1
-    network = tiny_llama.network().double()
-    network.set_attn_implementation("eager")
+    model = tiny_llama.load().double()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        output = network(input_ids=torch.tensor([prompt + tokens]), use_cache=False, output_attentions=True)
+        output = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False, output_attentions=True)
     wanted = torch.stack([layer[0, :, start:] for layer in output.attentions]).mean((0, 1, 2))[:start]
-    torch.testing.assert_close(found.attention.double(), wanted, atol=1e-6, rtol=1e-3)
-    assert reference(tiny_llama, network, prompt, tokens[:10]) is None
+    torch.testing.assert_close(result.attention.double(), wanted, atol=1e-6, rtol=1e-3)
+    assert reference(tiny_llama, model, prompt, tokens[:10]) is None
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_trace_without_an_answer_leaves_the_window(tiny_llama: ModelHandle) ->
     settings = [setting(name, **{**COMMON, "kv_budget": prompt + 30}) for name in ("oracle", "window")]
     units = tuple(WorkItem("CHAIN12", unit.problem, 0, tuple(settings)) for unit in units)
     job = Job(tiny_llama, "digest", (benchmark,), units, Sampling(max_new_tokens=60), 0, 8)
-    found: dict[str, list[Any]] = {"oracle": [], "window": []}
+    by_name: dict[str, list[Any]] = {"oracle": [], "window": []}
     for trace, _ in decode(job, range(2)):
-        found[trace.setting.policy].append((trace.problem, trace.tokens))
+        by_name[trace.setting.policy].append((trace.problem, trace.tokens))
         assert trace.usage.compressions
-    assert sorted(found["oracle"]) == sorted(found["window"])
+    assert sorted(by_name["oracle"]) == sorted(by_name["window"])

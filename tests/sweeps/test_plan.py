@@ -61,16 +61,16 @@ def test_what_is_done_is_not_planned_again(spec_data: Build) -> None:
 def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
     spec_data: Build, changes: dict[str, Any], same: bool
 ) -> None:
-    one, other = make_plan(parse_spec(spec_data())), make_plan(parse_spec(spec_data(**changes)))
-    shared = [key for key in other.keys if key in one.keys]
+    first, other = make_plan(parse_spec(spec_data())), make_plan(parse_spec(spec_data(**changes)))
+    shared = [key for key in other.keys if key in first.keys]
     assert shared
-    assert all((one.keys[key] == other.keys[key]) is same for key in shared)
+    assert all((first.keys[key] == other.keys[key]) is same for key in shared)
 
 
 def test_another_model_has_other_run_keys(spec_data: Build, random_models: dict[str, ModelHandle]) -> None:
-    one = make_plan(parse_spec(spec_data()))
+    item = make_plan(parse_spec(spec_data()))
     other = make_plan(parse_spec(spec_data(models=[random_models["qwen2"].name])))
-    assert not set(one.keys.values()) & set(other.keys.values())
+    assert not set(item.keys.values()) & set(other.keys.values())
 
 
 @pytest.mark.parametrize("date", ["2024-07-26", "2031-02-03"])
@@ -283,8 +283,8 @@ def test_a_strict_budget_of_the_spec_is_part_of_every_setting_that_compresses(sp
     )
     assert [policy.setting.values.get("strict_budget") for policy, _ in strict.policies] == [True] * 4 + [None]
     assert not any("strict_budget" in policy.setting.values for policy, _ in usual.policies)
-    shared = {each.setting for each in strict.manifest().expected} & {
-        each.setting for each in usual.manifest().expected
+    shared = {item.setting for item in strict.manifest().expected} & {
+        item.setting for item in usual.manifest().expected
     }
     assert [setting.policy for setting in shared] == ["full"]
     with pytest.raises(KvatlasError, match="strict_budget is true and ratio_over is 'thinking'"):
@@ -308,7 +308,9 @@ def test_where_the_prompt_fills_the_budget_all_policies_write_the_same(spec_data
         assert len({trace.tokens for trace in bounded}) == 1
         (trace, *_) = bounded
         assert trace.usage.compressions > 0
-        assert trace.fate is not None
+        assert trace.eviction_trace is not None
         # 16 places of 56 older tokens.
         kept = prompt if not strict else 16
-        assert [bool(held) for held in trace.fate.held[:prompt]] == [True] * kept + [False] * (prompt - kept)
+        assert [bool(stored) for stored in trace.eviction_trace.held[:prompt]] == [True] * kept + [False] * (
+            prompt - kept
+        )

@@ -42,28 +42,28 @@ def cluster() -> Iterator[Any]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     common = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+    result = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
     for _ in range(2):
-        found.add_node(num_cpus=1, **common)
-    yield found
+        result.add_node(num_cpus=1, **common)
+    yield result
     ray.shutdown()
-    found.shutdown()
+    result.shutdown()
 
 
 def workers(cluster: Any) -> list[int]:
     """Process ids of this cluster's workers that have begun; other tests may have Rays of their own."""
     session = Path(cluster.head_node.get_session_dir_path()).name.encode()
-    found = []
+    results = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 if (folder / "cmdline").read_bytes().startswith(b"ray::Worker"):
                     parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
                     if session in (Path("/proc") / parent / "cmdline").read_bytes():
-                        found.append(int(folder.name))
+                        results.append(int(folder.name))
             except OSError:
                 continue
-    return found
+    return results
 
 
 def test_a_ray_started_here_changes_nothing_and_goes_on_with_a_local_run(

@@ -59,7 +59,7 @@ def test_both_columns_are_in_the_map(run: Path, tmp_path: Path) -> None:
         (1, 2, 1, 0)
     ] * 2
     (own,), (other,) = (maps_of_run(RunData.open(run, metric)) for metric in ("pass@1", "graded:dynts"))
-    assert {place: cell.estimate.value for place, cell in own.cells.items()} == {
+    assert {coord: cell.estimate.value for coord, cell in own.cells.items()} == {
         (10, 0.1): 1.0,
         (10, 0.2): 1.0,
         (20, 0.1): 0.5,

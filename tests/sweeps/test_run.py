@@ -48,11 +48,11 @@ def finished(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
-    found = contents(finished)
-    assert len(found) == plan.traces
-    assert any(trace.usage.compressions for trace in found.values())
-    assert {trace.grade.status for trace in found.values()} <= set(Status)
-    assert all(not trace.grade.correct for trace in found.values() if trace.grade.status is Status.TRUNCATED)
+    result = contents(finished)
+    assert len(result) == plan.traces
+    assert any(trace.usage.compressions for trace in result.values())
+    assert {trace.grade.status for trace in result.values()} <= set(Status)
+    assert all(not trace.grade.correct for trace in result.values() if trace.grade.status is Status.TRUNCATED)
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 1), (1, 7), (2, 64)])
@@ -115,10 +115,10 @@ def _stored(folder: Path) -> int:
 
 def test_another_seed_gives_other_traces(finished: Path, spec_data: Build, tmp_path: Path) -> None:
     sweep(make_plan(parse_spec(spec_data(seed=4))), tmp_path, workers=1)
-    one = {key[1:]: trace.tokens for key, trace in contents(finished).items()}
+    item = {key[1:]: trace.tokens for key, trace in contents(finished).items()}
     other = {key[1:]: trace.tokens for key, trace in contents(tmp_path).items()}
-    assert one.keys() == other.keys()
-    assert sum(one[key] == other[key] for key in one) < len(one) / 10
+    assert item.keys() == other.keys()
+    assert sum(item[key] == other[key] for key in item) < len(item) / 10
 
 
 def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> None:
@@ -166,12 +166,12 @@ def test_workers_end_when_the_driver_is_killed(write_spec: Callable[..., Path], 
 
     def group() -> int:
         """Processes of the driver's group that are alive, from Linux' list of them."""
-        found = 0
+        result = 0
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 state, _, group, *_ = path.read_text().rpartition(")")[2].split()
-                found += int(group) == driver.pid and state != "Z"
-        return found
+                result += int(group) == driver.pid and state != "Z"
+        return result
 
     def wait_for(enough: Callable[[int], bool]) -> None:
         end = time.monotonic() + 60
@@ -214,4 +214,4 @@ def test_replay_is_refused_and_older_stores_are_read(spec_data: Build, finished:
         )
         connection.commit()
     with Store.open(finished.parent / "older") as store:
-        assert [found for _, found in store.traces()] == [trace]
+        assert [result for _, result in store.traces()] == [trace]

@@ -55,9 +55,9 @@ def one_by_one(
     folder = tmp_path_factory.mktemp("one-by-one")
     for setting in settings:
         sweep(make_plan(parse_spec(build(baseline=[setting]))), folder, workers=1, batch_size=1)
-    found = contents(folder)
-    assert any(trace.usage.compressions for trace in found.values())
-    return found
+    result = contents(folder)
+    assert any(trace.usage.compressions for trace in result.values())
+    return result
 
 
 @pytest.fixture(scope="module")

@@ -55,16 +55,16 @@ def screened(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_it_finds_the_first_difference_of_every_decoded_trace(decoded: Path, screened: tuple[Path, list[str]]) -> None:
-    wanted, found = records(decoded), records(screened[0])
-    assert wanted.keys() == found.keys()
+    wanted, result = records(decoded), records(screened[0])
+    assert wanted.keys() == result.keys()
     departed = 0
     for key, trace in wanted.items():
         full = wanted[(FULL.setting.id, *key[1:])].tokens
         if trace.setting == FULL.setting:
-            assert found[key].tokens == full
+            assert result[key].tokens == full
             continue
-        metrics = found[key].grade.metrics
-        assert found[key].tokens == ()
+        metrics = result[key].grade.metrics
+        assert result[key].tokens == ()
         assert {name: n for name, n in metrics.items() if name == "departs_at"} == departure(trace.tokens, full)
         assert metrics["unchanged"] == (trace.tokens == full)
         assert all(0 <= metrics[name] <= 1 for name in ("unchanged", "agreed", "top1", "likeness"))
@@ -93,8 +93,8 @@ def test_its_maps_say_what_they_are(screened: tuple[Path, list[str]]) -> None:
     with Store.open(screened[0]) as store:
         manifest, traces = store.manifest(), list(store.traces(texts=False))
     maps = maps_of_run(RunData(manifest, traces, "top1"))
-    assert {one.policy for one in maps} == {"window", "h2o", "snapkv"}
-    assert all("not Pass@1" in " ".join(map(str, one.notes)) for one in maps)
+    assert {map_.policy for map_ in maps} == {"window", "h2o", "snapkv"}
+    assert all("not Pass@1" in " ".join(map(str, map_.notes)) for map_ in maps)
     cell = next(iter(maps[0].cells.values()))
     assert cell.estimate.low is not None
     assert cell.estimate.low <= cell.estimate.value <= cell.estimate.high
@@ -122,25 +122,25 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], 
 @pytest.mark.parametrize("thinks", [False, True])
 def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str, ModelHandle], thinks: bool) -> None:
     """What a plain window sees at each step, as a mask over the whole trace through transformers' own attention."""
-    model = endless(random_models["qwen2"])
+    handle = endless(random_models["qwen2"])
     policy = policies.of(Setting.of("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking"))
-    (prompt,) = prompts(model, 1)
+    (prompt,) = prompts(handle, 1)
     sampling = Sampling(0.8, 20, 0.95, 100)
-    engine = Engine(model, model.network(), [FULL], sampling)
+    engine = Engine(handle, handle.load(), [FULL], sampling)
     tokens = next(engine.run([Request(0, prompt, 7, (FULL,))])).tokens
     split = (80, 81) if thinks else (len(tokens), len(tokens))
     if thinks:
-        vars(model)["split"] = lambda _: split
-    reader = ForcedReader(model, model.network(), [policy], sampling)
-    ((tally),) = [one.tally for one in reader.screen(Request(0, prompt, 7, (policy,), script=tokens))]
+        vars(handle)["split"] = lambda _: split
+    reader = ForcedReader(handle, handle.load(), [policy], sampling)
+    ((tally),) = [item.tally for item in reader.screen(Request(0, prompt, 7, (policy,), script=tokens))]
 
     whole = torch.tensor([prompt + tokens])
     hidden, first = _window_mask(len(prompt), whole.shape[1], 70, 10, 0.5)
-    network = model.network()
-    network.set_attn_implementation("eager")
+    model = handle.load()
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
-        plain = network(input_ids=whole).logits[0].log_softmax(-1)
-        masked = network(input_ids=whole, attention_mask=hidden).logits[0].log_softmax(-1)
+        plain = model(input_ids=whole).logits[0].log_softmax(-1)
+        masked = model(input_ids=whole, attention_mask=hidden).logits[0].log_softmax(-1)
     after = slice(first, len(prompt) + split[0] - 1)
     kl = (plain.exp() * (plain - masked)).sum(-1)[after]
     assert tally.thinking == len(kl) > 20
@@ -163,7 +163,7 @@ def _window_mask(prompt: int, length: int, budget: int, window: int, ratio: floa
         mask[position, cached] = 0
         if len(cached) >= budget:
             first = min(first, position + 1)
-            older = [each for each in cached[:-window] if each >= prompt]
+            older = [item for item in cached[:-window] if item >= prompt]
             stay = older[len(older) - int(ratio * len(older)) :]
             cached = list(range(prompt)) + stay + cached[-window:]
     return mask[None, None], first
@@ -206,6 +206,6 @@ def test_the_oracle_is_screened_with_the_answer_that_it_asks_for(tiny_llama: Mod
         "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
     }  # fmt: skip
     screen(screening(make_plan(parse_spec(data))), tmp_path, workers=1)
-    found = [trace for trace in records(tmp_path).values() if trace.setting.policy == "oracle"]
-    assert len(found) == 8
-    assert any(trace.usage.compressions and trace.grade.metrics["kl"] > 0 for trace in found)
+    results = [trace for trace in records(tmp_path).values() if trace.setting.policy == "oracle"]
+    assert len(results) == 8
+    assert any(trace.usage.compressions and trace.grade.metrics["kl"] > 0 for trace in results)

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from kvatlas import models
-from kvatlas.core import Fate, Grade, Setting, Status, Usage
+from kvatlas.core import EvictionTrace, Grade, Setting, Status, Usage
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.rows import COLUMNS, row_of
 from kvatlas.view.app import Watcher, application, named
@@ -65,8 +65,8 @@ def store_of(folder: Path, chance: float = 0.5, text: str = "", name: str = "") 
     plan = replace(plan, spec=SPEC)
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, one in traces(plan, lambda setting: 0.9 if setting.policy == "full" else chance):
-            store.add(key, with_tokens(one, text))
+        for key, trace in traces(plan, lambda setting: 0.9 if setting.policy == "full" else chance):
+            store.add(key, with_tokens(trace, text))
     return folder
 
 
@@ -77,14 +77,16 @@ SPEC = {
 }  # fmt: skip
 
 
-def with_tokens(one: Any, text: str = "") -> Any:
-    words = WORDS if one.setting.policy == "full" else (*WORDS[:40], *reversed(WORDS[40:]))
+def with_tokens(item: Any, text: str = "") -> Any:
+    words = WORDS if item.setting.policy == "full" else (*WORDS[:40], *reversed(WORDS[40:]))
     left = (
-        () if one.setting.policy == "full" else tuple(60 if place % 3 == 0 and place < 50 else 0 for place in range(98))
+        ()
+        if item.setting.policy == "full"
+        else tuple(60 if position % 3 == 0 and position < 50 else 0 for position in range(98))
     )
-    fate = Fate(1, left or (0,) * 98, tuple(int(not number) for number in left or (0,) * 98))
-    grade = replace(one.grade, answer=text or one.grade.answer)
-    return replace(one, tokens=words[:79], text=text or "so it goes", fate=fate, grade=grade)
+    eviction_trace = EvictionTrace(1, left or (0,) * 98, tuple(int(not number) for number in left or (0,) * 98))
+    grade = replace(item.grade, answer=text or item.grade.answer)
+    return replace(item, tokens=words[:79], text=text or "so it goes", eviction_trace=eviction_trace, grade=grade)
 
 
 def _words() -> tuple[int, ...]:
@@ -198,15 +200,15 @@ def test_a_sweep_that_goes_on_is_followed(served: Callable[..., Any], tmp_path: 
         store.put_manifest(plan)
         page = served([tmp_path / "run"], "#/run")
         page.wait_for_function("() => document.getElementById('live').textContent.startsWith('0 of 160')")
-        for key, one in every[:80]:
-            store.add(key, one)
+        for key, item in every[:80]:
+            store.add(key, item)
         page.wait_for_function("() => document.getElementById('live').textContent.startsWith('80 of 160')")
         page.wait_for_selector("td[data-cell]")
         assert page.locator(".card").count() == 0
         page.locator("td[data-cell] >> nth=1").focus()
         cell = page.evaluate("document.activeElement.dataset.cell")
-        for key, one in every[80:]:
-            store.add(key, one)
+        for key, item in every[80:]:
+            store.add(key, item)
         page.wait_for_selector(".card")
         assert page.locator("#live").inner_text() == "160 traces"
         # Whoever stands on a cell stays there.
@@ -260,22 +262,22 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
     assert page.locator("#trace .info").inner_text().startswith("token 1 ")
 
 
-def test_the_cache_moves_as_its_fate_says(served: Callable[..., Any], run: Path) -> None:
+def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: Path) -> None:
     page = served([run], "#/a-run/trace/3/1/1")
     page.wait_for_selector("#trace .token")
     slider, said = page.locator("#trace .motion input"), page.locator("#trace output")
     tokens = page.locator(".pair section >> nth=0").locator(".token")
     with Store.open(run) as store:
-        held = next(one for _, one in store.traces() if one.setting.policy == "dynts")
-    assert held.fate is not None
-    left = held.fate.left[20:]
+        stored = next(trace for _, trace in store.traces() if trace.setting.policy == "dynts")
+    assert stored.eviction_trace is not None
+    left = stored.eviction_trace.left[20:]
     for moment in (0, 10, 59, 60, 79, 30):
         slider.evaluate("(node, to) => { node.value = to; node.dispatchEvent(new Event('input')); }", moment)
         shown = tokens.evaluate_all("(nodes) => nodes.map((node) => [...node.classList])")
         assert [index for index, names in enumerate(shown) if "unwritten" not in names] == list(range(min(moment, 79)))
         gone = {index for index, step in enumerate(left) if 0 < step <= moment}
         assert {index for index, names in enumerate(shown) if "gone" in names} == gone
-        cached = 20 + moment - sum(0 < step <= moment for step in held.fate.left)
+        cached = 20 + moment - sum(0 < step <= moment for step in stored.eviction_trace.left)
         assert f": {cached} cached" in said.inner_text()
     page.click("text=Next compression")
     assert said.inner_text().startswith("60 of 79")
@@ -336,15 +338,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = [*grid("dynts", "random"), Setting.of("full")]
     settings = [*settings, Setting.of("window", kv_budget=96, local_window=8)]
     expected = tuple(
-        Expected("embedded:tiny-llama", name, one, f"key-{name}", ids, 5, one.policy in ("full", "window"))
+        Expected("embedded:tiny-llama", name, setting, f"key-{name}", ids, 5, setting.policy in ("full", "window"))
         for name in ("CHAIN6", "CHAIN8")
-        for one in settings
+        for setting in settings
     )
     folder = tmp_path_factory.mktemp("large") / "large"
     with Store.create(folder) as store:
         store.put_manifest(Manifest(AXES, expected, SPEC, {}))
-        one = with_tokens(trace(expected[0], ids[0], 0, True))
-        sample = row_of(expected[0].run_key, one)
+        item = with_tokens(trace(expected[0], ids[0], 0, True))
+        sample = row_of(expected[0].run_key, item)
         rest = sample[7:]
         rows = (
             (
@@ -354,11 +356,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 cell.benchmark,
                 problem,
                 number,
-                (place + number) % 3 > 0,
+                (position + number) % 3 > 0,
                 *rest,
             )
             for cell in expected
-            for place, problem in enumerate(ids)
+            for position, problem in enumerate(ids)
             for number in range(5)
         )
         insert = f"INSERT INTO traces ({', '.join(COLUMNS)}) VALUES ({','.join('?' * len(COLUMNS))})"
@@ -366,11 +368,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store._connection.executemany(insert, rows)
         store._connection.execute("COMMIT")
         long = (WORDS * (TOKENS // len(WORDS) + 1))[:TOKENS]
-        left = tuple(5000 if place % 2 and place < 4000 else 0 for place in range(20 + TOKENS - 1))
-        fate = Fate(1, left, tuple(int(not step) for step in left))
+        left = tuple(5000 if position % 2 and position < 4000 else 0 for position in range(20 + TOKENS - 1))
+        eviction_trace = EvictionTrace(1, left, tuple(int(not step) for step in left))
         usage = Usage(20, TOKENS, TOKENS - 20, 5000, 3000.0, 1, 9.0)
         grade = Grade(False, 0.0, None, Status.TRUNCATED)
-        first = replace(one, tokens=long, fate=fate, usage=usage, grade=grade, problem=ids[7], sample=2)
+        first = replace(
+            item, tokens=long, eviction_trace=eviction_trace, usage=usage, grade=grade, problem=ids[7], sample=2
+        )
         store.add(expected[0].run_key, first)
     return folder
 

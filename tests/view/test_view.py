@@ -27,9 +27,9 @@ def made(folder: Path, chance: float = 0.5, seed: int = 0, **options: Any) -> Pa
     plan = manifest(grid("dynts"), problems=2, **options)
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, one in traces(plan, lambda setting: 1.0 if setting.policy == "full" else chance, seed):
-            looped = one.grade.status is Status.TRUNCATED and one.problem == "p1"
-            store.add(key, replace(one, tokens=LOOPED, text="Wait, again") if looped else one)
+        for key, trace in traces(plan, lambda setting: 1.0 if setting.policy == "full" else chance, seed):
+            looped = trace.grade.status is Status.TRUNCATED and trace.problem == "p1"
+            store.add(key, replace(trace, tokens=LOOPED, text="Wait, again") if looped else trace)
     return folder
 
 
@@ -69,13 +69,13 @@ def test_only_this_machine_and_the_token_get_an_answer(view: RunView) -> None:
 
 def test_it_answers_what_the_store_holds(view: RunView) -> None:
     with Store.open(view.folder) as store:
-        held = list(store.traces())
-    assert view.done == view.promised == len(held) == view.summary()["done"]
-    for key, trace in held:
+        stored = list(store.traces())
+    assert view.done == view.promised == len(stored) == view.summary()["done"]
+    for key, trace in stored:
         number = next(
             n
-            for n, each in enumerate(view.manifest.expected)
-            if (each.run_key, each.setting, each.benchmark) == (key, trace.setting, trace.benchmark)
+            for n, item in enumerate(view.manifest.expected)
+            if (item.run_key, item.setting, item.benchmark) == (key, trace.setting, trace.benchmark)
         )
         at = int(trace.problem[1:]) * 2 + trace.sample
         assert chr(view.marks[number][at]) == ("r" if trace.grade.correct else "t")
@@ -85,12 +85,12 @@ def test_it_answers_what_the_store_holds(view: RunView) -> None:
     from kvatlas.stats.run_analysis import RunAnalysis
 
     analysis = RunAnalysis(RunData.open(view.folder))
-    for one in analysis.maps:
-        for cell in one.cells.values():
+    for map_ in analysis.maps:
+        for cell in map_.cells.values():
             number = next(
                 n
-                for n, each in enumerate(view.manifest.expected)
-                if (each.model, each.benchmark, each.setting) == (one.model, one.benchmark, cell.setting)
+                for n, item in enumerate(view.manifest.expected)
+                if (item.model, item.benchmark, item.setting) == (map_.model, map_.benchmark, cell.setting)
             )
             assert document["cells"][number]["value"] == pytest.approx(100 * cell.estimate.value, abs=1e-3)
     assert len(document["cards"]) == len(analysis.choices) == 1
@@ -99,9 +99,9 @@ def test_it_answers_what_the_store_holds(view: RunView) -> None:
 
 def test_searches_find_exactly_what_fits(view: RunView) -> None:
     with Store.open(view.folder) as store:
-        held = [one for _, one in store.traces()]
+        stored = [trace for _, trace in store.traces()]
 
-    def found(**query: Any) -> int:
+    def count(**query: Any) -> int:
         hits, start = [], 0
         while start is not None:
             answer = find(view, Query(**query), start)
@@ -110,12 +110,12 @@ def test_searches_find_exactly_what_fits(view: RunView) -> None:
         assert len({tuple(hit[:3]) for hit in hits}) == len(hits)
         return len(hits)
 
-    assert found() == len(held)
-    assert found(text="WAIT, again") == sum("Wait, again" in one.text for one in held) > 0
-    assert found(filter="loops") == sum(one.tokens == LOOPED for one in held) > 0
+    assert count() == len(stored)
+    assert count(text="WAIT, again") == sum("Wait, again" in item.text for item in stored) > 0
+    assert count(filter="loops") == sum(item.tokens == LOOPED for item in stored) > 0
     # The full cache is right everywhere.
-    assert found(filter="lost") == found(filter="wrong") == sum(not one.grade.correct for one in held) > 0
-    assert found(filter="right", table=0) == sum(one.grade.correct and one.benchmark == "CHAIN6" for one in held)
+    assert count(filter="lost") == count(filter="wrong") == sum(not item.grade.correct for item in stored) > 0
+    assert count(filter="right", table=0) == sum(item.grade.correct and item.benchmark == "CHAIN6" for item in stored)
     with pytest.raises(KvatlasError, match="lost, right, wrong, truncated, loops"):
         Query(filter="else")
 
@@ -145,14 +145,14 @@ def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
         assert json.loads(view.document)["maps"] == []
         with Store.open(tmp_path / "run") as reader:
             view.refresh(reader)
-            for key, one in every[: len(every) // 2]:
-                store.add(key, one)
+            for key, item in every[: len(every) // 2]:
+                store.add(key, item)
             assert view.refresh(reader)
             half = json.loads(view.document)
             assert (half["done"], half["finished"], half["cards"]) == (len(every) // 2, False, [])
             assert not view.refresh(reader)
-            for key, one in every[len(every) // 2 :]:
-                store.add(key, one)
+            for key, item in every[len(every) // 2 :]:
+                store.add(key, item)
             assert view.refresh(reader)
             whole = json.loads(view.document)
     assert whole["version"] > half["version"]
@@ -166,11 +166,11 @@ def test_two_runs_are_compared_in_pairs(tmp_path: Path) -> None:
     first, second = read(made(tmp_path / "run", 0.0), made(tmp_path / "other" / "run", 1.0))
     assert [first.name, second.name] == ["run", "run-2"]
     client = TestClient(application([first, second], "t"), base_url="http://localhost")
-    found = client.get("/t/data/compare/run/run-2.json").json()
-    assert len(found["pairs"]) == len(first.manifest.expected)
-    for one, other, value, low, high, lost, won in found["pairs"]:
-        assert one == other
-        full = first.manifest.expected[one].baseline
+    compared = client.get("/t/data/compare/run/run-2.json").json()
+    assert len(compared["pairs"]) == len(first.manifest.expected)
+    for left, other, value, low, high, lost, won in compared["pairs"]:
+        assert left == other
+        full = first.manifest.expected[left].baseline
         assert (value, lost, won) == ((0, 0, 0) if full else (100, 0, 4))
         assert low <= value <= high
 
@@ -203,8 +203,8 @@ def test_hostile_answers_stay_text(tmp_path: Path) -> None:
     hostile = "</script><script>window.harmed=1</script>\x00\u202e"
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
-        for key, one in traces(plan):
-            store.add(key, replace(one, text=hostile, grade=Grade(True, 1.0, hostile, Status.OK)))
+        for key, trace in traces(plan):
+            store.add(key, replace(trace, text=hostile, grade=Grade(True, 1.0, hostile, Status.OK)))
     (view,) = read(tmp_path / "run")
     client = TestClient(application([view], "t"), base_url="http://localhost")
     for path in ("run/run.json", "run/trace/0/0/0.json", "run/find.json?text=harmed", "run/cell/0.json", "runs.json"):

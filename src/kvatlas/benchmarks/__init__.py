@@ -16,11 +16,11 @@ _PUBLIC = (
 )
 
 
-def _fault(_: str, found: object) -> str:
+def _fault(_: str, value: object) -> str:
     """What keeps a plug-in's object from being a family of benchmarks."""
-    if not callable(getattr(found, "named", None)):
-        return f"it is {found!r}; valid is what has a method named(rest) that gives a benchmark"
-    if not all(isinstance(getattr(found, word, None), str) for word in ("about", "examples")):
+    if not callable(getattr(value, "named", None)):
+        return f"it is {value!r}; valid is what has a method named(rest) that gives a benchmark"
+    if not all(isinstance(getattr(value, word, None), str) for word in ("about", "examples")):
         return "it lacks the texts about and examples"
     return ""
 
@@ -60,7 +60,7 @@ def find(name: str, **options: Any) -> Benchmark:
         return questions(Path(path).name.partition(".")[0], file=path, **options)
     if file:
         options = {**options, "file": file}
-    family = max((each for each in families.names() if name.startswith(each)), key=len, default=None)
+    family = max((prefix for prefix in families.names() if name.startswith(prefix)), key=len, default=None)
     if family is None:
         if options.get("file"):
             from kvatlas.benchmarks.public import questions

@@ -58,20 +58,20 @@ def boxed(text: str) -> str | None:
 def _boxes(text: str) -> list[str]:
     r"""The last box, behind those that stand in a list with it: `\boxed{1} and \boxed{-2}`."""
     starts = [match.start() for match in _BOX.finditer(text)]
-    found: list[str] = []
+    boxes: list[str] = []
     first = last = len(text)
     for start in reversed(starts[-4 * DEPTH :]):
         content, end = _content(text, start)
-        if not content.strip() and not found:
+        if not content.strip() and not boxes:
             continue
-        if found and end >= last:
+        if boxes and end >= last:
             # It holds the box that was found: the outer one is the answer.
-            found.pop(0)
-        elif found and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
+            boxes.pop(0)
+        elif boxes and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
             break
-        found.insert(0, _unwrapped(content).strip()[:LONGEST])
+        boxes.insert(0, _unwrapped(content).strip()[:LONGEST])
         first, last = start, end
-    return found
+    return boxes
 
 
 def stated(text: str) -> str | None:
@@ -118,9 +118,9 @@ def letter(text: str, choices: Sequence[str]) -> str | None:
     if box is not None:
         return _leading_letter(box, last) or _choice_of(box, choices)
     tail = text[-TAIL:]
-    found = list(_statement(last).finditer(tail))
-    if found:
-        return found[-1]["letter"]
+    matches = list(_statement(last).finditer(tail))
+    if matches:
+        return matches[-1]["letter"]
     lines = [line for line in tail.splitlines() if line.strip()]
     return _alone(lines[-1], last) if lines else None
 
@@ -150,8 +150,8 @@ def _choice_of(box: str, choices: Sequence[str]) -> str | None:
     def plain(text: str) -> str:
         return re.sub(r"[\s$]|\\(?:text|mathrm|left|right|[,;!])", "", text).strip("{}.").casefold()
 
-    found = [i for i, choice in enumerate(choices) if plain(choice) == plain(box)]
-    return chr(ord("A") + found[0]) if len(found) == 1 else None
+    chosen = [i for i, choice in enumerate(choices) if plain(choice) == plain(box)]
+    return chr(ord("A") + chosen[0]) if len(chosen) == 1 else None
 
 
 def _alone(line: str, last: str) -> str | None:

@@ -74,14 +74,14 @@ class Sized(ABC):
     def named(cls, size: str) -> Self:
         """Of size 12 from "12", of sizes 8 to 15 from "8-15"; KvatlasError outside `sizes`."""
         first, dash, last = size.partition("-")
-        found = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
-        if not cls.sizes[0] <= found[0] <= found[1] <= cls.sizes[1] or (dash and found[0] == found[1]):
+        bounds = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
+        if not cls.sizes[0] <= bounds[0] <= bounds[1] <= cls.sizes[1] or (dash and bounds[0] == bounds[1]):
             raise KvatlasError(
                 f"Unknown benchmark '{cls.family}{size}'; valid are {cls.family}{cls.sizes[0]} to "
                 f"{cls.family}{cls.sizes[1]}, and ranges of these sizes with the smaller one first, as in "
                 f"{cls.family}8-15."
             )
-        return cls(*found)
+        return cls(*bounds)
 
     @property
     def name(self) -> str:

@@ -114,7 +114,7 @@ def _columns(benchmark: Questions) -> Finding:
         if at is None:
             continue
         taken.append(f"{what} in {at!r}")
-        others = [found for word in usual if (found := tables.find(rows[0], (word,))) and found != at]
+        others = [column for word in usual if (column := tables.find(rows[0], (word,))) and column != at]
         for other in () if what in named else others:
             differ = sum(tables.as_text(row.get(at)) != tables.as_text(row.get(other)) for row in rows)
             if differ and not (what == "answer" and tables.find(rows[0], tables.INCORRECT)):
@@ -124,7 +124,7 @@ def _columns(benchmark: Questions) -> Finding:
         return Finding(name, Status.WARNING, "; ".join(doubts), advice)
     options = named.get("options") or tables.find(rows[0], tables.OPTIONS)
     lettered = ", ".join(tables.lettered(rows[0]))
-    taken += [f"options in {each!r}" for each in (options or lettered,) if each]
+    taken += [f"options in {option!r}" for option in (options or lettered,) if option]
     return Finding(name, Status.OK, ", ".join(taken))
 
 
@@ -133,7 +133,7 @@ def _published(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
     name, source = "problems", SOURCES.get(benchmark.name)
     message = f"{len(problems)} problems with a reference answer (digest {_digest(problems)})"
     mark = fingerprint(problems)
-    other = next((one for one, each in SOURCES.items() if each.answers == mark), benchmark.name)
+    other = next((source_name for source_name, source in SOURCES.items() if source.answers == mark), benchmark.name)
     if source and other != benchmark.name:
         return Finding(name, Status.FAILED, f"the reference answers are those of {other}", f"name it {other}")
     without = len(benchmark.rows) - len(problems)
@@ -151,9 +151,9 @@ def _published(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
 def _damage(problems: Sequence[Problem]) -> Finding:
     texts = ["\n".join([p.question, p.answer, *p.about.get("choices", ())]) for p in problems]
     for pattern, what, advice in _DAMAGE:
-        found = [p for p, text in zip(problems, texts, strict=True) if re.search(pattern, text)]
-        if found:
-            return _warning("texts", problems, found, f"hold {what}", advice)
+        matched = [p for p, text in zip(problems, texts, strict=True) if re.search(pattern, text)]
+        if matched:
+            return _warning("texts", problems, matched, f"hold {what}", advice)
     return Finding("texts", Status.OK, "no sign of damage")
 
 
@@ -184,9 +184,9 @@ def _references(problems: Sequence[Problem]) -> Finding:
     solutions = [p for p in problems if _is_solution(p.answer)]
     if solutions:
         advice = "name the column with the final answer: columns: {answer: NAME}"
-        found = _warning(name, problems, solutions, "have a whole solution for a reference answer", advice)
+        warning = _warning(name, problems, solutions, "have a whole solution for a reference answer", advice)
         failed = len(solutions) >= MANY * len(problems)
-        return Finding(name, Status.FAILED, found.message, advice) if failed else found
+        return Finding(name, Status.FAILED, warning.message, advice) if failed else warning
     nothing = [p for p in problems if _NOTHING.fullmatch(p.answer)]
     if nothing:
         return _warning(
@@ -277,8 +277,10 @@ def _duplicates(problems: Sequence[Problem]) -> Finding:
     return _warning(name, problems, again, f"are there before, first {twice[0][0].id} again", advice)
 
 
-def _warning(name: str, problems: Sequence[Problem], found: Sequence[Problem], what: str, advice: str = "") -> Finding:
-    return Finding(name, Status.WARNING, f"{_of(len(found), problems)} {what} (first {found[0].id})", advice)
+def _warning(
+    name: str, problems: Sequence[Problem], affected: Sequence[Problem], what: str, advice: str = ""
+) -> Finding:
+    return Finding(name, Status.WARNING, f"{_of(len(affected), problems)} {what} (first {affected[0].id})", advice)
 
 
 def _of(count: int, everything: Sequence[object]) -> str:

@@ -105,8 +105,8 @@ def _problem(id_: str, row: tables.Row, where: str) -> Problem:
     question = str(row[tables.column(row, (*tables.QUESTION, "question content"), None, where, "question")])
     given = row[tables.column(row, _TESTS, None, where, "tests")]
     try:
-        found = json.loads(given) if isinstance(given, str) else given
-        tests = [_test(test) for test in found]
+        decoded = json.loads(given) if isinstance(given, str) else given
+        tests = [_test(test) for test in decoded]
     except (ValueError, TypeError, KeyError) as error:
         raise KvatlasError(f"{where} has tests that are no inputs with their outputs ({id_}).") from error
     if not tests:

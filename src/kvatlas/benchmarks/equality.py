@@ -43,83 +43,83 @@ def pools(answers: Sequence[str | None]) -> list[list[int]]:
 
     The largest pool is the majority's answer (maj@k); the first of several equally large ones came first.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index, answer in enumerate(answers):
         if answer is None:
             continue
-        for pool in found:
+        for pool in groups:
             first = answers[pool[0]]
             if first == answer or (first is not None and same(first, answer) is Verdict.EQUAL):
                 pool.append(index)
                 break
         else:
-            found.append([index])
-    return found
+            groups.append([index])
+    return groups
 
 
-def _same(one: str, other: str) -> Verdict:
-    if not one or not other:
+def _same(value: str, other: str) -> Verdict:
+    if not value or not other:
         return Verdict.UNEQUAL
-    if normal.compact(one).casefold() == normal.compact(other).casefold():
-        return _case(one, other)
-    if units.differ(one, other):
+    if normal.compact(value).casefold() == normal.compact(other).casefold():
+        return _case(value, other)
+    if units.differ(value, other):
         return Verdict.UNEQUAL
-    decided = _as_time(one, other) or _as_numbers(one, other) or _as_ratios(one, other)
+    decided = _as_time(value, other) or _as_numbers(value, other) or _as_ratios(value, other)
     if decided is not None:
         return decided
-    if _is_words(one) or _is_words(other):
-        return _as_words(one, other)
-    decided = _as_solutions(one, other)
+    if _is_words(value) or _is_words(other):
+        return _as_words(value, other)
+    decided = _as_solutions(value, other)
     if decided is not None:
         return decided
-    if _is_equation(one) and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other):
+    if _is_equation(value) and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other):
         return Verdict.UNEQUAL
-    one, other = _without_subject(one, other)
-    decided = _as_parts(one, other)
+    value, other = _without_subject(value, other)
+    decided = _as_parts(value, other)
     if decided is not None:
         return decided
-    one, other = units.without_unit(one), units.without_unit(other)
-    if normal.compact(one) == normal.compact(other):
+    value, other = units.without_unit(value), units.without_unit(other)
+    if normal.compact(value) == normal.compact(other):
         return Verdict.EQUAL
-    decided = _as_numbers(one, other)
+    decided = _as_numbers(value, other)
     if decided is not None:
         return decided
-    return judges.compare(normal.algebra(one), normal.algebra(other))
+    return judges.compare(normal.algebra(value), normal.algebra(other))
 
 
-def _case(one: str, other: str) -> Verdict:
+def _case(value: str, other: str) -> Verdict:
     # Words may differ in case ("East"), symbols may not ("a" and "A").
-    exact = normal.compact(one) == normal.compact(other)
-    return Verdict(exact or (_is_words(one) and _is_words(other)))
+    exact = normal.compact(value) == normal.compact(other)
+    return Verdict(exact or (_is_words(value) and _is_words(other)))
 
 
-def _as_numbers(one: str, other: str) -> Verdict | None:
+def _as_numbers(value: str, other: str) -> Verdict | None:
     """The verdict where both are plain numbers, in any spelling and with any unit."""
-    first, second = (normal.rational(units.without_unit(text)) for text in (one, other))
+    first, second = (normal.rational(units.without_unit(text)) for text in (value, other))
     if first is None or second is None:
-        return _as_based(one, other)
+        return _as_based(value, other)
     if first == second:
         return Verdict.EQUAL
     # A percentage may be stated with or without its sign, whatever the question asked for.
-    percent, other_percent = (text.rstrip().endswith("%") for text in (one, other))
+    percent, other_percent = (text.rstrip().endswith("%") for text in (value, other))
     if percent != other_percent and (first * 100 == second if percent else second * 100 == first):
         return Verdict.EQUAL
-    rounded = abs(first - second) <= abs(first) / 10**6 and any("." in text for text in (one, other))
+    rounded = abs(first - second) <= abs(first) / 10**6 and any("." in text for text in (value, other))
     return Verdict(rounded)
 
 
-def _as_based(one: str, other: str) -> Verdict | None:
+def _as_based(value: str, other: str) -> Verdict | None:
     """Numbers with a base: the base may be left out by the answer, as the question states it."""
-    first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (one, other))
+    first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
     if first is None or second is None or not (first[2] or second[2]):
         return None
     return Verdict(first[1] == second[1] and (first[2] == second[2] or not second[2]))
 
 
-def _as_time(one: str, other: str) -> Verdict | None:
+def _as_time(value: str, other: str) -> Verdict | None:
     """Times of day, `5am` or `1:58 p.m.`."""
     pattern = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
-    first, second = pattern.fullmatch(one), pattern.fullmatch(other)
+    first, second = pattern.fullmatch(value), pattern.fullmatch(other)
     if first is None or second is None:
         return None
 
@@ -129,10 +129,10 @@ def _as_time(one: str, other: str) -> Verdict | None:
     return Verdict(clock(first) == clock(second))
 
 
-def _as_ratios(one: str, other: str) -> Verdict | None:
+def _as_ratios(value: str, other: str) -> Verdict | None:
     """Ratios, `2:3:4`: numbers in proportion; other terms one by one."""
-    first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (one, other))
-    if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (one, other)):
+    first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (value, other))
+    if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (value, other)):
         return None
     if len(first) != len(second):
         return Verdict.UNEQUAL
@@ -143,22 +143,22 @@ def _as_ratios(one: str, other: str) -> Verdict | None:
     return _all_equal(first, second)
 
 
-def _as_solutions(one: str, other: str) -> Verdict | None:
+def _as_solutions(value: str, other: str) -> Verdict | None:
     """Sets of real numbers by their intervals, where one of the two is a relation or a union."""
-    if not any(solution_sets.is_relation(text) or r"\cup" in text for text in (one, other)):
+    if not any(solution_sets.is_relation(text) or r"\cup" in text for text in (value, other)):
         return None
-    first, second = solution_sets.pieces(one), solution_sets.pieces(other)
+    first, second = solution_sets.pieces(value), solution_sets.pieces(other)
     if first is None or second is None:
-        conditions = [solution_sets.condition(text) for text in (one, other)]
+        conditions = [solution_sets.condition(text) for text in (value, other)]
         if conditions[0] and conditions[1]:
             return _same(conditions[0], conditions[1])
         return Verdict.UNEQUAL if conditions[0] and normal.rational(other) is not None else None
-    names = {solution_sets.variable(text) for text in (one, other)} - {None}
+    names = {solution_sets.variable(text) for text in (value, other)} - {None}
     return Verdict.UNEQUAL if len(names) > 1 else _matched(first, second, _same_piece)
 
 
-def _same_piece(one: solution_sets.Piece, other: solution_sets.Piece) -> Verdict:
-    return _all_equal(one[:2], other[:2]) if one[2:] == other[2:] else Verdict.UNEQUAL
+def _same_piece(piece: solution_sets.Piece, other: solution_sets.Piece) -> Verdict:
+    return _all_equal(piece[:2], other[:2]) if piece[2:] == other[2:] else Verdict.UNEQUAL
 
 
 def _is_equation(text: str) -> bool:
@@ -171,28 +171,28 @@ def _is_words(text: str) -> bool:
     return bool(_WORDS.fullmatch(units.without_unit(text).strip()))
 
 
-def _as_words(one: str, other: str) -> Verdict:
+def _as_words(value: str, other: str) -> Verdict:
     def words(text: str) -> list[str]:
-        found = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
-        return [word for word in found if word not in ("a", "an", "the", "is", "it")]
+        folded = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
+        return [word for word in folded if word not in ("a", "an", "the", "is", "it")]
 
-    return Verdict(words(one) == words(other) and bool(words(one)))
+    return Verdict(words(value) == words(other) and bool(words(value)))
 
 
-def _without_subject(one: str, other: str) -> tuple[str, str]:
+def _without_subject(value: str, other: str) -> tuple[str, str]:
     """Both without `x =`, unless the other one is an equation about something else."""
-    first, second = _ASSIGNED.match(one), _ASSIGNED.match(other)
+    first, second = _ASSIGNED.match(value), _ASSIGNED.match(other)
     if first and second and normal.compact(first[0]) != normal.compact(second[0]):
-        return one, other
+        return value, other
     return (
-        _ASSIGNED.sub("", one, count=1) if first and (second or "=" not in other) else one,
-        _ASSIGNED.sub("", other, count=1) if second and (first or "=" not in one) else other,
+        _ASSIGNED.sub("", value, count=1) if first and (second or "=" not in other) else value,
+        _ASSIGNED.sub("", other, count=1) if second and (first or "=" not in value) else other,
     )
 
 
-def _as_parts(one: str, other: str) -> Verdict | None:
+def _as_parts(value: str, other: str) -> Verdict | None:
     """The verdict on tuples, intervals, sets and bare lists, part by part; None where neither is one."""
-    first, second = _parts(one), _parts(other)
+    first, second = _parts(value), _parts(other)
     if first is None or second is None:
         # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
         listed = first or second
@@ -203,7 +203,7 @@ def _as_parts(one: str, other: str) -> Verdict | None:
     names, other_names = _names(parts), _names(other_parts)
     if names and other_names and set(names) == set(other_names):
         places = [other_names.index(name) for name in names]
-        return _all_equal(parts, [other_parts[place] for place in places])
+        return _all_equal(parts, [other_parts[index] for index in places])
     loose = {("", ""), (r"\{", r"\}")}
     if {brackets, other_brackets} <= loose:
         return _matched(parts, other_parts, _same)
@@ -214,8 +214,8 @@ def _as_parts(one: str, other: str) -> Verdict | None:
 
 def _names(parts: Sequence[str]) -> list[str]:
     """What each part names; empty where not all do, or two the same."""
-    found = [match[0] for part in parts if (match := re.match(rf"\s*{_NAME}\s*=", part))]
-    names = [normal.compact(name) for name in found]
+    named = [match[0] for part in parts if (match := re.match(rf"\s*{_NAME}\s*=", part))]
+    names = [normal.compact(name) for name in named]
     return names if len(names) == len(parts) == len(set(names)) else []
 
 

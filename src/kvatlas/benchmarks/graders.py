@@ -23,23 +23,23 @@ _STATED = ("he answer is", "final answer is")
 _DIGITS = re.compile(r"-?\d*\.?\d+")
 
 
-def graded(verdict: Verdict, found: str | None) -> Grade:
+def graded(verdict: Verdict, answer: str | None) -> Grade:
     """The grade of a verdict on what was found; no answer where that is None."""
-    if found is None:
+    if answer is None:
         return Grade(False, 0.0, None, Status.NO_ANSWER)
     status = Status.GRADER_TIMEOUT if verdict is Verdict.TIMEOUT else Status.OK
     correct = verdict is Verdict.EQUAL
-    return Grade(correct, float(correct), found, status)
+    return Grade(correct, float(correct), answer, status)
 
 
 def dynts(reference: str, choices: Sequence[str], answer: str) -> Grade:
     """As the code of DynTS grades."""
-    found = _letter(answer) if choices else _short(answer)
-    if not found:
+    given = _letter(answer) if choices else _short(answer)
+    if not given:
         return graded(Verdict.UNEQUAL, None)
     if re.fullmatch("[A-E]", reference):
-        return graded(Verdict(_letter(found) == reference), found)
-    return graded(Verdict.EQUAL if _is_close(reference, found) else equality.same(reference, found), found)
+        return graded(Verdict(_letter(given) == reference), given)
+    return graded(Verdict.EQUAL if _is_close(reference, given) else equality.same(reference, given), given)
 
 
 def _letter(text: str) -> str:
@@ -58,8 +58,8 @@ def _short(text: str) -> str:
     return numbers[-1] if numbers else ""
 
 
-def _is_close(reference: str, found: str) -> bool:
-    first, second = map(_number, (reference, found))
+def _is_close(reference: str, answer: str) -> bool:
+    first, second = map(_number, (reference, answer))
     if first is None or second is None:
         return False
     within = max(abs(first), abs(second)) / 10_000

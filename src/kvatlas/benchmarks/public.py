@@ -75,18 +75,18 @@ class Questions:
         if self.grader == "dynts" or (self.grader != graders.OWN and not choices):
             return graders.GRADERS[self.grader](problem.answer, choices, answer)
         by_letter = bool(choices) or _is_letter(problem.answer)
-        found = answers.letter(answer, choices) if by_letter else None
-        if found is None and not choices:
-            found = answers.final(answer)
-        if found is None and prompts.asks_nothing(self.prompt_format):
+        letter = answers.letter(answer, choices) if by_letter else None
+        if letter is None and not choices:
+            letter = answers.final(answer)
+        if letter is None and prompts.asks_nothing(self.prompt_format):
             # Nobody told the model how to end.
             last = answers.bare(answer)
-            found = answers.letter(last, choices) if last and by_letter else last
-        if found is None:
+            letter = answers.letter(last, choices) if last and by_letter else last
+        if letter is None:
             return graders.graded(Verdict.UNEQUAL, None)
         if by_letter:
-            return graders.graded(Verdict(found == (_is_letter(problem.answer) or problem.answer)), found)
-        return graders.graded(equality.same(problem.answer, found), found)
+            return graders.graded(Verdict(letter == (_is_letter(problem.answer) or problem.answer)), letter)
+        return graders.graded(equality.same(problem.answer, letter), letter)
 
     @cached_property
     def path(self) -> Path:
@@ -102,15 +102,15 @@ class Questions:
     def _problems(self) -> tuple[Problem, ...]:
         where = f"The problem file {str(self.path)!r}"
         named = dict(self.columns)
-        found = []
+        problems = []
         for number, row in enumerate(self.rows, 1):
             problem = _problem(f"{self.name}-{number:03d}", row, named, where)
             # A question without a reference answer could only be counted wrong.
             if problem.answer:
-                found.append(problem)
-        if not found:
+                problems.append(problem)
+        if not problems:
             raise KvatlasError(f"{where} holds no problem with an answer.")
-        return tuple(found)
+        return tuple(problems)
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers are given their problems; a thousand others need not travel with them.

@@ -52,20 +52,21 @@ class ReasoningGym:
         name, *settings = re.split(r"-(?=[A-Za-z_]\w*=)", rest.removeprefix("-"))
         known = _datasets()
         if name not in known:
-            near = [each for each in known if name and name.split("_")[0] in each] or sorted(known)[:5]
+            near = [candidate for candidate in known if name and name.split("_")[0] in candidate] or sorted(known)[:5]
             raise KvatlasError(
                 f"Unknown benchmark 'RG{rest}'; valid are the {len(known)} data sets of reasoning-gym, such as "
-                f"{', '.join(f'RG-{each}' for each in near[:8])}."
+                f"{', '.join(f'RG-{candidate}' for candidate in near[:8])}."
             )
         if name in _REFUSED:
             raise KvatlasError(f"RG-{name} cannot be a benchmark: {_REFUSED[name]}.")
-        found = cls(name, tuple(sorted(_setting(name, text) for text in settings)))
-        one, other = found.source(), found.source()
-        if any(repr(one[i]) != repr(other[i]) for i in range(3)):
+        benchmark = cls(name, tuple(sorted(_setting(name, text) for text in settings)))
+        first, other = benchmark.source(), benchmark.source()
+        if any(repr(first[i]) != repr(other[i]) for i in range(3)):
             raise KvatlasError(
-                f"{found.name} cannot be a benchmark: reasoning-gym draws other questions each time, whatever the seed."
+                f"{benchmark.name} cannot be a benchmark: reasoning-gym draws other questions each time, whatever the "
+                "seed."
             )
-        return found
+        return benchmark
 
     @property
     def name(self) -> str:
@@ -103,10 +104,10 @@ class ReasoningGym:
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """The data set's own score of the last tagged answer."""
-        found = _ANSWER.findall(answer)
-        if not found:
+        answers = _ANSWER.findall(answer)
+        if not answers:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
-        text = found[-1].strip()
+        text = answers[-1].strip()
         score = self._score(text, problem)
         return Grade(score >= 1.0, score, text, Status.OK)
 
@@ -144,8 +145,8 @@ def _datasets() -> Mapping[str, Any]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise KvatlasError("Benchmarks RG-... need the extra: pip install 'kvatlas[reasoning-gym]'.") from error
-    found: Mapping[str, Any] = DATASETS
-    return found
+    datasets: Mapping[str, Any] = DATASETS
+    return datasets
 
 
 def _setting(dataset: str, text: str) -> tuple[str, Any]:
@@ -179,10 +180,10 @@ def _plain(node: ast.AST) -> bool:
         return (
             isinstance(power, ast.Constant | ast.BinOp)
             and all(
-                not isinstance(each, ast.Constant) or (isinstance(each.value, int | float) and abs(each.value) <= 64)
-                for each in ast.walk(power)
+                not isinstance(node, ast.Constant) or (isinstance(node.value, int | float) and abs(node.value) <= 64)
+                for node in ast.walk(power)
             )
-            and not any(isinstance(each, ast.Pow | ast.LShift | ast.Mult) for each in ast.walk(power))
+            and not any(isinstance(node, ast.Pow | ast.LShift | ast.Mult) for node in ast.walk(power))
         )
     return isinstance(
         node,

@@ -135,11 +135,11 @@ class Ruler:
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct where the answer names what was asked for and nothing else of its kind; progress is what it names."""
-        found = set(re.findall(r"\b\d{7}\b" if self.kind == "needle" else r"\bV[A-Z]{4}\b", answer.replace(",", "")))
-        if not found:
+        values = set(re.findall(r"\b\d{7}\b" if self.kind == "needle" else r"\bV[A-Z]{4}\b", answer.replace(",", "")))
+        if not values:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
         wanted = set(problem.answer.split())
-        return Grade(found == wanted, len(found & wanted) / len(wanted), " ".join(sorted(found)), Status.OK)
+        return Grade(values == wanted, len(values & wanted) / len(wanted), " ".join(sorted(values)), Status.OK)
 
     def _tokens(self, text: str) -> int:
         return len(self._encoder.encode(text, add_special_tokens=False).ids)

@@ -87,8 +87,8 @@ def why_not() -> str:
     if sys.platform != "linux" or missing:
         what = f"{missing[0]} of util-linux is missing" if missing else "there are no namespaces of the Linux kernel"
         return f"Programs that a model writes cannot be contained on this machine: {what}."
-    found = _contained("import os; print(os.getpid(), os.path.exists('/home'), os.path.exists('/proc/self'))", "", 60)
-    if found.end is not End.DONE or found.output.split()[1:] != ["False", "False"]:
+    printed = _contained("import os; print(os.getpid(), os.path.exists('/home'), os.path.exists('/proc/self'))", "", 60)
+    if printed.end is not End.DONE or printed.output.split()[1:] != ["False", "False"]:
         return (
             "Programs that a model writes cannot be contained on this machine: its kernel, or the container that this "
             "runs in, allows no new namespaces and mounts (unshare --user --map-root-user --mount)."
@@ -148,7 +148,7 @@ def _contained(program: str, given: str, seconds: float) -> Result:
 
 def _places() -> list[str]:
     """What a program may read: Python and the system's libraries."""
-    places = [each for each in ("/usr", "/lib", "/lib64", "/bin") if Path(each).exists()]
+    places = [path for path in ("/usr", "/lib", "/lib64", "/bin") if Path(path).exists()]
     prefix = os.path.realpath(sys.base_prefix)
     return places if prefix.startswith("/usr/") else [*places, prefix]
 

@@ -49,13 +49,13 @@ def pieces(text: str) -> list[Piece] | None:
     if inner is None:
         inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
     separators = r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])"
-    found: list[Piece] = []
+    all_pieces: list[Piece] = []
     for part in re.split(separators, f" {inner} "):
         some = _interval(part.strip()) or _chain(part)
         if some is None:
             return None
-        found += some
-    return found
+        all_pieces += some
+    return all_pieces
 
 
 def _interval(text: str) -> list[Piece] | None:

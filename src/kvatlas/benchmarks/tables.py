@@ -71,18 +71,18 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
             csv.field_size_limit(before)
     if suffix == ".jsonl":
         return [json.loads(line, parse_constant=_no_number) for line in text.split("\n") if line.strip()]
-    found = json.loads(text, parse_constant=_no_number) if text.strip() else []
-    if isinstance(found, dict):
+    rows = json.loads(text, parse_constant=_no_number) if text.strip() else []
+    if isinstance(rows, dict):
         # {"data": [...]}, {"test": [...]}, or columns as lists.
-        lists = [value for value in found.values() if isinstance(value, list)]
+        lists = [value for value in rows.values() if isinstance(value, list)]
         if lists and all(isinstance(item, dict) for item in lists[0]):
             return lists[0]
-        if lists and len({len(values) for values in lists}) == 1 and len(lists) == len(found):
-            return [dict(zip(found, values, strict=True)) for values in zip(*lists, strict=True)]
-        return list(found.values())
-    if not isinstance(found, list):
+        if lists and len({len(values) for values in lists}) == 1 and len(lists) == len(rows):
+            return [dict(zip(rows, values, strict=True)) for values in zip(*lists, strict=True)]
+        return list(rows.values())
+    if not isinstance(rows, list):
         raise ValueError("it is neither a list nor an object")
-    return found
+    return rows
 
 
 def _no_number(word: str) -> None:
@@ -109,13 +109,13 @@ def column(row: Row, names: Sequence[str], wanted: str | None, where: str, what:
         if wanted not in row:
             raise KvatlasError(f"{where} has no column {wanted!r} for the {what}; there are: {', '.join(row)}.")
         return wanted
-    found = find(row, names)
-    if found is None:
+    key = find(row, names)
+    if key is None:
         raise KvatlasError(
             f"{where} has no column for the {what}; there are: {', '.join(map(str, row))}; usual names are "
             f"{', '.join(names[:4])}, another one is named with columns: {{{what}: NAME}} (run: --{what}-field NAME)."
         )
-    return found
+    return key
 
 
 def find(row: Row, names: Sequence[str]) -> str | None:

@@ -77,15 +77,15 @@ def without_unit(text: str) -> str:
     return text
 
 
-def differ(one: str, other: str) -> bool:
+def differ(unit: str, other: str) -> bool:
     """Whether two tidy answers have known units that are not the same."""
-    first, second = _unit(one), _unit(other)
+    first, second = _unit(unit), _unit(other)
     return bool(first and second and first != second)
 
 
 def _unit(text: str) -> Counter[str] | None:
     """Exponents of the units behind a text; None where a word there is none."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     sign, power, last = 1, 1, ""
     suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
     for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
@@ -94,14 +94,14 @@ def _unit(text: str) -> Counter[str] | None:
         elif token in _POWERS:
             power = _POWERS[token]
         elif token.lstrip("-").isdecimal():
-            found[last] *= int(token)
+            counts[last] *= int(token)
         else:
             last = _name(token)
             if not last:
                 return None
-            found[last] += sign * power
+            counts[last] += sign * power
             power = 1
-    return found
+    return counts
 
 
 def _name(word: str) -> str:

@@ -26,9 +26,9 @@ def main() -> None:
     def equal(pair: list[str]) -> bool:
         try:
             reference, text, *whole = pair
-            one, other = parsed(f"${reference}$"), parsed(text if whole else f"${text}$")
+            expected, other = parsed(f"${reference}$"), parsed(text if whole else f"${text}$")
             # Either order: an interval and the inequality that means the same are found equal in one of them only.
-            return any(verify(a, b, timeout_seconds=None) for a, b in ((one, other), (other, one)))
+            return any(verify(a, b, timeout_seconds=None) for a, b in ((expected, other), (other, expected)))
         except MemoryError:
             raise
         except Exception:

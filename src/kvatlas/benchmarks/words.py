@@ -129,14 +129,14 @@ class Words(Sized):
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct when the number is; progress is how far along the way the stated counts are right without a gap."""
         wanted, number = _statement(problem.answer)
-        stated, found = _statement(answer)
-        if found is None:
+        stated, given = _statement(answer)
+        if given is None:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
         counts = dict(stated)
         right = 0
         while right < len(wanted) and counts.get(wanted[right][0]) == wanted[right][1]:
             right += 1
-        return Grade(found == number, right / len(wanted), str(found), Status.OK)
+        return Grade(given == number, right / len(wanted), str(given), Status.OK)
 
 
 def _statement(text: str) -> tuple[list[tuple[str, int]], int | None]:

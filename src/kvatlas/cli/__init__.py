@@ -86,9 +86,9 @@ def main() -> None:
     """Run the command line; wrong input ends in one sentence on standard error and exit code 2."""
     usual = warnings.formatwarning
 
-    def as_sentence(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+    def as_sentence(message: Warning | str, category: type[Warning], *rest: Any, **line: Any) -> str:
         ours = category.__module__.startswith("kvatlas.")
-        return f"kvatlas: {visible(str(message))}\n" if ours else usual(message, category, *place, **line)
+        return f"kvatlas: {visible(str(message))}\n" if ours else usual(message, category, *rest, **line)
 
     warnings.formatwarning = as_sentence
     usual_output = sys.stdout

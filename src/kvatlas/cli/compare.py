@@ -60,7 +60,7 @@ def compare(
     names = names_of(systems)
     figure = pairwise_figure(systems, pairs, metric, notes, density=density, look=look)
     written = save_pairwise(figure, out, systems, metric, look=look)
-    documents = [pair.to_json(names[i], names[j]) for i, j, pair in pairs]
+    documents = [compared.to_json(names[i], names[j]) for i, j, compared in pairs]
     if as_json:
         typer.echo(
             json.dumps({"metric": metric, "pairs": documents, "files": [str(path) for path in written]}, indent=2)
@@ -68,12 +68,12 @@ def compare(
         return
     for path in written:
         typer.echo(path)
-    for one in documents:
-        mean, low, high = (signed(one["difference"][key], 3, "-") for key in ("value", "low", "high"))
+    for pair in documents:
+        mean, low, high = (signed(pair["difference"][key], 3, "-") for key in ("value", "low", "high"))
         typer.echo(
-            f"x: {one['x']} vs y: {one['y']}: x ahead on {100 * one['below']:.1f} %, equal on {100 * one['on']:.1f} %, "
-            f"y ahead on {100 * one['above']:.1f} % of {one['problems']} problems; mean of x - y "
-            f"{mean} ({low} to {high})"
+            f"x: {pair['x']} vs y: {pair['y']}: x ahead on {100 * pair['below']:.1f} %, "
+            f"equal on {100 * pair['on']:.1f} %, y ahead on {100 * pair['above']:.1f} % of {pair['problems']} "
+            f"problems; mean of x - y {mean} ({low} to {high})"
         )
 
 
@@ -106,19 +106,19 @@ def curves(
         data = [
             {
                 "entrant": name,
-                "points": [{by: level, **_plain(vars(estimate))} for level, estimate in each.points],
-                "decays": [_plain(vars(decay)) for decay in each.decays],
+                "points": [{by: level, **_plain(vars(estimate))} for level, estimate in curve.points],
+                "decays": [_plain(vars(decay)) for decay in curve.decays],
             }
-            for name, each in zip(names, fitted, strict=True)
+            for name, curve in zip(names, fitted, strict=True)
         ]
         typer.echo(json.dumps({"by": by, "curves": data, "files": [str(path) for path in written]}, indent=2))
         return
     for path in written:
         typer.echo(path)
-    for name, each in zip(names, fitted, strict=True):
-        if each.decays:
-            one, free = each.decays
-            typer.echo(f"{name}: L0 {depth_text(one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
+    for name, curve in zip(names, fitted, strict=True):
+        if curve.decays:
+            amplitude_one, free = curve.decays
+            typer.echo(f"{name}: L0 {depth_text(amplitude_one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def maze(
     seqbench = find(benchmark)
     number = problem.isascii() and problem.isdecimal() and len(problem) < 10
     problems = [nth(seqbench, int(problem))] if number else seqbench.problems()
-    asked = next((one for one in problems if number or one.id == problem), None)
+    asked = next((candidate for candidate in problems if number or candidate.id == problem), None)
     if asked is None:
         raise KvatlasError(f"{seqbench.name} has no maze {problem!r}; its first is {problems[0].id}.")
     trace = None

@@ -52,4 +52,5 @@ def maps(incomplete: str) -> list[str]:
     paths = [
         f"{path}/" if path.is_dir() else str(path) for path in sorted(near.glob("*")) if path.name.startswith(begun)
     ]
-    return [*paths, *(name for one in published_names() if (name := PUBLISHED + one).startswith(incomplete))]
+    published = [PUBLISHED + name for name in published_names()]
+    return [*paths, *(name for name in published if name.startswith(incomplete))]

@@ -62,7 +62,7 @@ def _labels(texts: list[str]) -> dict[str, str]:
 
 def with_figure_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of all figures in place of its parameter `look`, which is made of them."""
-    own, options = (dict(inspect.signature(each, eval_str=True).parameters) for each in (command, _look))
+    own, options = (dict(inspect.signature(function, eval_str=True).parameters) for function in (command, _look))
     del own["look"]
 
     @functools.wraps(command)
@@ -70,7 +70,7 @@ def with_figure_options(command: Callable[..., None]) -> Callable[..., None]:
         look = _look(**{name: given.pop(name) for name in options})
         command(**given, look=look)
 
-    parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (own | options).values()]
+    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (own | options).values()]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_options

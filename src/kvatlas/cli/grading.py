@@ -51,11 +51,12 @@ def grade(
         _write(disagreements, run / "audit.csv")
     if as_json:
         return
-    for each in disagreements:
-        verdict, other = ("right", "wrong") if each.correct else ("wrong", "right")
+    for disagreement in disagreements:
+        verdict, other = ("right", "wrong") if disagreement.correct else ("wrong", "right")
         typer.echo(
-            f"\n{each.problem}: reference {each.reference}, answer {each.answer} in {each.traces} traces, "
-            f"graded {verdict}; math-verify says {other}.\n    ..." + each.text.replace("\n", "\n    ")
+            f"\n{disagreement.problem}: reference {disagreement.reference}, answer {disagreement.answer} in "
+            f"{disagreement.traces} traces, graded {verdict}; math-verify says {other}.\n    ..."
+            + disagreement.text.replace("\n", "\n    ")
         )
     if audit:
         typer.echo(
@@ -78,7 +79,8 @@ def _write(disagreements: list[Disagreement], path: Path) -> None:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(
-            {name: guarded(value) for name, value in {"reason": "", **vars(each)}.items()} for each in disagreements
+            {name: guarded(value) for name, value in {"reason": "", **vars(disagreement)}.items()}
+            for disagreement in disagreements
         )
 
 

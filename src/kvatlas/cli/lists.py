@@ -30,7 +30,7 @@ def policies(
     from kvatlas.policies import policies as registry
 
     chosen = [registry.get(name)] if name else [*dict(registry.items()).values(), *map(registry.get, PRESETS)]
-    rows = [_about(each) for each in chosen]
+    rows = [_about(policy) for policy in chosen]
     if as_json:
         print_rows(rows, as_json)
     elif name:
@@ -44,7 +44,7 @@ def policies(
 def _about(policy: Any) -> dict[str, Any]:
     """A policy as data; `published` are the values of parameters in its paper, `preset` is what it is a preset of."""
     preset = getattr(policy, "preset", None)
-    parameters = {each.name: "required" if each.default is MISSING else each.default for each in fields(policy)}
+    parameters = {field.name: "required" if field.default is MISSING else field.default for field in fields(policy)}
     return {
         "name": policy.name,
         "summary": policy.summary,
@@ -93,9 +93,9 @@ def recipes(
     if name is None:
         # The first sentence of the comment that each begins with.
         heads = {
-            each: text.partition("\n#\n")[0].replace("\n# ", " ").removeprefix("# ") for each, text in texts.items()
+            recipe: text.partition("\n#\n")[0].replace("\n# ", " ").removeprefix("# ") for recipe, text in texts.items()
         }
-        rows = [{"name": each, "about": head.partition("\n")[0]} for each, head in heads.items()]
+        rows = [{"name": recipe, "about": head.partition("\n")[0]} for recipe, head in heads.items()]
         print_rows(rows, as_json, one_line=True)
         return
     if name not in texts:
@@ -147,8 +147,8 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
             typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
     if as_json:
         rows = [
-            {"name": each.name, "status": each.status.value, "message": each.message, "advice": each.advice}
-            for each in seen
+            {"name": finding.name, "status": finding.status.value, "message": finding.message, "advice": finding.advice}
+            for finding in seen
         ]
         typer.echo(json.dumps(rows, indent=2))
     if any(finding.status is Status.FAILED for finding in seen):

@@ -72,7 +72,7 @@ def check(
     asked = [
         asked_of(find_benchmark(name), chosen.reads) for name in benchmark or ([OWN] if model in embedded() else [])
     ]
-    messages = [each.prompt(problem) for each in asked for problem in each.problems(problems)] or [PROBE]
+    messages = [benchmark.prompt(problem) for benchmark in asked for problem in benchmark.problems(problems)] or [PROBE]
     print_findings(check_model(chosen, messages, max_new_tokens), as_json)
 
 

@@ -153,13 +153,13 @@ def picture(watch: Watch, console: Console) -> RenderableType:
     from kvatlas.report.terminal import map_table
 
     maps = watch.maps()
-    tall = max((len(one.axes[0][1]) * 2 + _AROUND_MAP for one in maps), default=0)
+    tall = max((len(map_.axes[0][1]) * 2 + _AROUND_MAP for map_ in maps), default=0)
     groups = watch.groups()
     rows = max(1, min(len(groups), console.height - _AROUND_TABLE - tall))
     parts: list[RenderableType] = [Text(visible(watch.text()), style="bold"), _table(groups, rows)]
     room = console.height - _AROUND_TABLE - rows
-    for one in maps:
-        table = map_table(one, console.width)
+    for map_ in maps:
+        table = map_table(map_, console.width)
         room -= len(console.render_lines(table, pad=False))
         if room < 0:
             break
@@ -177,7 +177,9 @@ def _table(groups: list[tuple[str, int, int, int, int]], rows: int) -> Renderabl
     for name, justify in (("benchmark", "left"), ("", "left"), ("traces", "right"), ("settings done", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     shown = (
-        sorted(groups, key=lambda one: (one[1] >= one[2], -one[1] / max(one[2], 1))) if rows < len(groups) else groups
+        sorted(groups, key=lambda group: (group[1] >= group[2], -group[1] / max(group[2], 1)))
+        if rows < len(groups)
+        else groups
     )
     for name, done, promised, settings, of in shown[:rows]:
         bar = ProgressBar(total=max(promised, 1), completed=done, width=_BAR)

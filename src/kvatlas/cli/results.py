@@ -185,8 +185,8 @@ def export(
     if out is None and (store or format_ == "parquet"):
         raise KvatlasError(f"{'--store' if store else 'parquet'} cannot go to standard output; name it with --out.")
     if store and out is not None:
-        with Store.open(run) as found:
-            typer.echo(f"{out}: {found.copy(out):,} traces")
+        with Store.open(run) as source:
+            typer.echo(f"{out}: {source.copy(out):,} traces")
         return
     from kvatlas.results.export import check_format, check_target, csv_text, json_lines
     from kvatlas.results.export import export as write
@@ -198,16 +198,16 @@ def export(
     from kvatlas.stats.estimates.run_data import RunData
 
     if format_ == "csv":
-        with Store.open(run) as found:
-            metrics = [metric, *(graded for graded in found.gradings() if graded != metric)]
-        first, *also = (maps_of_run(RunData.open(run, each, partial, fixed(fix))) for each in metrics)
+        with Store.open(run) as source:
+            metrics = [metric, *(graded for graded in source.gradings() if graded != metric)]
+        first, *also = (maps_of_run(RunData.open(run, metric_name, partial, fixed(fix))) for metric_name in metrics)
         if out is None:
             typer.echo(csv_text(first, also), nl=False, file=unfiltered(sys.stdout))
         else:
             write(run, format_, out, maps=first, also=also)
     elif out is None:
-        with Store.open(run) as found:
-            for line in json_lines(found):
+        with Store.open(run) as source:
+            for line in json_lines(source):
                 typer.echo(line)
     else:
         write(run, format_, out)

@@ -105,12 +105,12 @@ def finish_demo(folder: Path) -> None:
 
     analysis, written = write_demo(folder)
     console = Console()
-    for one in analysis.means:
-        print_map(one, table_console())
+    for mean in analysis.means:
+        print_map(mean, table_console())
     for choice in analysis.choices:
         console.print(Text(visible(recommendation(choice))))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
     places = {"figures": f"{pictures} (and svg, pdf)", "data": folder / "maps.csv", "report": folder / "report.html"}
-    for name, place in places.items():
+    for name, picture in places.items():
         # Not wrapped: paths are copied.
-        console.print(Text(visible(f"{name:<9}{place}")), soft_wrap=True)
+        console.print(Text(visible(f"{name:<9}{picture}")), soft_wrap=True)

@@ -66,7 +66,7 @@ def verify(
     key = os.environ.get(key_env)
     if key is None and key_env != KEY:
         raise KvatlasError(f"The environment has no variable {key_env!r} with a key.")
-    endpoints = [Endpoint(each, served, key) for each in (url, versus) if each is not None]
+    endpoints = [Endpoint(address, served, key) for address in (url, versus) if address is not None]
     check_start(out)
     reference = Reference.of(against, cell)
     margin = reference.run.margin if lose_at_most is None else margin_of({"lose_at_most": lose_at_most})
@@ -98,11 +98,11 @@ def verify(
         )
         for endpoint in endpoints
     ]
-    found = report(reference, out, settings[0], margin, settings[1] if versus else None, read)
-    typer.echo(json.dumps(to_json(found), indent=2) if as_json else as_text(found, endpoints[0].url))
-    if found.alarmed:
+    result = report(reference, out, settings[0], margin, settings[1] if versus else None, read)
+    typer.echo(json.dumps(to_json(result), indent=2) if as_json else as_text(result, endpoints[0].url))
+    if result.alarmed:
         raise typer.Exit(1)
-    if found.cell.standing is Standing.UNDECIDED:
+    if result.cell.standing is Standing.UNDECIDED:
         raise typer.Exit(3)
 
 

@@ -71,7 +71,7 @@ def attend(
     backend, batch = kvatlas
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     batch.cache.scalings[layer] = scaling
-    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     batch.remember(layer, query)
     return backend.attend(batch, layer, query, key, value, scaling, sliding_window)[None], None
 
@@ -158,10 +158,10 @@ class ReferenceBackend:
                 visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
             asking = query[group.tokens].transpose(1, 2)
             grouped = query.shape[1] != key.shape[1]
-            found = F.scaled_dot_product_attention(
+            output = F.scaled_dot_product_attention(
                 asking, keys, values, attn_mask=visible, scale=scaling, enable_gqa=grouped
             )
-            out[group.tokens] = found.transpose(1, 2)
+            out[group.tokens] = output.transpose(1, 2)
             for number, index in enumerate(batch.watched):
                 if index in group.members:
                     at = group.members.index(index)

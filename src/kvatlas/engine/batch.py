@@ -116,7 +116,7 @@ class ForwardBatch:
     @cached_property
     def groups(self) -> list[Group]:
         """For attention in plain torch: the sequences by their numbers of new tokens."""
-        device, found = self.positions.device, []
+        device, grouped = self.positions.device, []
         starts = torch.tensor(self.starts, device=device)
         for count in dict.fromkeys(self.counts):
             members = [index for index, own in enumerate(self.counts) if own == count]
@@ -125,13 +125,13 @@ class ForwardBatch:
             logical = torch.arange(max(self.lengths[index] for index in members) + count, device=device)
             visible = logical <= (self.length[own, None] + new)[..., None]
             slots = self._slots(self.row[own, None], logical)
-            found.append(Group(members, starts[own, None] + new, slots, visible))
-        return found
+            grouped.append(Group(members, starts[own, None] + new, slots, visible))
+        return grouped
 
     def _slots(self, rows: Tensor, logical: Tensor) -> Tensor:
         size = self.cache.page_size
-        found: Tensor = self.cache.table[rows, logical // size].long() * size + logical % size
-        return found
+        slots: Tensor = self.cache.table[rows, logical // size].long() * size + logical % size
+        return slots
 
     def remember(self, layer: int, query: Tensor) -> None:
         """Keep the newest queries of the sequences that asked for them; query [tokens, heads, head size]."""
@@ -142,13 +142,13 @@ class ForwardBatch:
     @cached_property
     def newest_queries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Their tokens in the batch, and their rows and places in the rings."""
-        window, found = self.cache.query_window, []
+        window, queries = self.cache.query_window, []
         if self.decoding and len(self.remembered) == len(self.rows):
             return torch.arange(len(self.rows), device=self.row.device), self.row, self.positions % window
         for index in self.remembered:
             count = self.counts[index]
             for token in range(max(0, count - window), count):
-                place = (self.first_positions[index] + token) % window
-                found.append((self.starts[index] + token, self.rows[index], place))
-        tokens, rows, places = torch.tensor(found).to(self.cache.device).unbind(1)
+                slot = (self.first_positions[index] + token) % window
+                queries.append((self.starts[index] + token, self.rows[index], slot))
+        tokens, rows, places = torch.tensor(queries).to(self.cache.device).unbind(1)
         return tokens, rows, places

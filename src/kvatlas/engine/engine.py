@@ -44,22 +44,22 @@ class Engine:
 
     def __init__(
         self,
-        model: ModelHandle,
-        network: PreTrainedModel,
+        handle: ModelHandle,
+        model: PreTrainedModel,
         policies: Iterable[Policy],
         sampling: Sampling,
         batch_size: int = 64,
         backend: str | None = None,
     ) -> None:
-        self.model, self.network, self.sampling, self.batch_size = model, network, sampling, batch_size
-        weight = next(network.parameters())
+        self.handle, self.model, self.sampling, self.batch_size = handle, model, sampling, batch_size
+        weight = next(model.parameters())
         self.backend = backend_for(weight.device, weight.dtype, backend)
         self.collector = collector = SignalCollector(policies)
-        state = collector.token_state(model.shape)
+        state = collector.token_state(handle.shape)
         made = weight.device, weight.dtype, self.backend.page_size
-        self.cache = KVCache(model.shape, batch_size, state, collector.query_window, *made)
+        self.cache = KVCache(handle.shape, batch_size, state, collector.query_window, *made)
         self.graphs = CudaGraphRunner(self.cache, sampling, self._forward) if self.backend.name == "flex" else None
-        self.scheduler = Scheduler(model, self.cache, collector, sampling, batch_size)
+        self.scheduler = Scheduler(handle, self.cache, collector, sampling, batch_size)
         self.decoded_tokens = self.passes = 0
         self._hidden: Tensor | None = None
 
@@ -92,10 +92,10 @@ class Engine:
     @contextmanager
     def _attention(self) -> Iterator[None]:
         """The model under our attention function, its last hidden states kept where a policy asks for them."""
-        decoder = self.network.get_decoder()
+        decoder = self.model.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
         try:
-            with attention_function(self.network, "kvatlas", attend):
+            with attention_function(self.model, "kvatlas", attend):
                 yield
         finally:
             if hook is not None:
@@ -116,7 +116,7 @@ class Engine:
         batch = self._batch(rows, fed)
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
         logits, hidden, sampled = self._pass(rows, batch)
-        self.collector.notify(self.model, batch, [row.signals for row in rows], prompts, hidden)
+        self.collector.notify(self.handle, batch, [row.signals for row in rows], prompts, hidden)
         if sampled is None:
             sampled = self._sample(rows, batch, logits)
         self.passes += 1
@@ -126,7 +126,7 @@ class Engine:
             row.seconds += share * count
             ended = self._take(row, count, tokens, prompt is not None)
             if ended:
-                generations += row.generations(self.model)
+                generations += row.generations(self.handle)
                 self.scheduler.finish(row)
             elif prompt is None and (due := row.due()):
                 self.scheduler.fork(row, due)
@@ -168,7 +168,7 @@ class Engine:
     def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits [wanted or all, vocabulary] and last hidden states [tokens, hidden size]; positions are given."""
         every = wanted is None or len(wanted) == batch.starts[-1]
-        output = self.network(
+        output = self.model(
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
@@ -181,8 +181,8 @@ class Engine:
         """The new tokens of each row, none for those that go on reading their prompts."""
         if logits.shape[0] and not logits.amax(-1).isfinite().all():
             raise KvatlasError(
-                f"The model {self.model.name!r} computed logits that are no finite numbers in {self.model.dtype}; run "
-                "it in a type with more range (bfloat16, float32), or get its files anew."
+                f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
+                "run it in a type with more range (bfloat16, float32), or get its files anew."
             )
         done = [row.prompt_left <= count for row, count in zip(rows, batch.counts, strict=True)]
         drawing = [row for row, ready in zip(rows, done, strict=True) if ready]
@@ -203,6 +203,6 @@ class Engine:
             if not prompt:
                 row.kv_peak = max(row.kv_peak, length + number)
                 row.kv_sum += length + number
-            if row.append(self.model, token):
+            if row.append(self.handle, token):
                 return True
         return False

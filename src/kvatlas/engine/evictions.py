@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvatlas.core import Fate
+from kvatlas.core import EvictionTrace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,19 +30,19 @@ class EvictionLog:
 
         `position` counts the tokens cached so far, evicted ones included; `written` the new tokens so far.
         """
-        held = torch.bincount(kept.flatten(), minlength=position).to("cpu")
+        counts = torch.bincount(kept.flatten(), minlength=position).to("cpu")
         left = torch.zeros(position, dtype=torch.long)
         if self.left is not None:
             left[: len(self.left)] = self.left
-        left[(held == 0) & (left == 0)] = written
-        return EvictionLog(kept.shape[0] * kept.shape[1], held, left)
+        left[(counts == 0) & (left == 0)] = written
+        return EvictionLog(kept.shape[0] * kept.shape[1], counts, left)
 
-    def fate(self, position: int) -> Fate:
-        """The fate of all `position` tokens that were ever cached."""
+    def eviction_trace(self, position: int) -> EvictionTrace:
+        """When each of all `position` tokens that were ever cached was evicted, and who holds it now."""
         if self.held is None or self.left is None:
-            return Fate(self.holders, (0,) * position, (self.holders,) * position)
+            return EvictionTrace(self.holders, (0,) * position, (self.holders,) * position)
         newer = position - len(self.left)
-        return Fate(
+        return EvictionTrace(
             self.holders,
             (*self.left.tolist(), *(0,) * newer),
             (*self.held.tolist(), *(self.holders,) * newer),

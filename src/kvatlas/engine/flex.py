@@ -80,8 +80,8 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
 
     def seen(row: Tensor, _head: Tensor, _query: Tensor, slot: Tensor) -> Tensor:
         page = slot // BLOCK
-        found: Tensor = (owner[page] == row) & (order[page] * BLOCK + slot % BLOCK <= length[row])
-        return found
+        visible: Tensor = (owner[page] == row) & (order[page] * BLOCK + slot % BLOCK <= length[row])
+        return visible
 
     blocks = used.sum(1, dtype=torch.int32)[:, None, None]
     indices = torch.nn.functional.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()

@@ -69,19 +69,19 @@ class ForcedReader(Engine):
         Settings are read in as many groups as the batch size asks for.
         """
         end = len(request.script)
-        self._split = self.model.split(request.script) or (end, end)
+        self._split = self.handle.split(request.script) or (end, end)
         compressing = [policy for policy in request.policies if policy.budget is not None]
-        found: list[Screened] = []
+        screened: list[Screened] = []
         size = max(1, self.batch_size - 1)
         for start in range(0, len(compressing), size):
             group = compressing[start : start + size]
             self._tallies = {policy: Tally() for policy in group}
-            found += [
+            screened += [
                 Screened(generation.policy, self._tallies[generation.policy], generation.usage)
                 for generation in self.run([replace(request, policies=(*group, FULL))])
                 if generation.policy in self._tallies
             ]
-        return found
+        return screened
 
     def _next_tokens(self, row: Row[Any]) -> Sequence[int]:
         """The same part of the trace for all rows: up to the next compression of any."""
@@ -90,10 +90,10 @@ class ForcedReader(Engine):
             return tokens
         rows, written = self.scheduler.rows, len(row.tokens)
         # Attention is shown to policies one token at a time, as in decoding.
-        if self.collector.asking(Signal.ATTENTION, [each.signals for each in rows]):
+        if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return tokens
-        most = max(1, min(TOKENS, LOGITS // self.network.config.get_text_config().vocab_size) // len(rows))
-        rooms = [room for room in (each.room() for each in rows) if room is not None]
+        most = max(1, min(TOKENS, LOGITS // self.model.config.get_text_config().vocab_size) // len(rows))
+        rooms = [room for room in (row.room() for row in rows) if room is not None]
         # The script's last token never goes through the model.
         more = max(0, min([most, *rooms, len(row.request.script) - written]) - 1)
         return [*tokens, *row.request.script[written : written + more]]
@@ -134,13 +134,13 @@ class ForcedReader(Engine):
         thinking, answer = self._split
         for number, row in enumerate(rows):
             tally = self._tallies[row.policies[0]]
-            for place in range(count):
-                if differs[number][place] and tally.departs_at is None:
-                    tally.departs_at = start + place
-                if start + place < thinking:
+            for index in range(count):
+                if differs[number][index] and tally.departs_at is None:
+                    tally.departs_at = start + index
+                if start + index < thinking:
                     tally.thinking += 1
-                    tally.kl += kl[number][place]
-                    tally.top1 += top1[number][place]
-                elif start + place >= answer:
+                    tally.kl += kl[number][index]
+                    tally.top1 += top1[number][index]
+                elif start + index >= answer:
                     tally.answer += 1
-                    tally.answer_change += change[number][place]
+                    tally.answer_change += change[number][index]

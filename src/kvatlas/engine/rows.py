@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvatlas.core import Fate, Sampling, Usage
+from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import CachedSequence
 from kvatlas.engine.evictions import EvictionLog
 from kvatlas.engine.signals import Signals
@@ -60,7 +60,7 @@ class Generation(Generic[K]):
     thinking_end: int | None
     decoded: int
     usage: Usage
-    fate: Fate
+    eviction_trace: EvictionTrace
 
 
 @dataclass
@@ -125,7 +125,9 @@ class Row(Generic[K]):
         """The cache length at which the first of the policies compresses next."""
         prompt = len(self.request.prompt)
         now = (self.cached.length, self.position) if self.compressions else (prompt, prompt)
-        return min((each.budget.due(prompt, *now) for each in self.policies if each.budget is not None), default=None)
+        return min(
+            (policy.budget.due(prompt, *now) for policy in self.policies if policy.budget is not None), default=None
+        )
 
     def append(self, model: ModelHandle, token: int) -> bool:
         """Add a new token; whether it is the last."""
@@ -148,10 +150,10 @@ class Row(Generic[K]):
             seconds=self.seconds,
         )
         finished = self.tokens[-1] in model.stops
-        fate, tokens = self.evictions.fate(self.position), tuple(self.tokens)
+        eviction_trace, tokens = self.evictions.eviction_trace(self.position), tuple(self.tokens)
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(tokens) - self.forked_at] + [0] * (len(self.policies) - 1)
         return [
-            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, usage, fate)
+            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, usage, eviction_trace)
             for policy, own in zip(self.policies, decoded, strict=True)
         ]

@@ -70,7 +70,7 @@ def _says(system: System, key: ProblemKey, by: str) -> bool:
 
 def _left_out(systems: Sequence[System], by: str) -> list[Note]:
     """A note on benchmarks that do not say how hard their problems are."""
-    names = dict.fromkeys(key[0] for one in systems for key in one.outcomes if not _says(one, key, by))
+    names = dict.fromkeys(key[0] for system in systems for key in system.outcomes if not _says(system, key, by))
     return [Note(NoteKind.LEFT_OUT, f"{', '.join(names)} left out: no {by} of its problems is known")] if names else []
 
 

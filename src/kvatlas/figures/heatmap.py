@@ -106,7 +106,7 @@ def plot(
 
 
 def _without_intervals(panel: Panel) -> Panel:
-    cells = {place: replace(shown, small="") for place, shown in panel.cells.items()}
+    cells = {coord: replace(shown, small="") for coord, shown in panel.cells.items()}
     return replace(panel, cells=cells, baselines=tuple((text, "") for text, _ in panel.baselines))
 
 
@@ -127,7 +127,7 @@ def _check(panels: Sequence[Panel], one_bar: bool) -> None:
 
 
 def _name(panel: Panel, panels: Sequence[Panel], look: Look) -> str:
-    kinds = [(each.policy, each.measure.label) for each in panels]
+    kinds = [(panel.policy, panel.measure.label) for panel in panels]
     several = [len(set(values)) > 1 for values in zip(*kinds, strict=True)]
     told = [word for word, needed in zip((panel.policy, panel.measure.label), several, strict=True) if needed]
     return " | ".join(look.named(word) for word in (style.model(panel.model), panel.benchmark, *told))
@@ -244,9 +244,9 @@ def _mesh(axes: Axes, panel: Panel, scale: tuple[float, float], look: Look) -> Q
     frame(axes, {(columns.index(column), rows.index(row)) for row, column in panel.outlined})
     for row, column in panel.cells if panel.outlined else ():
         if (row, column) not in panel.outlined:
-            place = columns.index(column), rows.index(row)
+            position = columns.index(column), rows.index(row)
             axes.add_patch(
-                Rectangle(place, 1, 1, facecolor=look.ground, alpha=_DIMMED, linewidth=0, zorder=1.5, gid="dimmed")
+                Rectangle(position, 1, 1, facecolor=look.ground, alpha=_DIMMED, linewidth=0, zorder=1.5, gid="dimmed")
             )
     low, high = scale
     return axes.pcolormesh(

@@ -111,11 +111,11 @@ def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], si
         x, y = (spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2
         if side > _READABLE:
             panel.text(x, y, key, fontsize=small, color="white", ha="center", va="center", zorder=6, fontweight="bold")
-    held: dict[str, int] = {}
+    drawn: dict[str, int] = {}
     for key, room in maze.keys:
         x, y = spots[room]
-        shift = held.get(room, 0)
-        held[room] = shift + 1
+        shift = drawn.get(room, 0)
+        drawn[room] = shift + 1
         colour = colours.get(key, _DECOY)
         if side > _READABLE:
             panel.text(

@@ -230,8 +230,8 @@ def numbers(pair: Pair, intervals: bool = True) -> list[str]:
         between = f" ({style.signed(low, digits)} to {style.signed(high, digits)})" if intervals else ""
         return f"{style.signed(value, digits)}{between}"
 
-    def correlation(found: Correlation | None) -> str:
-        return "undefined, a side does not vary" if found is None else told(found.value, found.low, found.high, 2)
+    def correlation(value: Correlation | None) -> str:
+        return "undefined, a side does not vary" if value is None else told(value.value, value.low, value.high, 2)
 
     def given_depth() -> str:
         if pair.depth is None:
@@ -281,6 +281,6 @@ def _foot(
         about.append("In brackets: 95 % intervals over problems.")
     if any(pair.given_depth for _, _, pair in pairs):
         about.append("Given L: partial Spearman correlation, with what a shared plan length explains taken out.")
-    found = look.foot(notes, [" ".join(about)], inches)
+    foot = look.foot(notes, [" ".join(about)], inches)
     told = [f"x: {names[i]} vs y: {names[j]}: {'; '.join(numbers(pair, look.intervals))}." for i, j, pair in pairs]
-    return found if look.notes else found._replace(caption=" ".join([found.caption, *told]))
+    return foot if look.notes else foot._replace(caption=" ".join([foot.caption, *told]))

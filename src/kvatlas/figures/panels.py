@@ -103,61 +103,67 @@ class Frame(StrEnum):
     NONE = "none"
 
 
-def framed(one: Map, frame: Frame = Frame.MARGIN) -> tuple[frozenset[CellCoord], str]:
+def framed(map_: Map, frame: Frame = Frame.MARGIN) -> tuple[frozenset[CellCoord], str]:
     """The cells in the frame, and what they are."""
-    if frame is Frame.MARGIN and one.keeps is not None and one.margin is not None:
-        return one.keeps, f"shown to lose at most {round(100 * one.margin, 4):g} points against the full cache"
-    region = frozenset[CellCoord]() if frame is Frame.NONE else one.plateau or frozenset()
+    if frame is Frame.MARGIN and map_.keeps is not None and map_.margin is not None:
+        return map_.keeps, f"shown to lose at most {round(100 * map_.margin, 4):g} points against the full cache"
+    region = frozenset[CellCoord]() if frame is Frame.NONE else map_.plateau or frozenset()
     return region, "statistically tied with the best"
 
 
 def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Panel]:
     """Maps of a metric: percent with the 95 % interval, highest cells in bold, and a frame."""
-    return [_metric_panel(one, *framed(one, frame)) for one in maps]
+    return [_metric_panel(map_, *framed(map_, frame)) for map_ in maps]
 
 
-def _metric_panel(one: Map, region: frozenset[CellCoord], about: str) -> Panel:
-    best = max((cell.estimate.value for cell in one.cells.values()), default=0.0)
+def _metric_panel(map_: Map, region: frozenset[CellCoord], about: str) -> Panel:
+    best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
     cells = {
-        place: Shown(
+        coord: Shown(
             100 * cell.estimate.value,
             style.percent(cell.estimate.value),
             style.interval(cell.estimate),
             cell.estimate.value > best - 1e-9,
         )
-        for place, cell in one.cells.items()
+        for coord, cell in map_.cells.items()
     }
-    label = style.label(one.metric)
+    label = style.label(map_.metric)
     sentences = [f"{label} in percent, highest in bold."]
     if any(cell.small for cell in cells.values()):
         sentences.append(SMALL)
     # A frame around everything would say nothing: a sentence does.
     everything = bool(region) and region >= set(cells)
-    notes = one.remarks
+    notes = map_.remarks
     if everything:
         notes = (*notes, Note(NoteKind.INTERVAL, f"all cells are {about}"))
-    elif one.keeps is not None and region is one.keeps and not region:
+    elif map_.keeps is not None and region is map_.keeps and not region:
         notes = (*notes, Note(NoteKind.INTERVAL, f"no cell is {about}"))
     outlined = frozenset() if everything else region
     if outlined:
         sentences.append(f"Outlined: {about}; others are dimmed.")
-    corners = cornered(one)
+    corners = cornered(map_)
     if corners:
         sentences.append(CORNER)
-    measure = Measure(label, tuple(sentences), least=noise(cell.estimate for cell in one.cells.values()))
-    baselines = style.baseline_texts(one.baselines)
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, notes, outlined, corners)
+    measure = Measure(label, tuple(sentences), least=noise(cell.estimate for cell in map_.cells.values()))
+    baselines = style.baseline_texts(map_.baselines)
+    return Panel(
+        map_.model, map_.benchmark, map_.policy, map_.axes, cells, measure, baselines, notes, outlined, corners
+    )
 
 
 def noise(estimates: Iterable[Estimate | Contrast]) -> float:
     """The mean width of intervals in points: what colours of a scale as narrow as that would tell is noise."""
-    widths = [100 * (one.high - one.low) for one in estimates if one.low is not None and one.high is not None]
+    widths = [
+        100 * (estimate.high - estimate.low)
+        for estimate in estimates
+        if estimate.low is not None and estimate.high is not None
+    ]
     return max(NARROWEST, math.fsum(widths) / max(len(widths), 1))
 
 
-def cornered(one: Map) -> dict[CellCoord, float]:
+def cornered(map_: Map) -> dict[CellCoord, float]:
     """The share of problems in which policies have nothing to choose, where there are any."""
-    return {place: cell.audit.no_choice for place, cell in one.cells.items() if cell.audit and cell.audit.no_choice}
+    return {coord: cell.audit.no_choice for coord, cell in map_.cells.items() if cell.audit and cell.audit.no_choice}
 
 
 def cost_of(name: str, model: str) -> Cost:
@@ -186,24 +192,24 @@ def cost_of_cell(name: str, model: str, benchmark: str, cell: Cell) -> float:
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     """Maps of a cost of `COSTS` or of `KV_MEMORY` (MiB); KvatlasError where the maps do not carry it."""
-    return [_cost_panel(one, cost_of(name, one.model), name) for one in maps]
+    return [_cost_panel(map_, cost_of(name, map_.model), name) for map_ in maps]
 
 
-def known_costs(one: Map, cost: Cost, name: str) -> dict[CellCoord, float]:
+def known_costs(map_: Map, cost: Cost, name: str) -> dict[CellCoord, float]:
     """A cost of a map's cells, where it is known; KvatlasError where it is of none."""
-    known = {place: value for place, cell in one.cells.items() if (value := cost.value(cell)) is not None}
+    known = {coord: value for coord, cell in map_.cells.items() if (value := cost.value(cell)) is not None}
     if not known:
-        raise KvatlasError(f"The map of {one.model} on {one.benchmark} does not tell {name} of its cells.")
+        raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
     return known
 
 
-def _cost_panel(one: Map, cost: Cost, name: str) -> Panel:
-    known = known_costs(one, cost, name)
-    cells = {place: Shown(value, cost.text(value)) for place, value in known.items()}
-    of_baselines = {text: value for text, cell in one.baselines.items() if (value := cost.value(cell)) is not None}
+def _cost_panel(map_: Map, cost: Cost, name: str) -> Panel:
+    known = known_costs(map_, cost, name)
+    cells = {coord: Shown(value, cost.text(value)) for coord, value in known.items()}
+    of_baselines = {text: value for text, cell in map_.baselines.items() if (value := cost.value(cell)) is not None}
     baselines = tuple((f"{text} {cost.text(value)}", "") for text, value in of_baselines.items())
     measure = Measure(cost.label, (cost.about,), style.COSTS, least=0.02 * max(known.values()) or 1.0)
-    return Panel(one.model, one.benchmark, one.policy, one.axes, cells, measure, baselines, one.remarks)
+    return Panel(map_.model, map_.benchmark, map_.policy, map_.axes, cells, measure, baselines, map_.remarks)
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
@@ -215,9 +221,9 @@ def data_csv(panels: Sequence[Panel]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     axes = [name for name, _ in panels[0].axes]
     writer.writerow(["model", "benchmark", "policy", *axes, "shows", "value", "text", "small", "outlined"])
-    for one in panels:
-        for (row, column), shown in one.cells.items():
-            outlined = int((row, column) in one.outlined)
-            known = [*map(guarded, (one.model, one.benchmark, one.policy, row, column)), one.measure.label]
+    for panel in panels:
+        for (row, column), shown in panel.cells.items():
+            outlined = int((row, column) in panel.outlined)
+            known = [*map(guarded, (panel.model, panel.benchmark, panel.policy, row, column)), panel.measure.label]
             writer.writerow([*known, round(shown.value, 4), shown.text, shown.small, outlined])
     return file.getvalue()

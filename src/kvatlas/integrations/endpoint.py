@@ -126,7 +126,7 @@ class Endpoint:
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
         try:
             with self._open(request, timeout=SECONDS) as answer:
-                found = answer.read(MOST_BYTES + 1)
+                body = answer.read(MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
             said = self._hidden(error.read(2000).decode(errors="replace"))
             if error.code in _AGAIN and not last:
@@ -135,9 +135,9 @@ class Endpoint:
         except (OSError, ValueError) as error:
             cause = self._hidden(reason(getattr(error, "reason", error)))
             raise KvatlasError(f"{self.url} cannot be asked ({cause}); {_KEPT}.") from None
-        if len(found) > MOST_BYTES:
+        if len(body) > MOST_BYTES:
             raise KvatlasError(f"{self.url}/{path} answers with more than {MOST_BYTES:,} bytes.")
-        return self._hidden(found.decode(errors="replace")), None
+        return self._hidden(body.decode(errors="replace")), None
 
     def _sleep(self, seconds: float) -> None:
         if seconds > LONGEST_WAIT:

@@ -68,7 +68,7 @@ def export_setting(
     if base not in target.policies:
         raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
     values, changed = _kept(policy, target.only.get("budget_over"), prompt)
-    usual = {each.name: each.default for each in fields(policy)}
+    usual = {field.name: field.default for field in fields(policy)}
     window = target.windows.get(base)
     if window is not None:
         able = values[window] if isinstance(window, str) else window
@@ -93,7 +93,7 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
 
     A ratio is exact where it and the target's budget count the same, and else with a typical prompt.
     """
-    values = {each.name: getattr(policy, each.name) for each in fields(policy)}
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
     del values["ratio"], values["ratio_over"]
     if policy.every:
         return values, []
@@ -122,8 +122,8 @@ def statistics_file(source: Path, model: Any) -> dict[str, Any]:
     """
     from kvatlas.policies.triattention import load_statistics
 
-    found: dict[str, Tensor] = load_statistics(str(source))
-    layers, heads, planes = found["center_real"].shape
+    statistics: dict[str, Tensor] = load_statistics(str(source))
+    layers, heads, planes = statistics["center_real"].shape
     names = {"q_mean_real": "center_real", "q_mean_imag": "center_imag", "q_abs_mean": "norm"}
     sampled = [[layer, head] for layer in range(layers) for head in range(heads)]
     return {
@@ -139,7 +139,7 @@ def statistics_file(source: Path, model: Any) -> dict[str, Any]:
         },
         "stats": {
             f"layer{layer:02d}_head{head:02d}": {
-                theirs: found[ours][layer, head].float().clone() for theirs, ours in names.items()
+                theirs: statistics[ours][layer, head].float().clone() for theirs, ours in names.items()
             }
             for layer, head in sampled
         },

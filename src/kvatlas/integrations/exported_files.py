@@ -49,13 +49,13 @@ def comment(reference: Reference, made: Exported) -> str:
 
 
 def _values(reference: Reference) -> list[str]:
-    found = []
+    values = []
     for cell in reference.run.cells:
         if (cell.expected.model, cell.expected.setting) == (reference.model, reference.setting):
             shown = cell.cell().estimate
             between = f" (95 % CI {100 * shown.low:.1f} to {100 * shown.high:.1f})" if shown.low is not None else ""  # type: ignore[operator]
-            found.append(f"{cell.expected.benchmark}: Pass@1 {100 * shown.value:.1f} %{between}, n = {cell.stored}")
-    return found
+            values.append(f"{cell.expected.benchmark}: Pass@1 {100 * shown.value:.1f} %{between}, n = {cell.stored}")
+    return values
 
 
 def _write_statistics(reference: Reference, path: Path) -> None:
@@ -63,7 +63,7 @@ def _write_statistics(reference: Reference, path: Path) -> None:
 
     policy = policies.of(reference.setting)
     models = [ModelSpec(**entry).find() for entry in reference.run.manifest.spec["models"]]
-    model = next((one for one in models if one.name == reference.model), None)
+    model = next((candidate for candidate in models if candidate.name == reference.model), None)
     if model is None or not isinstance(policy, TriAttention):
         raise KvatlasError(f"The model {reference.model!r} is not here, so its statistics cannot be written.")
     policy.check(model)

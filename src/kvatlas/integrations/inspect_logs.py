@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks import Benchmark, find
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
-from kvatlas.integrations.scored_logs import ScoredLog, as_setting, score_of
+from kvatlas.integrations.scored_logs import MOST_BYTES, ScoredLog, as_setting, score_of
 from kvatlas.results import Expected
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_e
 #: Why a model stopped although it was not done.
 _CUT = ("max_tokens", "model_length")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
-#: Bytes of a log, unpacked.
-MOST_BYTES = 2**29
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -198,8 +196,8 @@ def _traces(
     for sample in samples:
         if sample.error is not None or not sample.output.choices:
             continue
-        found = grade(sample)
-        if found is None:
+        graded = grade(sample)
+        if graded is None:
             continue
         message = sample.output.choices[0].message
         thinking = (
@@ -215,7 +213,7 @@ def _traces(
             setting=cell.setting,
             tokens=(),
             text=f"{_OPEN}{thinking}{_CLOSE}{message.text}" if thinking else message.text,
-            grade=found,
+            grade=graded,
             usage=_costs(sample),
         )
 

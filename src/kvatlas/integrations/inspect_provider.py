@@ -80,7 +80,7 @@ class SelectedModel(ModelAPI):
         **arguments: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config or GenerateConfig())
-        known = {each.name for each in fields(Options)}
+        known = {field.name for field in fields(Options)}
         model = find(model_name, **{name: value for name, value in arguments.items() if name in known})
         model.check()
         for sentence in model.notes:
@@ -104,7 +104,7 @@ class SelectedModel(ModelAPI):
         _refuse(tools, config)
         service = self.service
         model = service.model
-        prompt = model.tokens(model.conversation([_message(each) for each in input]))
+        prompt = model.tokens(model.conversation([_message(message) for message in input]))
         try:
             room = room_for(model, service.policy, prompt, None)
         except LengthError as error:

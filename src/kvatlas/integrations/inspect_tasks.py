@@ -33,28 +33,33 @@ def benchmark(name: str, problems: int | None = None) -> Task:
 
 def of(name: str, problems: int | None) -> Task:
     """The task of a benchmark. What an imported log is checked against is in its metadata."""
-    found = find(name)
+    benchmark = find(name)
     samples = [
-        Sample(id=each.id, input=found.prompt(each), target=each.answer, metadata={"about": dict(each.about)})
-        for each in found.problems(problems)
+        Sample(
+            id=problem.id,
+            input=benchmark.prompt(problem),
+            target=problem.answer,
+            metadata={"about": dict(problem.about)},
+        )
+        for problem in benchmark.problems(problems)
     ]
     return Task(
-        dataset=MemoryDataset(samples, name=found.name),
+        dataset=MemoryDataset(samples, name=benchmark.name),
         solver=generate(),
-        scorer=graded(found.name, problems),
-        version=found.version,
-        metadata={"kvatlas_benchmark": found.name, "kvatlas_version": found.version},
+        scorer=graded(benchmark.name, problems),
+        version=benchmark.version,
+        metadata={"kvatlas_benchmark": benchmark.name, "kvatlas_version": benchmark.version},
     )
 
 
 @scorer(metrics={"*": [mean(), stderr()]})
 def graded(name: str, problems: int | None) -> Scorer:
     """Our grader: correct, progress and the benchmark's further numbers; its words are in the score's metadata."""
-    found = find(name)
-    asked = {problem.id: problem for problem in found.problems(problems)}
+    benchmark = find(name)
+    asked = {problem.id: problem for problem in benchmark.problems(problems)}
 
     async def score(state: TaskState, target: Target) -> Score:
-        grade = verdict(found, asked[str(state.sample_id)], state.output.completion, state.output.stop_reason)
+        grade = verdict(benchmark, asked[str(state.sample_id)], state.output.completion, state.output.stop_reason)
         numbers = {key: value for key, value in grade.metrics.items() if not isinstance(value, str)}
         words: dict[str, Any] = {key: value for key, value in grade.metrics.items() if isinstance(value, str)}
         return Score(

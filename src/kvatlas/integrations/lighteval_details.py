@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Status, Trace, digest, reason
-from kvatlas.integrations.lm_eval_samples import MOST_BYTES
-from kvatlas.integrations.scored_logs import ScoredLog, score_of
+from kvatlas.core import SERVED, KvatlasError, digest, reason
+from kvatlas.integrations.scored_logs import MOST_BYTES, UNKNOWN, ScoredAnswer, score_of, store_answers
 from kvatlas.results import Expected
 
 #: details_TASK_2026-01-31T12-00-00.000000.parquet, as the harness names them.
@@ -46,18 +46,10 @@ def import_details(path: Path, run: Path, scorer: str = "") -> tuple[Expected, i
     if len(set(problems)) < len(problems):
         raise KvatlasError(f"The details file {str(path)!r} has several rows of one document (doc.id).")
     model = _model(path)
-    cell = Expected(
-        model=model,
-        benchmark=task,
-        setting=SERVED,
-        run_key=digest(["lighteval", model, task, [str(row["doc"].get("query")) for row in rows]])[:32],
-        problems=problems,
-        samples=1,
-        baseline=True,
-    )
-    made = (_trace(cell, problem, row, chosen) for problem, row in zip(problems, rows, strict=True))
-    traces = [trace for trace in made if trace is not None]
-    return ScoredLog(cell, traces, source={"log": path.name, "metric": chosen}).store(run)
+    run_key = digest(["lighteval", model, task, [str(row["doc"].get("query")) for row in rows]])[:32]
+    cell = Expected(model, task, SERVED, run_key, problems, samples=1, baseline=True)
+    answers = (_answer(problem, row, chosen) for problem, row in zip(problems, rows, strict=True))
+    return store_answers(run, path, cell, answers, chosen)
 
 
 def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -87,32 +79,19 @@ def _model(path: Path) -> str:
     return "/".join(parts[last + 1 :]) or path.resolve().parent.name
 
 
-def _trace(cell: Expected, problem: str, row: Mapping[str, Any], chosen: str) -> Trace | None:
-    """The answer to a document; None where the metric does not judge it."""
+def _answer(problem: str, row: Mapping[str, Any], chosen: str) -> ScoredAnswer:
+    """The answer to a document, with the scores that are shares."""
     scores = {}
     for name, value in _numbers(row).items():
         if name == chosen or 0 <= value <= 1:
             score = score_of(value, f"The document {problem} of the details file")
             scores.update({} if score is None else {name: score})
-    share = scores.get(chosen)
-    if share is None:
-        return None
     response = row["model_response"]
     texts, asked, tokens = (_listed(response.get(name)) for name in ("text", "input_tokens", "output_tokens"))
-    return Trace(
-        model=cell.model,
-        benchmark=cell.benchmark,
-        problem=problem,
-        sample=0,
-        setting=cell.setting,
-        tokens=(),
-        text=texts[0] if len(texts) == 1 and isinstance(texts[0], str) else json.dumps(texts, default=str),
-        grade=Grade(share >= 1, share, None, Status.OK, scores if len(scores) > 1 else {}),
-        usage=Costs(
-            len(asked) or None,
-            len(tokens[0]) if len(tokens) == 1 and isinstance(tokens[0], list) else None,
-            *(None, None, None, None, None),
-        ),
+    text = texts[0] if len(texts) == 1 and isinstance(texts[0], str) else json.dumps(texts, default=str)
+    written = len(tokens[0]) if len(tokens) == 1 and isinstance(tokens[0], list) else None
+    return ScoredAnswer(
+        problem, text, scores, costs=replace(UNKNOWN, prompt_tokens=len(asked) or None, output_tokens=written)
     )
 
 

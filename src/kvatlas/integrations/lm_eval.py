@@ -62,7 +62,7 @@ class SelectedLM(HFLM):
         add_bos_token: bool = False,
         **arguments: Any,
     ) -> None:
-        known = {each.name for each in fields(Options)} - {"device"}
+        known = {field.name for field in fields(Options)} - {"device"}
         options = {name: value for name, value in arguments.items() if name in known}
         address = pretrained if pretrained.startswith(("hf:", *embedded(), *PACKAGED)) else f"hf:{pretrained}"
         # The harness says cuda:0 where its user says nothing, also on machines without a GPU.
@@ -75,7 +75,7 @@ class SelectedLM(HFLM):
         self.policy = chosen(self.atlas, policy, {n: v for n, v in arguments.items() if n not in known})
         self.rows, self.seed, self.wanted = _rows(batch_size), seed, max_gen_toks
         super().__init__(
-            self.atlas.network(),
+            self.atlas.load(),
             tokenizer=self.atlas.tokenizer,
             batch_size=self.rows,
             add_bos_token=add_bos_token,

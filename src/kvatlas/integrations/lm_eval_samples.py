@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Setting, Status, Trace, digest, reason
-from kvatlas.integrations.scored_logs import ScoredLog, as_setting, score_of
+from kvatlas.core import SERVED, KvatlasError, Setting, Status, digest, reason
+from kvatlas.integrations.scored_logs import MOST_BYTES, ScoredAnswer, as_setting, score_of, store_answers
 from kvatlas.results import Expected
 
 #: samples_TASK_2026-01-31T12-00-00.000000.jsonl, as the harness names them.
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)")
-#: Bytes of a file.
-MOST_BYTES = 2**29
 #: Arguments of our model class that are no parameters of its policy.
 _NO_PARAMETERS = (
     *("pretrained", "policy", "batch_size", "max_batch_size", "device", "seed", "max_gen_toks", "add_bos_token"),
@@ -50,19 +48,11 @@ def import_samples(path: Path, run: Path, scorer: str = "") -> tuple[Expected, i
     by_problem: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_problem.setdefault(str(row.get("doc_id")), []).append(row)
-    cell = Expected(
-        model=model,
-        benchmark=task,
-        setting=setting,
-        run_key=digest(["lm-eval", model, task, setting.id, [row.get("prompt_hash") for row in rows]])[:32],
-        problems=tuple(by_problem),
-        samples=1,
-        baseline=True,
-    )
+    identity = ["lm-eval", model, task, setting.id, [row.get("prompt_hash") for row in rows]]
+    cell = Expected(model, task, setting, digest(identity)[:32], tuple(by_problem), samples=1, baseline=True)
     chosen = scorer or next(iter(scores))
-    made = (_trace(cell, problem, group, chosen, path) for problem, group in by_problem.items())
-    traces = [trace for trace in made if trace is not None]
-    return ScoredLog(cell, traces, source={"log": path.name, "metric": chosen}).store(run)
+    answers = (_answer(problem, group, chosen) for problem, group in by_problem.items())
+    return store_answers(run, path, cell, answers, chosen)
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
@@ -82,20 +72,20 @@ def _scores(row: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics of a line that are shares, each with its filter where it has one."""
     filter_ = row.get("filter", "none")
     tail = "" if filter_ == "none" else f",{filter_}"
-    found = {}
+    scores = {}
     for name in row.get("metrics") or []:
         if isinstance(row.get(name), bool | int | float):
-            found[f"{name}{tail}"] = score_of(row[name], f"The document {row.get('doc_id')} of the sample file")
-    return found
+            scores[f"{name}{tail}"] = score_of(row[name], f"The document {row.get('doc_id')} of the sample file")
+    return scores
 
 
 def _results(path: Path, date: str) -> Mapping[str, Any]:
     """What the harness wrote of the whole; empty where it is not beside the file."""
     try:
-        found = json.loads((path.parent / f"results_{date}.json").read_text("utf-8"))
+        results = json.loads((path.parent / f"results_{date}.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return results if isinstance(results, dict) else {}
 
 
 def _model(results: Mapping[str, Any], path: Path) -> tuple[str, Setting]:
@@ -119,31 +109,17 @@ def _plain(value: Any) -> Any:
         return value
 
 
-def _trace(cell: Expected, problem: str, rows: Sequence[Mapping[str, Any]], chosen: str, path: Path) -> Trace | None:
-    """The answer to a document, which has a line for each filter; None where the metric does not judge it."""
+def _answer(problem: str, rows: Sequence[Mapping[str, Any]], chosen: str) -> ScoredAnswer:
+    """The answer to a document, which has a line for each filter."""
     scores = {name: value for row in rows for name, value in _scores(row).items() if value is not None}
-    share = scores.get(chosen)
-    if share is None:
-        return None
-    judged = next(row for row in rows if chosen in _scores(row))
-    said = _first(judged.get("filtered_resps"))
-    texts = _first(judged["resps"])
-    return Trace(
-        model=cell.model,
-        benchmark=cell.benchmark,
-        problem=problem,
-        sample=0,
-        setting=cell.setting,
-        tokens=(),
-        text=texts if isinstance(texts, str) else json.dumps(judged["resps"]),
-        grade=Grade(
-            share >= 1,
-            share,
-            said if isinstance(said, str) else None,
-            Status.NO_ANSWER if said == "[invalid]" else Status.OK,
-            scores if len(scores) > 1 else {},
-        ),
-        usage=Costs(None, None, None, None, None, None, None),
+    judged = next((row for row in rows if chosen in _scores(row)), rows[0])
+    said, text = _first(judged.get("filtered_resps")), _first(judged["resps"])
+    return ScoredAnswer(
+        problem,
+        text if isinstance(text, str) else json.dumps(judged["resps"]),
+        scores,
+        said if isinstance(said, str) else None,
+        Status.NO_ANSWER if said == "[invalid]" else Status.OK,
     )
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import Costs, Grade, KvatlasError, Setting, Status, Trace
 from kvatlas.results import Expected, Manifest, Store
 
+#: Bytes of a log.
+MOST_BYTES = 2**29
 #: What graders of Inspect say in letters: correct, incorrect, partially correct, no answer.
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
+#: Costs of which a log says nothing.
+UNKNOWN = Costs(None, None, None, None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class ScoredLog:
             manifest = Manifest((), (), {}, {"kvatlas": __version__})
         cell = self.cell
         name = cell.model, cell.benchmark, cell.setting
-        others = tuple(each for each in manifest.expected if (each.model, each.benchmark, each.setting) != name)
-        if any(each.benchmark == cell.benchmark and set(each.problems) != set(cell.problems) for each in others):
+        others = tuple(cell for cell in manifest.expected if (cell.model, cell.benchmark, cell.setting) != name)
+        if any(other.benchmark == cell.benchmark and set(other.problems) != set(cell.problems) for other in others):
             raise KvatlasError(
                 f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
             )
@@ -56,9 +60,44 @@ class ScoredLog:
         )
 
 
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """A harness's answer to one problem: its text, its scores by metric, what was read out of it, what it cost."""
+
+    problem: str
+    text: str
+    scores: Mapping[str, float]
+    answer: str | None = None
+    status: Status = Status.OK
+    costs: Costs = UNKNOWN
+
+    def trace(self, cell: Expected, metric: str) -> Trace:
+        """It as the one trace of its problem, graded by the metric."""
+        share = self.scores[metric]
+        return Trace(
+            model=cell.model,
+            benchmark=cell.benchmark,
+            problem=self.problem,
+            sample=0,
+            setting=cell.setting,
+            tokens=(),
+            text=self.text,
+            grade=Grade(share >= 1, share, self.answer, self.status, self.scores if len(self.scores) > 1 else {}),
+            usage=self.costs,
+        )
+
+
+def store_answers(
+    run: Path, log: Path, cell: Expected, answers: Iterable[ScoredAnswer], metric: str
+) -> tuple[Expected, int]:
+    """Put a harness's answers into the run, those that the metric judges; returns as `ScoredLog.store`."""
+    traces = [answer.trace(cell, metric) for answer in answers if metric in answer.scores]
+    return ScoredLog(cell, traces, source={"log": log.name, "metric": metric}).store(run)
+
+
 def as_setting(policy: object, values: Mapping[str, Any]) -> Setting:
     """The setting that our own model noted in a log; KvatlasError for what is none."""
-    if not isinstance(policy, str) or not all(isinstance(each, str | int | float) for each in values.values()):
+    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
         raise KvatlasError(
             f"The log names the policy {policy!r} with {dict(values)}; valid are a name and plain values."
         )

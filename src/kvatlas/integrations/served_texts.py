@@ -54,14 +54,14 @@ def compare(
         return []
     setting = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
     asked, spec = reference.benchmarks(), reference.run.manifest.spec
-    found = answers(folder, setting)
+    served = answers(folder, setting)
     texts = []
     for cell in greedy.cells:
         benchmark = asked[cell.benchmark]
         known = {problem.id: problem for problem in benchmark.problems(spec["problems"])}
         for id_ in cell.problems:
             item = WorkItem(cell.benchmark, known[id_], 0, (policy.setting,))
-            written = _thinking(model, found[cell.benchmark, id_, 0].text)
+            written = _thinking(model, served[cell.benchmark, id_, 0].text)
             texts.append(Text(item, model.encode(benchmark.prompt(known[id_])), written))
     return read(model, policy, texts)
 
@@ -104,7 +104,7 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[Text]) -> list[Depa
     units = tuple(texts[number].item for number in notes)
     sizes = replace(sampling, max_new_tokens=output)
     job = Job(model, "", (), units, sizes, 0, prompt=longest, most=len(units))
-    engine = Engine(model, model.network(), [policy], sampling, fitting(job, [policy]))
+    engine = Engine(model, model.load(), [policy], sampling, fitting(job, [policy]))
     for _ in engine.run(requests):
         pass
     return [note.departures() for note in notes.values()]
@@ -126,7 +126,7 @@ class _Notes:
         """Logits [vocabulary] that leave the script's token alone."""
         at = len(tokens) - self.prompt
         written, side = self.script[at], int(at >= self.first)
-        (most, second), (likeliest, _) = (found.tolist() for found in logits.float().topk(2))
+        (most, second), (likeliest, _) = (part.tolist() for part in logits.float().topk(2))
         if at:
             self.near[side] += most - second < NEAR
             if likeliest != written and not self._same_text(at, likeliest):
@@ -171,7 +171,7 @@ def _checked(reference: Reference) -> tuple[ModelHandle, Policy]:
     if policy.budget is None:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: it never compresses.")
     cell = reference.cells[0]
-    benchmark = next(one for entry in spec.benchmarks if (one := entry.find()).name == cell.benchmark)
+    benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
     first = benchmark.problems(spec.problems)[0]
     named = [model for entry in spec.models if (model := entry.find()).name == reference.model]
     for model in named:

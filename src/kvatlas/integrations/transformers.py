@@ -85,16 +85,16 @@ def generate(
     stream = streamer if stream_to is None else stream_to
     if stream is not None and len(input_ids) > 1:
         raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; valid is one.")
-    found = loaded(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
+    handle = loaded(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
     setting = chosen(
-        found, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
+        handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
     sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
-    own = [each for each in logits_processor if not isinstance(each, _OURS)]
+    own = [processor for processor in logits_processor if not isinstance(processor, _OURS)]
     criteria = [
-        each
-        for each in stopping_criteria
-        if not isinstance(each, stopping.MaxLengthCriteria | stopping.EosTokenCriteria)
+        criterion
+        for criterion in stopping_criteria
+        if not isinstance(criterion, stopping.MaxLengthCriteria | stopping.EosTokenCriteria)
     ]
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())
@@ -110,10 +110,10 @@ def generate(
         for row, (prompt, sample) in enumerate(_rows(input_ids, prepared.get("attention_mask")))
     ]
     for request in requests:
-        room_for(found, setting, request.prompt, sampling.max_new_tokens)
+        room_for(handle, setting, request.prompt, sampling.max_new_tokens)
     if stream_to is not None:
         stream_to.put(input_ids.cpu())
-    written = _decode(found, model, setting, sampling, requests, batch_size)
+    written = _decode(handle, model, setting, sampling, requests, batch_size)
     if stream is not None:
         stream.end()
     sequences = _sequences(input_ids, written, generation_config)
@@ -133,11 +133,11 @@ def _refuse(config: GenerationConfig, processors: Sequence[Any], prepared: Mappi
         )
     if config.use_cache is False:
         raise KvatlasError("use_cache is False; token selection needs the cache.")
-    for each in processors:
-        if type(each).__name__ in _AFTER:
+    for processor in processors:
+        if type(processor).__name__ in _AFTER:
             raise KvatlasError(
-                f"The logits processor {type(each).__name__} is not supported: it would have to run after temperature, "
-                "top_k and top_p, which the engine does itself."
+                f"The logits processor {type(processor).__name__} is not supported: it would have to run after "
+                "temperature, top_k and top_p, which the engine does itself."
             )
     cache = prepared.get("past_key_values")
     if cache is not None and cache.get_seq_length():
@@ -148,17 +148,24 @@ def _refuse(config: GenerationConfig, processors: Sequence[Any], prepared: Mappi
 
 
 def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
-    found = [each.eos_token_id.flatten().tolist() for each in criteria if isinstance(each, stopping.EosTokenCriteria)]
-    return frozenset(int(token) for tokens in found for token in tokens)
+    ends = [
+        criterion.eos_token_id.flatten().tolist()
+        for criterion in criteria
+        if isinstance(criterion, stopping.EosTokenCriteria)
+    ]
+    return frozenset(int(token) for tokens in ends for token in tokens)
 
 
 def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Sequence[Any], length: int) -> Sampling:
     """How to draw, from what `generate` prepared; `length` is that of the padded prompts, which max_length counts."""
-    most = min(each.max_length for each in criteria if isinstance(each, stopping.MaxLengthCriteria)) - length
+    most = (
+        min(criterion.max_length for criterion in criteria if isinstance(criterion, stopping.MaxLengthCriteria))
+        - length
+    )
     if not config.do_sample:
         return Sampling(temperature=0, top_k=0, top_p=1.0, max_new_tokens=most)
-    found = {type(each): each for each in processors if isinstance(each, _OURS)}
-    temperature, top_k, top_p = (found.get(kind) for kind in _OURS)
+    by_type = {type(processor): processor for processor in processors if isinstance(processor, _OURS)}
+    temperature, top_k, top_p = (by_type.get(kind) for kind in _OURS)
     return Sampling(
         temperature=float(temperature.temperature) if temperature else 1.0,
         top_k=int(top_k.top_k) if top_k else 0,
@@ -183,7 +190,7 @@ def _stopping_criterion(
         if stream is not None:
             stream.put(torch.tensor(tokens[-1:]))
         ids = torch.tensor([[*prompt, *tokens]], device=device) if criteria else None
-        return any(bool(each(ids, None).all()) for each in criteria)
+        return any(bool(criterion(ids, None).all()) for criterion in criteria)
 
     return stopping_criterion if criteria or stream is not None else None
 
@@ -192,29 +199,29 @@ def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Ten
     def logits_processor(tokens: Sequence[int], logits: Tensor) -> Tensor:
         ids = torch.tensor([tokens], device=logits.device)
         scores = logits[None].float().clone()
-        for each in processors:
-            scores = each(ids, scores)
+        for processor in processors:
+            scores = processor(ids, scores)
         return scores[0]
 
     return logits_processor
 
 
 def _decode(
-    found: ModelHandle,
-    network: PreTrainedModel,
+    handle: ModelHandle,
+    model: PreTrainedModel,
     setting: Policy,
     sampling: Sampling,
     requests: Sequence[Request[int]],
     batch_size: int,
 ) -> list[tuple[int, ...]]:
     """New tokens of each request."""
-    training = network.training
-    engine = Engine(found, network.eval(), [setting], sampling, min(batch_size, len(requests)))
+    training = model.training
+    engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        with packed(network):
+        with packed(model):
             tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
-        network.train(training)
+        model.train(training)
     return [tokens[request.key] for request in requests]
 
 

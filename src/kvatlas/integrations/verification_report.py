@@ -129,9 +129,9 @@ def text_checks(texts: Sequence[Departures]) -> tuple[Check, ...]:
     """Answers at temperature 0, token by token: the same model before the first compression, the same cache after."""
     if not texts:
         return (Check("texts", True, "No text reaches a second token behind a first compression: texts say nothing."),)
-    tokens, other, far = ([sum(getattr(each, name)[side] for each in texts) for side in (0, 1)] for name in _COUNTED)
-    parted = sum(each.other[1] > 0 for each in texts)
-    gaps = [max(each.gap[side] for each in texts) for side in (0, 1)]
+    tokens, other, far = ([sum(getattr(text, name)[side] for text in texts) for side in (0, 1)] for name in _COUNTED)
+    parted = sum(text.other[1] > 0 for text in texts)
+    gaps = [max(text.gap[side] for text in texts) for side in (0, 1)]
     same = far[0] <= MANY * tokens[0]
     p = departure_p(texts)
     said = [f"{other[side]:,} of {tokens[side]:,} tokens are not the likeliest of the cell" for side in (0, 1)]
@@ -174,8 +174,8 @@ def _prompts(cell: Traces, served: Traces) -> Check | None:
 
 
 def _finishes(served: Traces, most: int) -> Check:
-    found = Counter(str(trace.grade.metrics.get("finish")) for trace in served.values())
-    strange = sum(count for name, count in found.items() if name not in ("stop", "length"))
+    finishes = Counter(str(trace.grade.metrics.get("finish")) for trace in served.values())
+    strange = sum(count for name, count in finishes.items() if name not in ("stop", "length"))
     early = [t for t in served.values() if t.grade.metrics.get("finish") == "length"]
     cut = sum(t.usage.output_tokens is not None and t.usage.output_tokens < most for t in early)
     over = sum((t.usage.output_tokens or 0) > most for t in served.values())
@@ -187,13 +187,14 @@ def _finishes(served: Traces, most: int) -> Check:
         (unknown, "come without usage.completion_tokens"),
     ]
     bad = "; ".join(f"{count:,} {text}" for count, text in faults if count)
-    listed = ", ".join(f"{name} {count:,}" for name, count in sorted(found.items()))
+    listed = ", ".join(f"{name} {count:,}" for name, count in sorted(finishes.items()))
     return Check("finish", not bad, f"Of {len(served):,} answers {bad}." if bad else f"Finish reasons: {listed}.")
 
 
 def _lengths(cell: Traces, served: Traces, most: int) -> Check | None:
     mine, theirs = (
-        _by_problem(each, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most)) for each in (cell, served)
+        _by_problem(traces, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most))
+        for traces in (cell, served)
     )
     if any(trace.usage.output_tokens is None for trace in served.values()):
         return None
@@ -226,7 +227,8 @@ def _knob(first: Traces, second: Traces, reference: Reference, margin: float) ->
     most = int(reference.run.manifest.spec["sampling"]["max_new_tokens"])
     common = [key for key in first if key in second]
     lengths = [
-        _by_problem(each, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most)) for each in (first, second)
+        _by_problem(traces, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most))
+        for traces in (first, second)
     ]
     return Knob(
         sum(first[key].text == second[key].text for key in common),
@@ -237,20 +239,20 @@ def _knob(first: Traces, second: Traces, reference: Reference, margin: float) ->
 
 
 def _by_problem(traces: Traces, value: Any) -> dict[ProblemKey, dict[int, float]]:
-    found: dict[ProblemKey, dict[int, float]] = {}
+    values: dict[ProblemKey, dict[int, float]] = {}
     for (benchmark, problem, sample), trace in traces.items():
-        found.setdefault((benchmark, problem), {})[sample] = value(trace)
-    return found
+        values.setdefault((benchmark, problem), {})[sample] = value(trace)
+    return values
 
 
-def as_text(found: Report, name: str) -> str:
+def as_text(report: Report, name: str) -> str:
     """The report as sentences; `name` is the endpoint's."""
-    lines = [_sentence(f"{name} against {found.reference.setting}", found.cell, found.margin)]
-    if found.full is not None:
-        lines.append(_sentence(f"{name} against the full cache", found.full, found.margin))
-    lines += [f"{'ok' if check.good else 'NOT AS IN THE RUN'}: {check.sentence}" for check in found.checks]
-    if found.knob is not None:
-        knob = found.knob
+    lines = [_sentence(f"{name} against {report.reference.setting}", report.cell, report.margin)]
+    if report.full is not None:
+        lines.append(_sentence(f"{name} against the full cache", report.full, report.margin))
+    lines += [f"{'ok' if check.good else 'NOT AS IN THE RUN'}: {check.sentence}" for check in report.checks]
+    if report.knob is not None:
+        knob = report.knob
         said = {
             True: "the knob does something",
             False: "the knob does nothing",
@@ -258,57 +260,57 @@ def as_text(found: Report, name: str) -> str:
         }[knob.works]
         lines.append(
             f"Between the two endpoints: {said}; {knob.identical:,} of {knob.answers:,} answers are the same text, "
-            f"lengths differ with p {knob.lengths:.2g}. " + _sentence("The second", knob.difference, found.margin)
+            f"lengths differ with p {knob.lengths:.2g}. " + _sentence("The second", knob.difference, report.margin)
         )
     return "\n".join(lines)
 
 
-def _sentence(what: str, one: Verification, margin: float) -> str:
-    loss = one.loss
+def _sentence(what: str, verification: Verification, margin: float) -> str:
+    loss = verification.loss
     points = f"{100 * margin:g} points"
     said = {
         Standing.EQUIVALENT: f"equivalent within {points}",
         Standing.WORSE: f"worse by more than {points}",
         Standing.BETTER: f"better by more than {points}, so not that setting",
         Standing.UNDECIDED: "not decided",
-    }[one.standing]
-    more = f"; about {one.needed:,} problems would decide it" if one.needed else ""
+    }[verification.standing]
+    more = f"; about {verification.needed:,} problems would decide it" if verification.needed else ""
     return (
         f"{what}: {said}; it scores {-100 * loss.value:+.1f} points (95 % CI {-100 * loss.high:+.1f} to "
-        f"{-100 * loss.low:+.1f}) on {one.problems:,} problems{more}."
+        f"{-100 * loss.low:+.1f}) on {verification.problems:,} problems{more}."
     )
 
 
-def to_json(found: Report) -> dict[str, Any]:
+def to_json(report: Report) -> dict[str, Any]:
     """The report as data; percent scale."""
     return {
-        "model": found.reference.model,
-        "against": str(found.reference.setting),
-        "margin": 100 * found.margin,
-        "alarmed": found.alarmed,
-        "cell": _numbers(found.cell),
-        "full": None if found.full is None else _numbers(found.full),
-        "checks": [vars(check) for check in found.checks],
-        "texts": None if found.texts is None else [vars(each) for each in found.texts],
+        "model": report.reference.model,
+        "against": str(report.reference.setting),
+        "margin": 100 * report.margin,
+        "alarmed": report.alarmed,
+        "cell": _numbers(report.cell),
+        "full": None if report.full is None else _numbers(report.full),
+        "checks": [vars(check) for check in report.checks],
+        "texts": None if report.texts is None else [vars(text) for text in report.texts],
         "knob": None
-        if found.knob is None
+        if report.knob is None
         else {
-            "works": found.knob.works,
-            "identical": found.knob.identical,
-            "answers": found.knob.answers,
-            "lengths_p": found.knob.lengths,
-            **_numbers(found.knob.difference),
+            "works": report.knob.works,
+            "identical": report.knob.identical,
+            "answers": report.knob.answers,
+            "lengths_p": report.knob.lengths,
+            **_numbers(report.knob.difference),
         },
     }
 
 
-def _numbers(one: Verification) -> dict[str, Any]:
-    loss = one.loss
+def _numbers(verification: Verification) -> dict[str, Any]:
+    loss = verification.loss
     return {
-        "verdict": one.standing.value,
+        "verdict": verification.standing.value,
         "loses": round(100 * loss.value, 4),
         "loses_low": round(100 * loss.low, 4),
         "loses_high": round(100 * loss.high, 4),
-        "problems": one.problems,
-        "needed": one.needed,
+        "problems": verification.problems,
+        "needed": verification.needed,
     }

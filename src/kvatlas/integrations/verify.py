@@ -66,14 +66,14 @@ class Reference:
 
     def benchmarks(self) -> dict[str, Benchmark]:
         """The benchmarks as the run asked them; KvatlasError where this version asks or grades otherwise."""
-        recorded = {each[0]: list(each) for each in self.run.manifest.provenance.get("benchmarks", ())}
-        found = {}
+        recorded = {entry[0]: list(entry) for entry in self.run.manifest.provenance.get("benchmarks", ())}
+        by_name = {}
         for entry in self.run.manifest.spec["benchmarks"]:
-            one = BenchmarkSpec(**entry).find()
-            if one.name in recorded and list(benchmarks.identity(one)) != recorded[one.name]:
-                raise KvatlasError(f"{one.name} is asked or graded otherwise here than in the run; sweep anew.")
-            found[one.name] = benchmarks.asked_of(one, self._reads())
-        return found
+            benchmark = BenchmarkSpec(**entry).find()
+            if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
+                raise KvatlasError(f"{benchmark.name} is asked or graded otherwise here than in the run; sweep anew.")
+            by_name[benchmark.name] = benchmarks.asked_of(benchmark, self._reads())
+        return by_name
 
     def _reads(self) -> Callable[[str], bool]:
         for entry in self.run.manifest.spec["models"]:
@@ -100,11 +100,13 @@ def recommended(run: RunData) -> tuple[str, Setting]:
     """The model and the setting that a run recommends; KvatlasError where that is none or not one."""
     from kvatlas.stats.run_analysis import RunAnalysis
 
-    found = [(one.model, one.by_memory.setting) for one in RunAnalysis(run).choices if one.by_memory is not None]
-    if len(found) != 1:
-        there = "; ".join(f"{model} {setting}" for model, setting in found) or "none"
+    settings = [
+        (choice.model, choice.by_memory.setting) for choice in RunAnalysis(run).choices if choice.by_memory is not None
+    ]
+    if len(settings) != 1:
+        there = "; ".join(f"{model} {setting}" for model, setting in settings) or "none"
         raise KvatlasError(f"The run recommends not one setting but: {there}. Name a cell.")
-    return found[0]
+    return settings[0]
 
 
 def ask(
@@ -164,7 +166,7 @@ def _manifest(store: Store, reference: Reference, cells: Sequence[Expected]) -> 
     except KvatlasError:
         before = Manifest((), (), {"lose_at_most": 100 * reference.run.margin}, {"kvatlas": __version__}, source.about)
     names = {(cell.model, cell.benchmark, cell.setting) for cell in cells}
-    others = tuple(each for each in before.expected if (each.model, each.benchmark, each.setting) not in names)
+    others = tuple(cell for cell in before.expected if (cell.model, cell.benchmark, cell.setting) not in names)
     verified = {"against": str(reference.setting), "model": reference.model}
     expected = (*others, *cells)
     provenance = {**before.provenance, "verified": verified}
@@ -173,11 +175,11 @@ def _manifest(store: Store, reference: Reference, cells: Sequence[Expected]) -> 
 
 def _axes(cells: Sequence[Expected]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """The knobs of all settings with their values."""
-    found: dict[str, dict[Any, None]] = {}
+    axes: dict[str, dict[Any, None]] = {}
     for cell in cells:
         for name, value in cell.setting.parameters if not cell.baseline else ():
-            found.setdefault(name, {})[value] = None
-    return tuple((name, tuple(values)) for name, values in found.items())
+            axes.setdefault(name, {})[value] = None
+    return tuple((name, tuple(values)) for name, values in axes.items())
 
 
 def _questions(
@@ -204,10 +206,10 @@ def _answers(
         running: dict[Future[Answer], Question] = {}
         failed: KvatlasError | None = None
         while True:
-            while failed is None and len(running) < concurrency and (one := next(waiting, None)) is not None:
+            while failed is None and len(running) < concurrency and (asked := next(waiting, None)) is not None:
                 # 31 bits: what all servers take for a seed.
-                own = stream_key(seed, one.cell.benchmark, one.problem.id, one.sample) >> 32
-                running[pool.submit(endpoint.ask, one.text, fields, own)] = one
+                own = stream_key(seed, asked.cell.benchmark, asked.problem.id, asked.sample) >> 32
+                running[pool.submit(endpoint.ask, asked.text, fields, own)] = asked
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -78,18 +78,18 @@ class Adapter:
         if self.address:
             self.scale()
 
-    def merge(self, name: str, network: PreTrainedModel) -> None:
+    def merge(self, name: str, model: PreTrainedModel) -> None:
         """Add it to the weights of the model `name`; KvatlasError where it is one of another model."""
         if not self.address:
             return
-        factor, weights = self.scale(), network.state_dict()
+        factor, weights = self.scale(), model.state_dict()
         for layer, a, b in self._pairs():
             weight = weights.get(f"{layer}.weight")
             if weight is None or (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
                 sizes = f"{tuple(b.shape)} and {tuple(a.shape)}"
                 raise KvatlasError(f"The adapter {self.address!r} does not fit the model {name!r}: {layer!r}, {sizes}.")
             weight.copy_(weight.float() + factor * (b @ a).to(weight.device))
-        check_finite(name, network)
+        check_finite(name, model)
 
     def _pairs(self) -> list[tuple[str, Tensor, Tensor]]:
         """(layer, A, B), in single precision."""
@@ -102,10 +102,10 @@ class Adapter:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {FILES[1]} ({error}).") from error
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            found = _KEY.fullmatch(key)
-            if found is None:
+            matched = _KEY.fullmatch(key)
+            if matched is None:
                 raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; valid are pairs of lora_A and lora_B.")
-            pairs.setdefault(found[1], {})[found[2]] = tensor.float()
+            pairs.setdefault(matched[1], {})[matched[2]] = tensor.float()
         whole = [(layer, pair["A"], pair["B"]) for layer, pair in pairs.items() if len(pair) == 2]
         if not whole or len(whole) < len(pairs):
             raise KvatlasError(f"The adapter {self.address!r} has no pairs of lora_A and lora_B, or half ones.")

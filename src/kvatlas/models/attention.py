@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def attention_function(network: PreTrainedModel, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def attention_function(model: PreTrainedModel, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """The model attends by `function`, registered as `name` with transformers' attention interface.
 
     What it attended by before is back afterwards.
@@ -19,9 +19,9 @@ def attention_function(network: PreTrainedModel, name: str, function: Callable[.
     from transformers import AttentionInterface
 
     AttentionInterface.register(name, function)
-    before = network.config._attn_implementation
-    network.set_attn_implementation(name)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
-        network.set_attn_implementation(before)
+        model.set_attn_implementation(before)

@@ -59,8 +59,8 @@ class ModelHandle:
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers read what they need again; tokenizers and digests need not travel. On machines with other devices they
         # must not choose another type than the run key says.
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**found, "options": replace(self.options, dtype=self.dtype)}
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**state, "options": replace(self.options, dtype=self.dtype)}
 
     @property
     def adapter(self) -> Adapter:
@@ -109,8 +109,8 @@ class ModelHandle:
     @property
     def positions(self) -> int | None:
         """Positions that the model knows; None where it does not say."""
-        found = self.config.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        limit = self.config.get("max_position_embeddings")
+        return limit if isinstance(limit, int) else None
 
     @property
     def vocabulary(self) -> int:
@@ -255,18 +255,18 @@ class ModelHandle:
     @property
     def notes(self) -> list[str]:
         """What a user should know, as sentences: no think tags were found, or the template asks for the date."""
-        found = []
+        notes = []
         if "strftime_now" in self._template:
-            found.append(
+            notes.append(
                 f"The chat template of the model {self.name!r} asks for the date: it is told {self.options.date} every "
                 "day, so that prompts stay the same (the option date sets another)."
             )
         if not self.thinking.close and self.options.think_close is None:
-            found.append(
+            notes.append(
                 f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its "
                 "thinking, name it with think_close)."
             )
-        return found
+        return notes
 
     @cached_property
     def think_close(self) -> int | None:
@@ -296,15 +296,15 @@ class ModelHandle:
         """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
         path = self.folder / "generation_config.json"
         try:
-            found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+            ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
         except (OSError, ValueError, AttributeError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable {path.name} ({error}).") from error
-        found = self.tokenizer.eos_token_id if found is None else found
-        if found is None:
+        ends = self.tokenizer.eos_token_id if ends is None else ends
+        if ends is None:
             raise KvatlasError(f"The model {self.name!r} names no end-of-text token (eos_token_id).")
-        stops = found if isinstance(found, list) else [found]
+        stops = ends if isinstance(ends, list) else [ends]
         if not stops or any(type(token) is not int for token in stops):
-            raise KvatlasError(f"The model {self.name!r} has eos_token_id {found!r}; valid are token ids.")
+            raise KvatlasError(f"The model {self.name!r} has eos_token_id {ends!r}; valid are token ids.")
         return frozenset(stops)
 
     def prompt(self, message: str) -> str:
@@ -384,7 +384,7 @@ class ModelHandle:
         # At the end of a text that does not end it.
         return bool(self.thinking.close) and (self.opens_thinking or self.thinking.open in text)
 
-    def network(self) -> PreTrainedModel:
+    def load(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
         from kvatlas.models.packing import pack
 
@@ -392,7 +392,7 @@ class ModelHandle:
         check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        network = load_weights(self.name, folder, self.dtype, self.device)
-        self.adapter.merge(self.name, network)
-        pack(network)
-        return network
+        model = load_weights(self.name, folder, self.dtype, self.device)
+        self.adapter.merge(self.name, model)
+        pack(model)
+        return model

@@ -29,8 +29,8 @@ PACKAGED = {"smollm2-135m": _SMOLLM2, "smollm2-135m-think": _SMOLLM2}
 def packaged(name: str) -> Path:
     """The GGUF of a model in `PACKAGED`, its content verified; KvatlasError with the command where it is missing."""
     package, file, digest, command = PACKAGED[name]
-    found = find_spec(package)
-    path = Path(found.origin).parent / file if found and found.origin else None
+    spec = find_spec(package)
+    path = Path(spec.origin).parent / file if spec and spec.origin else None
     if path is None or not path.is_file():
         raise KvatlasError(f"The model {name!r} is not installed; install it with {command}.")
     if sha256(path) != digest:

@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 class _Loaded(ModelHandle):
     weights: PreTrainedModel | None = None
 
-    def network(self) -> PreTrainedModel:
+    def load(self) -> PreTrainedModel:
         assert self.weights is not None
         return self.weights
 
 
 def loaded(
-    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stops: frozenset[int], **options: Any
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stops: frozenset[int], **options: Any
 ) -> ModelHandle:
-    """The model whose weights `network` holds, `stops` being the tokens that end a trace.
+    """The model whose weights `model` holds, `stops` being the tokens that end a trace.
 
     Without `tokenizer` it is read from where the weights came from. KvatlasError where that is no folder and no
     repository in the cache (a policy has to know how thinking ends), and for weights on several devices.
     """
-    name = str(network.config.name_or_path)
-    check_whole(name, network)
+    name = str(model.config.name_or_path)
+    check_whole(name, model)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         folder = _cached(name) or folder
-    model = _Loaded(name, folder, Options.of({**options, "device": str(network.device)}), weights=network)
-    known = {"config": network.config.get_text_config().to_dict(), "stops": stops, "dtype": _name(network.dtype)}
+    handle = _Loaded(name, folder, Options.of({**options, "device": str(model.device)}), weights=model)
+    known = {"config": model.config.get_text_config().to_dict(), "stops": stops, "dtype": _name(model.dtype)}
     if tokenizer is not None:
         known["tokenizer"] = tokenizer
     elif not (folder / "tokenizer_config.json").is_file():
         raise KvatlasError(f"The model {name!r} was not loaded from a folder: its tokenizer has to be given.")
-    vars(model).update(known)
-    model.check_type()
-    return model
+    vars(handle).update(known)
+    handle.check_type()
+    return handle
 
 
 def _cached(name: str) -> Path | None:

@@ -36,10 +36,10 @@ class Options:
     date: str = "2024-07-26"
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not isinstance(value, str) and not (value is None and each.name == "think_close"):
-                raise KvatlasError(f"The model option {each.name} is {value!r}; valid are texts.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str) and not (value is None and field.name == "think_close"):
+                raise KvatlasError(f"The model option {field.name} is {value!r}; valid are texts.")
         if self.dtype not in DTYPES:
             raise KvatlasError(f"The model option dtype is {self.dtype!r}; valid are {', '.join(DTYPES)}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -52,7 +52,7 @@ class Options:
     @classmethod
     def of(cls, values: dict[str, Any]) -> Options:
         """The options with these values; KvatlasError for one that does not exist."""
-        valid = [each.name for each in fields(cls)]
+        valid = [field.name for field in fields(cls)]
         for name in values:
             if name not in valid:
                 raise KvatlasError(f"Unknown model option {name!r}; valid are {', '.join(valid)}.")

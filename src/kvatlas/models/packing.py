@@ -34,31 +34,31 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 Undo = Callable[[], None]
 
 
-def pack(network: PreTrainedModel) -> list[Undo]:
+def pack(model: PreTrainedModel) -> list[Undo]:
     """Replace a model's layers by packed ones where native kernels serve it: fp32 on the CPU.
 
     The weights of replaced linear layers are gone; what is returned puts them back, the last one first. Modules that
     have hooks are left alone; hooks that are registered afterwards inside a fused layer see no call of the engine's.
     """
     native = load()
-    if native is None or network.device.type != "cpu" or network.dtype is not torch.float32:
+    if native is None or model.device.type != "cpu" or model.dtype is not torch.float32:
         return []
     # What shares weights shares the packed ones; the names that transformers would tie are gone.
-    network.tie_weights = _tied
-    undo: list[Undo] = [lambda: vars(network).pop("tie_weights", None)]
-    return [*undo, *_pack_linear(native, network), *_pack_forms(native, network), *_fuse(native, network)]
+    model.tie_weights = _tied
+    undo: list[Undo] = [lambda: vars(model).pop("tie_weights", None)]
+    return [*undo, *_pack_linear(native, model), *_pack_forms(native, model), *_fuse(native, model)]
 
 
 def _tied(*_: Any, **__: Any) -> None:
     pass
 
 
-def _pack_linear(native: Native, network: nn.Module) -> list[Undo]:
+def _pack_linear(native: Native, model: nn.Module) -> list[Undo]:
     places: dict[nn.Module, list[tuple[str, Any]]] = {
         parent: [
             (name, child) for name, child in parent.named_children() if isinstance(child, nn.Linear | nn.Embedding)
         ]
-        for parent in network.modules()
+        for parent in model.modules()
     }
     users = Counter(id(child.weight) for children in places.values() for _, child in children)
     tied = {
@@ -118,10 +118,10 @@ def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
     layer.weight.data = packed.weight
 
 
-def _pack_forms(native: Native, network: nn.Module) -> list[Undo]:
+def _pack_forms(native: Native, model: nn.Module) -> list[Undo]:
     forms = (
         (parent, name, _form(native, child))
-        for parent in list(network.modules())
+        for parent in list(model.modules())
         for name, child in parent.named_children()
     )
     return [_replace(parent, name, form) for parent, name, form in forms if form is not None]
@@ -152,11 +152,11 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _PROBE = "kvatlas-probe"
 
 
-def _fuse(native: Native, network: PreTrainedModel) -> list[Undo]:
+def _fuse(native: Native, model: PreTrainedModel) -> list[Undo]:
     """Decoder layers of Llama's form get a shorter `forward`, and a decoder of nothing but these."""
     undo: list[Undo] = []
-    with _probing(network) as passed:
-        for decoder in [module for module in network.modules() if set(dict(module.named_children())) == _DECODER]:
+    with _probing(model) as passed:
+        for decoder in [module for module in model.modules() if set(dict(module.named_children())) == _DECODER]:
             fused = [(layer, _fused(native, layer, passed)) for layer in decoder.layers]
             whole = _fused_decoder(decoder, [form for _, form in fused if form is not None])
             for module, form in [*fused, (decoder, whole)]:
@@ -167,7 +167,7 @@ def _fuse(native: Native, network: PreTrainedModel) -> list[Undo]:
 
 
 @contextmanager
-def _probing(network: PreTrainedModel) -> Iterator[dict[str, Any]]:
+def _probing(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     """Attention that notes what layers pass to it, and gives something that depends on query, key and value."""
     passed: dict[str, Any] = {}
 
@@ -176,7 +176,7 @@ def _probing(network: PreTrainedModel) -> Iterator[dict[str, Any]]:
         group = query.shape[1] // key.shape[1]
         return (query * key.repeat_interleave(group, 1) + value.repeat_interleave(group, 1)).transpose(1, 2), None
 
-    with attention_function(network, _PROBE, probe):
+    with attention_function(model, _PROBE, probe):
         yield passed
 
 
@@ -224,9 +224,9 @@ def _fused_decoder(decoder: Any, layers: Sequence[FusedLayer]) -> FusedDecoder |
 
 
 @contextmanager
-def packed(network: PreTrainedModel) -> Iterator[None]:
+def packed(model: PreTrainedModel) -> Iterator[None]:
     """The same for a while, for a model that belongs to somebody else: every weight is back afterwards, bit for bit."""
-    undo = pack(network)
+    undo = pack(model)
     try:
         yield
     finally:

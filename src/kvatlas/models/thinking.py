@@ -80,7 +80,7 @@ def thinking(tokenizer: PreTrainedTokenizerBase, close: str | None) -> Thinking:
     """The tags of a model: `close` if given, else what tokenizer and template show, else none."""
     template = str(tokenizer.chat_template or "")
     if close is not None:
-        opening = next((each for each, closing in TAGS if closing == close.strip()), "")
+        opening = next((tag for tag, closing in TAGS if closing == close.strip()), "")
         return _of(tokenizer, opening, close)
     for opening, closing in TAGS:
         if _single(tokenizer, closing) is not None:

@@ -39,7 +39,7 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
     for finding in findings:
         if finding.status is Status.FAILED:
             raise KvatlasError(f"The tokenizer of the model {model.name!r} does not fit {benchmark}: {finding}.")
-    return [f"{model.name} on {benchmark}: {each}." for each in findings if each.status is Status.WARNING]
+    return [f"{model.name} on {benchmark}: {finding}." for finding in findings if finding.status is Status.WARNING]
 
 
 def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
@@ -81,8 +81,8 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
 
 def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
     name = "marker letters"
-    found = {mark: sum(text.count(mark) for text in back) - sum(p.count(mark) for p in prompts) for mark in _MARKS}
-    left = {mark: count for mark, count in found.items() if count > 0}
+    counts = {mark: sum(text.count(mark) for text in back) - sum(p.count(mark) for p in prompts) for mark in _MARKS}
+    left = {mark: count for mark, count in counts.items() if count > 0}
     if not left:
         return Finding(name, Status.OK, "decoded text holds no marker letters of the vocabulary")
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"

@@ -42,9 +42,9 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
     logging.set_verbosity_error()
     # Its type does not say that with a report it gives two things.
     load: Any = AutoModelForCausalLM.from_pretrained
-    network: PreTrainedModel
+    model: PreTrainedModel
     try:
-        network, report = load(
+        model, report = load(
             folder,
             dtype=getattr(torch, dtype),
             local_files_only=True,
@@ -56,9 +56,9 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KvatlasError(f"The weights of the model {name!r} cannot be loaded ({reason}).") from error
     _check_complete(name, report["missing_keys"])
-    network = network.to(device).eval().requires_grad_(False)
-    check_finite(name, network)
-    return network
+    model = model.to(device).eval().requires_grad_(False)
+    check_finite(name, model)
+    return model
 
 
 def check_fits(name: str, size: int | None, device: str) -> None:
@@ -75,10 +75,10 @@ def check_fits(name: str, size: int | None, device: str) -> None:
         )
 
 
-def check_whole(name: str, network: PreTrainedModel) -> None:
+def check_whole(name: str, model: PreTrainedModel) -> None:
     """Raise KvatlasError if a model's weights lie on several devices, as `device_map` leaves them."""
     places: dict[str, int] = {}
-    for tensor in network.parameters():
+    for tensor in model.parameters():
         places[str(tensor.device)] = places.get(str(tensor.device), 0) + tensor.numel() * tensor.element_size()
     if len(places) > 1:
         where = ", ".join(f"{size / 2**30:.1f} GiB on {device}" for device, size in sorted(places.items()))
@@ -94,9 +94,9 @@ def _check_complete(name: str, missing: Collection[str]) -> None:
         raise KvatlasError(f"The weights of the model {name!r} lack the tensor {min(missing)!r}{more}.")
 
 
-def check_finite(name: str, network: PreTrainedModel) -> None:
+def check_finite(name: str, model: PreTrainedModel) -> None:
     """Raise KvatlasError for a tensor with values that are no finite numbers in the type in which it runs."""
-    for key, tensor in network.state_dict().items():
+    for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and tensor.numel():
             least, most = tensor.aminmax()
             if not (least.isfinite() and most.isfinite()):
@@ -116,7 +116,7 @@ def sha256(path: Path) -> str:
 def combined(sums: Mapping[str, str]) -> str:
     """One digest of files from theirs, the config first."""
     total = hashlib.sha256()
-    for name in sorted(sums, key=lambda each: (each != "config.json", each)):
+    for name in sorted(sums, key=lambda file_name: (file_name != "config.json", file_name)):
         total.update(name.encode() + b"\0")
         total.update(bytes.fromhex(sums[name]))
     return total.hexdigest()

@@ -18,15 +18,15 @@ from kvatlas.policies.valid_values import choice_param, float_param, int_param
 from kvatlas.registry import Registry
 
 
-def _fault(name: str, found: object) -> str:
+def _fault(name: str, value: object) -> str:
     """What keeps a plug-in's object from being a policy."""
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        return f"it is {found!r}; valid are subclasses of kvatlas.policies.CompressingPolicy"
-    if getattr(found, "name", None) != name:
-        return f"its name is {getattr(found, 'name', None)!r}; valid is that of its entry point, {name!r}"
-    if not isinstance(getattr(found, "summary", None), str):
+    if not (isinstance(value, type) and issubclass(value, Policy)):
+        return f"it is {value!r}; valid are subclasses of kvatlas.policies.CompressingPolicy"
+    if getattr(value, "name", None) != name:
+        return f"its name is {getattr(value, 'name', None)!r}; valid is that of its entry point, {name!r}"
+    if not isinstance(getattr(value, "summary", None), str):
         return "it has no summary; valid is a text"
-    if not isinstance(found.scope, Scope) or not all(isinstance(signal, Signal) for signal in found.observes):
+    if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or what it observes is none of kvatlas.policies.Scope and Signal"
     return ""
 

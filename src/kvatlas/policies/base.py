@@ -178,7 +178,7 @@ class Policy:
     @classmethod
     def of(cls, setting: Setting) -> Self:
         """The policy with a setting's parameters; KvatlasError for unknown, missing or invalid ones."""
-        known = [each.name for each in fields(cls)]
+        known = [field.name for field in fields(cls)]
         for name in setting.values:
             if name not in known:
                 valid = ", ".join(known) or "none"
@@ -200,7 +200,7 @@ class Policy:
     def setting(self) -> Setting:
         """The setting that this policy is, defaults included; the scope is named where it is not the method's own, a
         strict budget, what the budget counts and how often it compresses where they are not the published rule."""
-        parameters = {each.name: getattr(self, each.name) for each in fields(self)}
+        parameters = {field.name: getattr(self, field.name) for field in fields(self)}
         if parameters.get("scope") == type(self).scope:
             del parameters["scope"]
         for name, usual in UNNAMED.items():
@@ -213,8 +213,8 @@ class Policy:
     @cached_property
     def observer(self) -> tuple[Any, ...]:
         """Settings with equal observers see and note the same: the loop calls `observe` once for all of them."""
-        shared = {each.name for each in fields(CompressingPolicy)}
-        own = [getattr(self, each.name) for each in fields(self) if each.name not in shared]
+        shared = {field.name for field in fields(CompressingPolicy)}
+        own = [getattr(self, field.name) for field in fields(self) if field.name not in shared]
         return (self.name, *own)
 
     def check(self, model: ModelHandle) -> None:
@@ -324,8 +324,8 @@ class CompressingPolicy(Policy):
 
 def scope_param(default: Scope) -> Scope:
     """The parameter `scope`, for policies whose scores differ between layers and heads."""
-    found: Scope = field(default=default, metadata={"valid": Words(tuple(Scope))})
-    return found
+    parameter: Scope = field(default=default, metadata={"valid": Words(tuple(Scope))})
+    return parameter
 
 
 def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int) -> tuple[int, int]:

@@ -124,7 +124,7 @@ _VALID = (
 
 def layout_of(shapes: Mapping[str, Sequence[int]]) -> Layout | None:
     """The layout of tensors with these names, without a prefix, and shapes; None if it is neither."""
-    layout = next((each for each in Layout if set(shapes) == set(each.tensors)), None)
+    layout = next((candidate for candidate in Layout if set(shapes) == set(candidate.tensors)), None)
     if layout is None or any(len(shapes[f"{layer}.weight"]) != 2 for layer in (0, 2, 4)):
         return None
     widths = [shapes["0.weight"][1], *(shapes[f"{layer}.weight"][0] for layer in (0, 2, 4))]

@@ -18,11 +18,11 @@ def logits(cached: CacheView, layer: int) -> Tensor:
     query, key = cached.query(layer), cached.key(layer)
     count, size = query.shape[1:]
     grouped = query.view(key.shape[0], -1, count, size)
-    found: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
+    products: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
     asked_at = torch.arange(cached.length - count, cached.length, device=key.device)
     back = asked_at[:, None] - positions(cached, layer)[:, None, None, :]
     unseen = (back < 0) | (back >= (cached.window(layer) or cached.length))
-    return found.masked_fill(unseen, float("-inf"))
+    return products.masked_fill(unseen, float("-inf"))
 
 
 def positions(cached: CacheView, layer: int) -> Tensor:
@@ -41,5 +41,5 @@ def pooled(scores: Tensor, kernel: int, kind: str) -> Tensor:
 
     pool = F.max_pool1d if kind == "max" else F.avg_pool1d
     flat = F.pad(scores.reshape(1, -1, scores.shape[-1]), (kernel // 2, (kernel - 1) // 2))
-    found: Tensor = pool(flat, kernel, stride=1)
-    return found.view(scores.shape)
+    result: Tensor = pool(flat, kernel, stride=1)
+    return result.view(scores.shape)

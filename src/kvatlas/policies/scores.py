@@ -34,14 +34,14 @@ def fitted(policy: str, scores: object, positions: Tensor, protected: Tensor) ->
             f"KV heads, tokens); valid are {wanted} and {wanted[-1:]}."
         )
     older = protected.shape[-1]
-    found = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
-    wrong = int(found.isnan().sum())
+    filled = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    wrong = int(filled.isnan().sum())
     if wrong:
         raise KvatlasError(
             f"The policy {policy!r} gave {wrong} scores that are not a number (NaN) among {int((~protected).sum())} "
             f"that decide, of the shape {shape}; valid are numbers, infinite ones included."
         )
-    return found
+    return filled
 
 
 def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

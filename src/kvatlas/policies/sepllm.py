@@ -60,8 +60,8 @@ class SepLLM(CompressingPolicy):
 
         tokens = cached.tokens()
         test = is_separator if self.separators == "joined" else is_single_separator
-        found = [test(cached.model, token) for token in tokens.tolist()]
-        return torch.tensor(found, device=tokens.device)[cached.positions]
+        flags = [test(cached.model, token) for token in tokens.tolist()]
+        return torch.tensor(flags, device=tokens.device)[cached.positions]
 
 
 @lru_cache(maxsize=2**18)

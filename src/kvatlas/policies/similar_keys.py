@@ -44,8 +44,8 @@ def newest_similar(unit: Tensor, threshold: float) -> Tensor:
         own = own[newest[own] < 0]
         for rows, similar in search.pairs(older, block):
             newest[rows] = block[_last(similar)]
-            found = torch.where(similar[:, own - start], rows[:, None], -1).amax(0)
-            newest[own] = torch.maximum(newest[own], found)
+            latest = torch.where(similar[:, own - start], rows[:, None], -1).amax(0)
+            newest[own] = torch.maximum(newest[own], latest)
         # A few columns take as long as many.
         if len(settled) > BLOCK // 4 or start == 0:
             for rows, similar in search.pairs(pending, settled):
@@ -95,9 +95,9 @@ def _similarity(keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
     similarity = keys.index_select(0, rows) @ keys.index_select(0, columns).T
     if rows[0] <= columns[-1] and columns[0] <= rows[-1]:
-        place = torch.searchsorted(columns, rows).clamp(max=len(columns) - 1)
-        itself = (columns[place] == rows).nonzero().squeeze(1)
-        similarity[itself, place[itself]] = 0.0
+        index = torch.searchsorted(columns, rows).clamp(max=len(columns) - 1)
+        itself = (columns[index] == rows).nonzero().squeeze(1)
+        similarity[itself, index[itself]] = 0.0
     return similarity
 
 

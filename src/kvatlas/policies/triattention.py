@@ -67,11 +67,11 @@ class TriAttention(CompressingPolicy):
                 f"The policy 'triattention' needs statistics of the queries of the model {model.name!r}: there is no "
                 f"file {str(file)!r}; make it with `kvatlas calibrate` or name one with the parameter statistics."
             )
-        found = tuple(load_statistics(str(file))["center_real"].shape)
+        shape = tuple(load_statistics(str(file))["center_real"].shape)
         wanted = (model.shape.layers, model.shape.heads, model.shape.head_dim // 2)
-        if found != wanted:
+        if shape != wanted:
             raise KvatlasError(
-                f"The statistics {str(file)!r} are for (layers, heads, planes) {found}, the model {model.name!r} has "
+                f"The statistics {str(file)!r} are for (layers, heads, planes) {shape}, the model {model.name!r} has "
                 f"{wanted}."
             )
         if not self.statistics:
@@ -126,10 +126,10 @@ def load_statistics(file: str, device: str = "cpu") -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(file, device=device)
-        shapes = [tuple(found[name].shape) for name in ("center_real", "center_imag", "norm")]
-        if len(set(shapes)) > 1 or found["frequency"].shape != shapes[0][2:]:
-            raise ValueError(f"shapes {shapes} and {tuple(found['frequency'].shape)}")
+        tensors = load_file(file, device=device)
+        shapes = [tuple(tensors[name].shape) for name in ("center_real", "center_imag", "norm")]
+        if len(set(shapes)) > 1 or tensors["frequency"].shape != shapes[0][2:]:
+            raise ValueError(f"shapes {shapes} and {tuple(tensors['frequency'].shape)}")
     except Exception as error:
         raise KvatlasError(f"The statistics {file!r} cannot be read as those of queries ({error}).") from error
-    return found
+    return tensors

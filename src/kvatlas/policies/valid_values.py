@@ -10,20 +10,20 @@ from kvatlas.core import KvatlasError
 
 def int_param(default: int, least: int) -> int:
     """A parameter that is a whole number from `least` up."""
-    found: int = field(default=default, metadata={"valid": Numbers(int, least)})
-    return found
+    parameter: int = field(default=default, metadata={"valid": Numbers(int, least)})
+    return parameter
 
 
 def float_param(default: float, least: float, most: float = math.inf) -> float:
     """A parameter that is a number from `least` to `most`."""
-    found: float = field(default=default, metadata={"valid": Numbers(float, least, most)})
-    return found
+    parameter: float = field(default=default, metadata={"valid": Numbers(float, least, most)})
+    return parameter
 
 
 def choice_param(default: str, *options: str) -> str:
     """A parameter that is one of several words."""
-    found: str = field(default=default, metadata={"valid": Words((default, *options))})
-    return found
+    parameter: str = field(default=default, metadata={"valid": Words((default, *options))})
+    return parameter
 
 
 @dataclass(frozen=True)

@@ -76,5 +76,5 @@ class VaSE(CompressingPolicy):
     def _attention(self, cached: CacheView, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)
         before = logits(cached, layer).masked_fill(inside[:, None, None], float("-inf"))
-        found = pooled(before.softmax(-1).nan_to_num(0.0).mean(2), self.kernel, "avg").mean(1)
-        return found.masked_fill(inside, float("inf"))
+        attention = pooled(before.softmax(-1).nan_to_num(0.0).mean(2), self.kernel, "avg").mean(1)
+        return attention.masked_fill(inside, float("inf"))

@@ -22,7 +22,7 @@ STEADY = ("default", "linear", "llama3", "yarn")
 
 @torch.inference_mode()
 def query_statistics(
-    model: ModelHandle, network: PreTrainedModel, texts: Iterable[tuple[int, ...]]
+    handle: ModelHandle, model: PreTrainedModel, texts: Iterable[tuple[int, ...]]
 ) -> dict[str, Tensor]:
     """Means over all tokens of `texts` (token ids): center (complex, by parts) and norm [layers, heads, planes] of the
     queries before rotation, and the rotation's frequency [planes].
@@ -30,16 +30,16 @@ def query_statistics(
     Source: TriAttention, arXiv 2604.04921, section 4 and the authors' calibration. KvatlasError for models whose
     rotation depends on the length or turns only a part of each head.
     """
-    rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
+    rotary: Any = getattr(model.get_decoder(), "rotary_emb", None)
     if rotary is None or getattr(rotary, "rope_type", None) not in STEADY:
-        raise KvatlasError(f"The model {model.name!r} cannot be calibrated: its rotation of positions is not steady.")
+        raise KvatlasError(f"The model {handle.name!r} cannot be calibrated: its rotation of positions is not steady.")
     frequency = rotary.inv_freq.double()
-    shape, planes = model.shape, len(frequency)
+    shape, planes = handle.shape, len(frequency)
     if 2 * planes != shape.head_dim:
         raise KvatlasError(
-            f"The model {model.name!r} cannot be calibrated: it rotates {2 * planes} of {shape.head_dim}."
+            f"The model {handle.name!r} cannot be calibrated: it rotates {2 * planes} of {shape.head_dim}."
         )
-    center = torch.zeros(shape.layers, shape.heads, planes, dtype=torch.complex128, device=network.device)
+    center = torch.zeros(shape.layers, shape.heads, planes, dtype=torch.complex128, device=model.device)
     norm = center.real.clone()
 
     def attend(
@@ -61,7 +61,7 @@ def query_statistics(
         places = torch.arange(query.shape[2], device=query.device)
         back = places[:, None] - places
         near = None if sliding_window is None else (back >= 0) & (back < sliding_window)
-        found = torch.nn.functional.scaled_dot_product_attention(
+        output = torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -70,15 +70,15 @@ def query_statistics(
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return found.transpose(1, 2), None
+        return output.transpose(1, 2), None
 
     seen = 0
-    with attention_function(network, "kvatlas_calibration", attend):
+    with attention_function(model, "kvatlas_calibration", attend):
         for text in texts:
-            network.get_decoder()(input_ids=torch.tensor([text], device=network.device), use_cache=False)
+            model.get_decoder()(input_ids=torch.tensor([text], device=model.device), use_cache=False)
             seen += len(text)
     if seen == 0:
         raise KvatlasError("There is no text to calibrate on.")
     center, norm = center / seen, norm / seen
-    found = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
-    return {name: value.float().contiguous().cpu() for name, value in found.items()}
+    statistics = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
+    return {name: value.float().contiguous().cpu() for name, value in statistics.items()}

@@ -58,16 +58,16 @@ class _Watch:
 
 
 @torch.inference_mode()
-def answer_attention(network: PreTrainedModel, tokens: list[int], answer_start: int) -> tuple[Tensor, Tensor]:
+def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: int) -> tuple[Tensor, Tensor]:
     """Mean attention [answer_start] that the tokens from `answer_start` on pay to each earlier one, and the last hidden
     states [answer_start, hidden size] of those.
 
     Mean over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
     """
-    device = network.device
+    device = model.device
     watch = _Watch(answer_start, torch.zeros(answer_start, device=device))
-    with attention_function(network, "kvatlas_labels", _attend):
-        output = network.get_decoder()(
+    with attention_function(model, "kvatlas_labels", _attend):
+        output = model.get_decoder()(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=torch.arange(len(tokens), device=device)[None],
             use_cache=False,
@@ -141,25 +141,25 @@ def left_out(model: ModelHandle, trace: Trace) -> str:
 
 
 def label_trace(
-    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> tuple[Tensor, Tensor] | None:
     """Hidden states and labels of a trace's thinking tokens; None where it has no thinking or no answer.
 
     The label is attention times the number of thinking tokens, so that traces of unlike length share one scale.
     """
-    split = model.split(tokens)
+    split = handle.split(tokens)
     if split is None or split[0] == 0 or split[1] == len(tokens):
         return None
     end, start = split
-    attention, states = answer_attention(network, [*prompt, *tokens], len(prompt) + start)
+    attention, states = answer_attention(model, [*prompt, *tokens], len(prompt) + start)
     thinking = slice(len(prompt), len(prompt) + end)
     return states[thinking], attention[thinking] * end
 
 
-def examples(model: ModelHandle, network: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
+def examples(handle: ModelHandle, model: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
     """Labels and hidden states of all thinking tokens of correct full-cache traces, each with its prompt's ids."""
-    found = [label_trace(model, network, prompt, trace.tokens) for prompt, trace in traces]
-    return join([part for part in found if part is not None])
+    labelled = [label_trace(handle, model, prompt, trace.tokens) for prompt, trace in traces]
+    return join([part for part in labelled if part is not None])
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> Examples:

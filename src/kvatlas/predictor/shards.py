@@ -63,7 +63,7 @@ def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: 
         waiting.append((hidden, label, len(thinking)))
         thinking.append(thought)
         tokens += len(label)
-        if sum(len(each) for _, each, _ in waiting) >= TOKENS_PER_SHARD:
+        if sum(len(part) for _, part, _ in waiting) >= TOKENS_PER_SHARD:
             close()
     if waiting:
         close()

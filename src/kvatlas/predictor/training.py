@@ -140,8 +140,8 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
         part = slice(start, start + length)
         correlations.append(float(spearmanr(predicted[part], data.label[part]).statistic))
         top = max(1, length // 5)
-        found = set(predicted[part].topk(top).indices.tolist()) & set(data.label[part].topk(top).indices.tolist())
-        overlaps.append(len(found) / top)
+        hits = set(predicted[part].topk(top).indices.tolist()) & set(data.label[part].topk(top).indices.tolist())
+        overlaps.append(len(hits) / top)
     return Quality(len(overlaps), sum(correlations) / len(correlations), sum(overlaps) / len(overlaps))
 
 

@@ -48,15 +48,15 @@ class Column:
 def column(name: str, trace: Trace, sources: Sources) -> Column:
     """A trace as an animation shows it; KvatlasError where its tokens cannot be told apart any more."""
     pieces = sources.pieces(trace.model, trace.tokens)
-    if pieces is None or trace.fate is None or trace.usage.prompt_tokens is None:
+    if pieces is None or trace.eviction_trace is None or trace.usage.prompt_tokens is None:
         raise KvatlasError(
             f"The trace of {trace.problem}, sample {trace.sample} cannot be animated: its model's tokenizer or the "
-            "fate of its tokens is not there."
+            "eviction trace of its tokens is not there."
         )
     prompt = trace.usage.prompt_tokens
-    # The last token is never cached, so it has no fate.
-    left = [*trace.fate.left[prompt:], *([0] * len(pieces))][: len(pieces)]
-    return Column(name, [visible(piece) for piece in pieces], left, trace.fate.left[:prompt])
+    # The last token is never cached, so it is never evicted.
+    left = [*trace.eviction_trace.left[prompt:], *([0] * len(pieces))][: len(pieces)]
+    return Column(name, [visible(piece) for piece in pieces], left, trace.eviction_trace.left[:prompt])
 
 
 def write_animation(columns: Sequence[Column], title: str, out: Path, frames: int = FRAMES) -> None:
@@ -64,9 +64,9 @@ def write_animation(columns: Sequence[Column], title: str, out: Path, frames: in
     check_target(out)
     if out.suffix.lower() != ".gif":
         raise KvatlasError(f"An animation is a GIF and cannot be written as {out.name!r}; the name must end in .gif.")
-    last = max(len(one.pieces) for one in columns)
+    last = max(len(column.pieces) for column in columns)
     moments = sorted({round(last * number / max(frames - 1, 1)) for number in range(frames)})
-    placed = [_placed(one.pieces) for one in columns]
+    placed = [_placed(column.pieces) for column in columns]
     pictures = [_frame(columns, placed, title, moment, last) for moment in moments]
     with replacing(out) as part:
         times = [EACH] * (len(pictures) - 1) + [LAST]
@@ -104,12 +104,12 @@ def _frame(columns: Sequence[Column], placed: Sequence[Any], title: str, moment:
     picture = Image.new("RGB", (room * len(columns), MARGIN * 3 + height * (LINES + 3)), _GROUND)
     draw = ImageDraw.Draw(picture)
     draw.text((MARGIN, MARGIN), f"{title}: {moment:,} of {last:,} new tokens", _SOFT, font)
-    for number, (one, spans) in enumerate(zip(columns, placed, strict=True)):
-        left, now = MARGIN + number * room, min(moment, len(one.pieces))
-        draw.text((left, MARGIN + height), _short(one.name), _INK, bold)
-        draw.text((left, MARGIN + 2 * height), f"{one.cached(now):,} tokens cached", _SOFT, font)
+    for number, (column, spans) in enumerate(zip(columns, placed, strict=True)):
+        left, now = MARGIN + number * room, min(moment, len(column.pieces))
+        draw.text((left, MARGIN + height), _short(column.name), _INK, bold)
+        draw.text((left, MARGIN + 2 * height), f"{column.cached(now):,} tokens cached", _SOFT, font)
         newest = max((line for parts in spans[:now] for line, _, _ in parts), default=0)
-        for parts, step in zip(spans[:now], one.left[:now], strict=True):
+        for parts, step in zip(spans[:now], column.left[:now], strict=True):
             gone = 0 < step <= moment
             for line, at, text in parts:
                 seen = line - max(0, newest - LINES + 1)
@@ -144,12 +144,12 @@ def animate(
         manifest = store.manifest()
         stored = store.keys()
         keys = sorted(key for key in stored if key[3:] == (problem, sample))
-        traces = [one for one in map(store.trace, keys) if model in (None, one.model)]
+        traces = [trace for trace in map(store.trace, keys) if model in (None, trace.model)]
     trace, full = _pair(traces, policy, values)
     sources = Sources.of(manifest)
-    short = short_names(each.setting for each in manifest.expected)
-    shown = [one for one in (trace, full) if one is not None]
-    columns = [column(short.get(one.setting.id, str(one.setting)), one, sources) for one in shown]
+    short = short_names(cell.setting for cell in manifest.expected)
+    shown = [chosen for chosen in (trace, full) if chosen is not None]
+    columns = [column(short.get(trace.setting.id, str(trace.setting)), trace, sources) for trace in shown]
     write_animation(columns, visible(f"{style.model(trace.model)}, {trace.problem}"), out)
 
 
@@ -160,15 +160,15 @@ def _pair(traces: Sequence[Trace], policy: str, values: Mapping[str, str]) -> tu
             str(own.get(name)) == str(value) for name, value in values.items()
         )
 
-    found = next((trace for trace in traces if fits(trace)), None)
-    if found is None:
+    matched = next((trace for trace in traces if fits(trace)), None)
+    if matched is None:
         raise KvatlasError(
             f"No trace of that problem and sample is one of {policy!r} with these values; its settings are: "
             f"{', '.join(sorted({str(trace.setting) for trace in traces})) or 'none'}."
         )
-    same = _same(found)
-    full = next((one for one in traces if one.setting.policy == "full" and _same(one) == same), None)
-    return found, None if full is found else full
+    same = _same(matched)
+    full = next((trace for trace in traces if trace.setting.policy == "full" and _same(trace) == same), None)
+    return matched, None if full is matched else full
 
 
 def _same(trace: Trace) -> tuple[str, str]:

@@ -22,7 +22,7 @@ NAMED, DEPARTURES = 8, 16
 
 
 @dataclass
-class Networks:
+class LoadedModels:
     """The models of a run, loaded when they are first asked for."""
 
     sources: Sources
@@ -31,31 +31,31 @@ class Networks:
     def get(self, model: ModelHandle) -> PreTrainedModel | None:
         """The model's weights; None where they are gone or over 1 GiB."""
         if model.name not in self.loaded:
-            self.loaded[model.name] = _network(model)
+            self.loaded[model.name] = _load(model)
         return self.loaded[model.name]
 
 
-def _network(model: ModelHandle) -> PreTrainedModel | None:
+def _load(model: ModelHandle) -> PreTrainedModel | None:
     try:
         if sum(path.stat().st_size for path in model.folder.glob("*.safetensors")) > BYTES_LIMIT:
             return None
-        return model.network()
+        return model.load()
     except KvatlasError:
         return None
 
 
-def measured(traces: Sequence[Trace], networks: Networks, limit: int) -> list[dict[str, Any] | None]:
+def measured(traces: Sequence[Trace], loaded_models: LoadedModels, limit: int) -> list[dict[str, Any] | None]:
     """For each trace what `_measure` finds, or None: the first `limit` that can be measured are.
 
     A trace needs its model, with a DynTS head, its prompt, and an end of thinking.
     """
     results: list[dict[str, Any] | None] = []
     for trace in traces:
-        model, prompt = networks.sources.models.get(trace.model), networks.sources.prompt(trace)
+        handle, prompt = loaded_models.sources.models.get(trace.model), loaded_models.sources.prompt(trace)
         result = None
-        if limit > 0 and model is not None and prompt is not None and _has_head(model):
-            network = networks.get(model)
-            result = None if network is None else _measure(model, network, prompt, trace.tokens)
+        if limit > 0 and handle is not None and prompt is not None and _has_head(handle):
+            model = loaded_models.get(handle)
+            result = None if model is None else _measure(handle, model, prompt, trace.tokens)
         limit -= result is not None
         results.append(result)
     return results
@@ -73,7 +73,7 @@ def _has_head(model: ModelHandle) -> bool:
 
 
 def _measure(
-    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> dict[str, Any] | None:
     """Importance that the head gives each thinking token, and the attention that the answer pays to it.
 
@@ -86,14 +86,14 @@ def _measure(
     from kvatlas.policies.made_files import beside
     from kvatlas.predictor.labels import answer_attention
 
-    split = model.split(tokens)
+    split = handle.split(tokens)
     if split is None or split[0] < 3 or split[1] >= len(tokens):
         return None
     end, answer = len(prompt) + split[0], len(prompt) + split[1]
-    attention, hidden = answer_attention(network, [*prompt, *tokens], answer)
+    attention, hidden = answer_attention(model, [*prompt, *tokens], answer)
     thinking = slice(len(prompt), end)
     paid = attention[thinking].double()
-    predicted = importance(load_head(str(beside(model, HEAD_FILE))), hidden[thinking]).double()
+    predicted = importance(load_head(str(beside(handle, HEAD_FILE))), hidden[thinking]).double()
     agreement = float(stats.spearmanr(predicted.numpy(), paid.numpy()).statistic)
     scaled = [(values / values.mean().clamp(min=1e-12)).tolist() for values in (predicted, paid)]
     return {
@@ -104,7 +104,7 @@ def _measure(
 
 
 def departures(
-    pairs: Sequence[tuple[Trace, Trace | None]], networks: Networks, limit: int
+    pairs: Sequence[tuple[Trace, Trace | None]], loaded_models: LoadedModels, limit: int
 ) -> list[dict[str, Any] | None]:
     """For each trace and the full cache's trace of the same sample what `_departure` finds, or None.
 
@@ -112,17 +112,17 @@ def departures(
     """
     results: list[dict[str, Any] | None] = []
     for trace, full in pairs:
-        model, prompt = networks.sources.models.get(trace.model), networks.sources.prompt(trace)
+        handle, prompt = loaded_models.sources.models.get(trace.model), loaded_models.sources.prompt(trace)
         result = None
-        if limit > 0 and full is not None and model is not None and prompt is not None:
-            network = networks.get(model)
-            result = None if network is None else _departure(network, prompt, trace, full)
+        if limit > 0 and full is not None and handle is not None and prompt is not None:
+            model = loaded_models.get(handle)
+            result = None if model is None else _departure(model, prompt, trace, full)
         limit -= result is not None
         results.append(result)
     return results
 
 
-def _departure(network: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:
+def _departure(model: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:
     """Where a trace first differs from the full cache's, and which evicted tokens the full cache attends to there.
 
     `at` is the number of new tokens that both have in common. `share` is the part of the attention of the step that
@@ -134,18 +134,20 @@ def _departure(network: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, 
 
     pairs = enumerate(zip(trace.tokens, full.tokens, strict=False))
     at = next((index for index, (own, other) in pairs if own != other), None)
-    if not at or trace.fate is None:
+    if not at or trace.eviction_trace is None:
         return None
     query = len(prompt) + at - 1
-    gone = [place for place, left in enumerate(trace.fate.left[:query]) if 0 < left <= at]
+    gone = [position for position, left in enumerate(trace.eviction_trace.left[:query]) if 0 < left <= at]
     if not gone:
         return None
-    attention, _ = answer_attention(network, [*prompt, *trace.tokens[:at]], query)
-    part = {place: float(attention[place]) for place in gone}
-    largest = sorted((place for place in gone if place >= len(prompt)), key=lambda place: -part[place])[:NAMED]
+    attention, _ = answer_attention(model, [*prompt, *trace.tokens[:at]], query)
+    part = {position: float(attention[position]) for position in gone}
+    largest = sorted((position for position in gone if position >= len(prompt)), key=lambda position: -part[position])[
+        :NAMED
+    ]
     return {
         "at": at,
         "share": round(sum(part.values()), 4),
-        "prompt": round(sum(part[place] for place in gone if place < len(prompt)), 4),
-        "missed": [[place - len(prompt), round(part[place], 4)] for place in largest],
+        "prompt": round(sum(part[position] for position in gone if position < len(prompt)), 4),
+        "missed": [[position - len(prompt), round(part[position], 4)] for position in largest],
     }

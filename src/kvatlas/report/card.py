@@ -106,9 +106,9 @@ def plan_of(card: Mapping[str, Any]) -> Plan:
         raise KvatlasError("The card has no spec: its run was no sweep (imported or served), and cannot be run again.")
     plan = make_plan(parse_spec(card["spec"], "the card's spec"))
     here = {"models": _models(plan), "benchmarks": _benchmarks(plan)}
-    for kind, found in here.items():
+    for kind, value in here.items():
         for name, values in (card[kind] or {}).items():
-            other = [word for word in values if (found or {}).get(name, {}).get(word) != values[word]]
+            other = [word for word in values if (value or {}).get(name, {}).get(word) != values[word]]
             if other:
                 raise KvatlasError(
                     f"The card's result cannot be reproduced here: of {name} the {', '.join(other)} differ."
@@ -124,8 +124,8 @@ def compare_cards(
     common = [name for name in cells[0] if name in cells[1]]
     differing = []
     for name in common:
-        mine, other = (each[name]["traces"] for each in cells)
-        problems = tuple(sorted(one for one in {**mine, **other} if mine.get(one) != other.get(one)))
+        mine, other = (cell[name]["traces"] for cell in cells)
+        problems = tuple(sorted(problem for problem in {**mine, **other} if mine.get(problem) != other.get(problem)))
         if problems:
             differing.append(CellCheck(name, cells[0][name]["pass_at_1"], cells[1][name]["pass_at_1"], problems))
     told = {
@@ -154,11 +154,11 @@ def as_text(check: CardCheck) -> str:
         if check.cells
         else f"All {check.common} cells agree token by token ({check.traces:,} traces)."
     ]
-    for one in check.cells[:20]:
-        listed = ", ".join(one.problems[:5]) + (" ..." if len(one.problems) > 5 else "")
+    for cell in check.cells[:20]:
+        listed = ", ".join(cell.problems[:5]) + (" ..." if len(cell.problems) > 5 else "")
         lines.append(
-            f"- {one.name}: other traces on {len(one.problems)} problems ({listed}); Pass@1 {one.first:g} % in "
-            f"{first}, {one.second:g} % in {second}."
+            f"- {cell.name}: other traces on {len(cell.problems)} problems ({listed}); Pass@1 {cell.first:g} % in "
+            f"{first}, {cell.second:g} % in {second}."
         )
     if len(check.cells) > 20:
         lines.append(f"- and {len(check.cells) - 20} more cells.")
@@ -178,8 +178,8 @@ def to_json(check: CardCheck) -> dict[str, Any]:
         "rests_on": list(check.rests_on),
         "only": list(check.only),
         "differing": [
-            {"cell": one.name, "first": one.first, "second": one.second, "problems": list(one.problems)}
-            for one in check.cells
+            {"cell": cell.name, "first": cell.first, "second": cell.second, "problems": list(cell.problems)}
+            for cell in check.cells
         ],
         "told": {name: list(values) for name, values in check.told.items()},
     }
@@ -187,10 +187,10 @@ def to_json(check: CardCheck) -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """The machine on which a card is written."""
-    found = {"machine": platform.machine(), "system": platform.system(), "processors": os.cpu_count()}
+    about = {"machine": platform.machine(), "system": platform.system(), "processors": os.cpu_count()}
     cpu = Path("/proc/cpuinfo")
     names = [line for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.is_file() else []
-    return {**found, "processor": names[0].partition(":")[2].strip() if names else platform.processor()}
+    return {**about, "processor": names[0].partition(":")[2].strip() if names else platform.processor()}
 
 
 def _plan(spec: Mapping[str, Any], run: RunData) -> Plan | None:
@@ -216,19 +216,21 @@ def _models(plan: Plan | None) -> dict[str, dict[str, Any]] | None:
 def _benchmarks(plan: Plan | None) -> dict[str, dict[str, Any]] | None:
     if plan is None:
         return None
-    found = {}
+    by_name = {}
     for benchmark in plan.benchmarks:
         problems = plan.problems[benchmark.name]
         prompts = {
-            model.name: [model.prompt(benchmarks.asked_of(benchmark, model.reads).prompt(one)) for one in problems]
+            model.name: [
+                model.prompt(benchmarks.asked_of(benchmark, model.reads).prompt(problem)) for problem in problems
+            ]
             for model in plan.models
         }
-        found[benchmark.name] = {
+        by_name[benchmark.name] = {
             "identity": benchmarks.identity(benchmark),
-            "data": digest([[one.id, one.question, one.answer] for one in problems]),
+            "data": digest([[problem.id, problem.question, problem.answer] for problem in problems]),
             "prompts": {name: digest(texts) for name, texts in prompts.items()},
         }
-    return found
+    return by_name
 
 
 def _cell(cell: CellTraces) -> dict[str, Any]:
@@ -249,7 +251,7 @@ def _cell(cell: CellTraces) -> dict[str, Any]:
         "low": percent(shown.estimate.low),
         "high": percent(shown.estimate.high),
         "truncated": shown.truncated,
-        "traces": {problem: digest(sorted(each))[:16] for problem, each in sorted(traces.items())},
+        "traces": {problem: digest(sorted(own))[:16] for problem, own in sorted(traces.items())},
     }
 
 

@@ -53,13 +53,13 @@ def to_json(check: Check) -> dict[str, Any]:
         "common": compared.common,
         "conflicts": [
             {
-                "model": one.model,
-                "benchmark": one.benchmark,
-                **dict(zip(check.axes, one.place, strict=True)),
-                "first": numbers.percent(one.first),
-                "second": numbers.percent(one.second),
+                "model": conflict.model,
+                "benchmark": conflict.benchmark,
+                **dict(zip(check.axes, conflict.coord, strict=True)),
+                "first": numbers.percent(conflict.first),
+                "second": numbers.percent(conflict.second),
             }
-            for one in compared.conflicts
+            for conflict in compared.conflicts
         ],
         "largest": numbers.percent(compared.largest),
         "tolerance": numbers.percent(check.tolerance),
@@ -100,9 +100,9 @@ def as_text(check: Check) -> str:
 
 def _table(check: Check) -> list[str]:
     rows = [
-        f"| {one.model} | {one.benchmark} | {one.place[0]} | {one.place[1]} | {percent(one.first)} | "
-        f"{percent(one.second)} | {difference(one.first - one.second)} |"
-        for one in check.agreement.conflicts
+        f"| {conflict.model} | {conflict.benchmark} | {conflict.coord[0]} | {conflict.coord[1]} | "
+        f"{percent(conflict.first)} | {percent(conflict.second)} | {difference(conflict.first - conflict.second)} |"
+        for conflict in check.agreement.conflicts
     ]
     return [
         f"| Model | Benchmark | {check.axes[0]} | {check.axes[1]} | A | B | A - B |",

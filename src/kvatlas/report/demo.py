@@ -31,8 +31,8 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     analysis = RunAnalysis(run)
     maps, means = analysis.maps, analysis.means
     written = []
-    for model, policy in dict.fromkeys((one.model, one.policy) for one in maps):
-        series = [one for one in maps if (one.model, one.policy) == (model, policy)]
+    for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
+        series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
         figure = series_figure(series)
         for suffix in FIGURES:
             written += save(figure, folder / f"{model.rpartition(':')[2]}-{policy}.{suffix}", series)[:1]
@@ -40,7 +40,7 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     for suffix in FIGURES:
         written += save(figure, folder / f"means.{suffix}", means)[:1]
     shown = _full_and_best(means)
-    systems = [one for one in systems_of([run]) if (one.model, one.setting.id) in shown]
+    systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in shown]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
     for suffix in FIGURES:
         written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
@@ -51,7 +51,7 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
 
 def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:
     """(model, setting) of each model's full cache and of the best cell of its first policy's means."""
-    first = {one.model: one for one in reversed(means)}
-    best = {model: one.cells[one.best] for model, one in first.items()}
-    full = {model: one.baselines["full"] for model, one in first.items() if "full" in one.baselines}
+    first = {mean.model: mean for mean in reversed(means)}
+    best = {model: mean.cells[mean.best] for model, mean in first.items()}
+    full = {model: mean.baselines["full"] for model, mean in first.items() if "full" in mean.baselines}
     return {(model, cell.setting.id) for part in (full, best) for model, cell in part.items()}

@@ -66,17 +66,17 @@ def describe_sources(
         notes += analysis.notes
         compared += joined.comparisons
     if policy is not None:
-        compared = [one for one in compared if policy in one.first or policy in one.second]
-    limits = findings([cell for one in runs for cell in _of_policy(one.run.cells, policy)])
+        compared = [comparison for comparison in compared if policy in comparison.first or policy in comparison.second]
+    limits = findings([cell for run in runs for cell in _of_policy(run.run.cells, policy)])
     distinct = list(dict.fromkeys(notes))
     return describe(kept, compared, notes=distinct, verdicts=verdicts, choices=choices, findings=limits)
 
 
 def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     """The maps of a policy, all of them without one; KvatlasError if there is none."""
-    kept = [one for one in maps if policy is None or one.policy == policy]
+    kept = [map_ for map_ in maps if policy is None or map_.policy == policy]
     if not kept:
-        there = ", ".join(dict.fromkeys(one.policy or "none named" for one in maps))
+        there = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))
         raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {there}.")
     return kept
 
@@ -84,14 +84,14 @@ def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
 def _joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
     """Adaptive runs as they are, others with the same axes as one."""
     by_axes: dict[Axes, list[RunAnalysis]] = {}
-    for one in runs:
-        if not one.is_adaptive:
-            by_axes.setdefault(one.run.axes, []).append(one)
+    for run in runs:
+        if not run.is_adaptive:
+            by_axes.setdefault(run.run.axes, []).append(run)
     joined = [
-        alike[0] if len(alike) == 1 else alike[0].with_cells([cell for one in alike for cell in one.run.cells])
+        alike[0] if len(alike) == 1 else alike[0].with_cells([cell for run in alike for cell in run.run.cells])
         for alike in by_axes.values()
     ]
-    return [*(one for one in runs if one.is_adaptive), *joined]
+    return [*(run for run in runs if run.is_adaptive), *joined]
 
 
 def _of_policy(cells: Sequence[CellTraces], policy: str | None) -> list[CellTraces]:
@@ -101,10 +101,10 @@ def _of_policy(cells: Sequence[CellTraces], policy: str | None) -> list[CellTrac
 
 def _check_distinct(maps: Sequence[Map]) -> None:
     seen: set[MapName] = set()
-    for one in maps:
-        if one.name in seen:
-            shown = " | ".join(filter(None, one.name))
+    for map_ in maps:
+        if map_.name in seen:
+            shown = " | ".join(filter(None, map_.name))
             raise KvatlasError(
                 f"The map {shown} was given twice; compare two readings of one map with `kvatlas check`."
             )
-        seen.add(one.name)
+        seen.add(map_.name)

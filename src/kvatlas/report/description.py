@@ -11,7 +11,7 @@ from kvatlas.figures.style import scale
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.pass_at_1 import LEVEL
 from kvatlas.stats.estimates.validity import Finding
-from kvatlas.stats.inference.binomial_tests import model_difference, verdicts_of_maps
+from kvatlas.stats.inference.binomial_tests import common, model_difference, verdicts_of_maps
 from kvatlas.stats.inference.choice import Choice, choices_of_maps
 from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
 from kvatlas.stats.inference.pooled_effects import PooledEffect, peak_of_bare_maps, pooled_effects
@@ -54,12 +54,12 @@ class MapDescription:
     @property
     def problems(self) -> int | None:
         """How many problems each cell has; None where they differ or are not known."""
-        return _common([cell.estimate.problems for cell in self.map.cells.values()])
+        return common([cell.estimate.problems for cell in self.map.cells.values()])
 
     @property
     def samples(self) -> int | None:
         """How many samples of each problem; None where they differ or are not known."""
-        return _common([cell.estimate.samples for cell in self.map.cells.values()])
+        return common([cell.estimate.samples for cell in self.map.cells.values()])
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -117,13 +117,13 @@ class Description:
     @property
     def single(self) -> list[MapDescription]:
         """Maps of one benchmark."""
-        return [one for one in self.maps if not one.map.is_mean]
+        return [described for described in self.maps if not described.map.is_mean]
 
     @property
     def shown(self) -> list[MapDescription]:
         """Maps, then the means that are not among them."""
-        given = {one.map.name for one in self.maps}
-        return [*self.maps, *(one for one in self.means if one.map.name not in given)]
+        given = {described.map.name for described in self.maps}
+        return [*self.maps, *(described for described in self.means if described.map.name not in given)]
 
 
 def describe(
@@ -143,11 +143,11 @@ def describe(
         raise KvatlasError("There is no map to describe.")
     averaged, remarks = _means(maps) if means is None else (means, [])
     by_map = verdicts_of_maps(maps) | dict(verdicts or {})
-    parts = [one for one in maps if not one.is_mean]
+    parts = [map_ for map_ in maps if not map_.is_mean]
     chosen = list(choices or [])
     covered = {choice.model for choice in chosen}
-    alone = Counter((one.model, one.policy) for one in parts)
-    sole = [one for one in parts if alone[one.model, one.policy] == 1]
+    alone = Counter((map_.model, map_.policy) for map_ in parts)
+    sole = [map_ for map_ in parts if alone[map_.model, map_.policy] == 1]
     effects = pooled_effects(maps, by_map)
     chosen += [c for c in choices_of_maps([*averaged, *sole], by_map, effects) if c.model not in covered]
     described = _described([*maps, *averaged], by_map)
@@ -173,34 +173,34 @@ def _means(maps: Sequence[Map]) -> tuple[Sequence[Map], list[Note]]:
 
 def _described(maps: Sequence[Map], by_map: Mapping[MapName, Verdict]) -> list[MapDescription]:
     """The maps with Holm's p-values over all trends of all of them."""
-    described = [MapDescription(one, by_map.get(one.name), {}) for one in maps]
+    described = [MapDescription(map_, by_map.get(map_.name), {}) for map_ in maps]
     trends = [
         (number, effect.axis, rounded_p(effect.trend.p))
-        for number, one in enumerate(described)
-        for effect in (one.verdict.effects if one.verdict else ())
+        for number, entry in enumerate(described)
+        for effect in (entry.verdict.effects if entry.verdict else ())
         if effect.trend is not None
     ]
     adjusted: dict[int, dict[str, float]] = {}
     for (number, axis, _), p in zip(trends, holm([p for _, _, p in trends]), strict=True):
         adjusted.setdefault(number, {})[axis] = p
-    return [replace(one, holm=adjusted.get(number, {})) for number, one in enumerate(described)]
+    return [replace(entry, holm=adjusted.get(number, {})) for number, entry in enumerate(described)]
 
 
 def _across(maps: Sequence[Map], by_map: Mapping[MapName, Verdict]) -> list[Across]:
     groups: dict[tuple[str, str], list[Map]] = {}
-    for one in maps:
-        if one.name in by_map:
-            groups.setdefault((one.model, one.policy), []).append(one)
+    for map_ in maps:
+        if map_.name in by_map:
+            groups.setdefault((map_.model, map_.policy), []).append(map_)
     return [
         Across(
             model,
             policy,
-            tuple(one.benchmark for one in group),
-            tuple(one.benchmark for one in group if by_map[one.name].evidence),
+            tuple(map_.benchmark for map_ in group),
+            tuple(map_.benchmark for map_ in group if by_map[map_.name].evidence),
             tuple(
                 coord
                 for coord in by_map[group[0].name].plateau
-                if all(coord in by_map[one.name].plateau for one in group)
+                if all(coord in by_map[map_.name].plateau for map_ in group)
             ),
             (group[0].axes[0][0], group[0].axes[1][0]),
             len(group[0].cells),
@@ -211,16 +211,16 @@ def _across(maps: Sequence[Map], by_map: Mapping[MapName, Verdict]) -> list[Acro
 
 
 def _adjusted(comparisons: Sequence[Comparison]) -> tuple[AdjustedComparison, ...]:
-    p = [rounded_p(one.difference.p) for one in comparisons]
+    p = [rounded_p(comparison.difference.p) for comparison in comparisons]
     return tuple(map(AdjustedComparison, comparisons, holm(p), benjamini_hochberg(p)))
 
 
 def _models_by_bound(maps: Sequence[Map], by_map: Mapping[MapName, Verdict]) -> list[Comparison]:
     """Comparisons between the models of maps without traces, by the binomial bound, over the benchmarks of both."""
     groups: dict[tuple[str, str], dict[str, Map]] = {}
-    for one in maps:
-        if one.name in by_map and by_map[one.name].basis is Basis.BOUND:
-            groups.setdefault((one.model, one.policy), {})[one.benchmark] = one
+    for map_ in maps:
+        if map_.name in by_map and by_map[map_.name].basis is Basis.BOUND:
+            groups.setdefault((map_.model, map_.policy), {})[map_.benchmark] = map_
     names = list(groups)
     made = []
     for index, (model, policy) in enumerate(names):
@@ -231,14 +231,14 @@ def _models_by_bound(maps: Sequence[Map], by_map: Mapping[MapName, Verdict]) -> 
             mine = [groups[model, policy][name] for name in shared]
             between = model_difference(mine, [groups[other, theirs][name] for name in shared])
             if between is not None:
-                problems = sum(next(iter(one.cells.values())).estimate.problems or 0 for one in mine)
+                problems = sum(next(iter(map_.cells.values())).estimate.problems or 0 for map_ in mine)
                 made.append(
                     Comparison(
                         f"{model}, {other}",
                         shared[0] if len(shared) == 1 else f"{len(shared)} benchmarks",
                         mine[0].metric,
                         *(model, other),
-                        sum(len(one.cells) for one in mine),
+                        sum(len(map_.cells) for map_ in mine),
                         Difference(between.value, between.low, between.high, between.p, problems),
                         f"by the binomial bound, policy {policy}" if policy else "by the binomial bound",
                     )
@@ -248,7 +248,7 @@ def _models_by_bound(maps: Sequence[Map], by_map: Mapping[MapName, Verdict]) -> 
 
 def _scales(maps: Sequence[Map]) -> list[Note]:
     """A warning where panels drawn each on its own colour scale would show one value in several colours."""
-    scales = {one.name: scale([one]) for one in maps}
+    scales = {map_.name: scale([map_]) for map_ in maps}
     if len({tuple(round(end, 1) for end in ends) for ends in scales.values()}) < 2:
         return []
     low, *_, high = sorted(scales.items(), key=lambda item: sum(item[1]))
@@ -258,10 +258,6 @@ def _scales(maps: Sequence[Map]) -> list[Note]:
         "kvatlas map --shared draws one scale"
     )
     return [Note(NoteKind.SCALES, text)]
-
-
-def _common(values: Sequence[int | None]) -> int | None:
-    return values[0] if len(set(values)) == 1 else None
 
 
 def rounded_p(p: float) -> float:

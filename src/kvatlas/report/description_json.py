@@ -37,22 +37,22 @@ def to_json(description: Description) -> Json:
     choices = [_choice(choice) for choice in description.choices]
     return {
         "findings": [asdict(finding) for finding in description.findings],
-        "maps": [_map(one) for one in description.maps],
-        "means": [_map(one) for one in description.means],
+        "maps": [_map(described) for described in description.maps],
+        "means": [_map(described) for described in description.means],
         "across": [
             {
-                "model": one.model,
-                "policy": one.policy,
-                "benchmarks": list(one.benchmarks),
-                "with_evidence": list(one.with_evidence),
-                "good_for_all": [_coord(one.axes, coord) for coord in one.good_for_all],
-                "cells": one.cells,
+                "model": across.model,
+                "policy": across.policy,
+                "benchmarks": list(across.benchmarks),
+                "with_evidence": list(across.with_evidence),
+                "good_for_all": [_coord(across.axes, coord) for coord in across.good_for_all],
+                "cells": across.cells,
             }
-            for one in description.across
+            for across in description.across
         ],
-        "comparisons": [_comparison(one) for one in description.comparisons],
+        "comparisons": [_comparison(adjusted) for adjusted in description.comparisons],
         "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
-        "effects": [_pooled(one) for one in description.effects],
+        "effects": [_pooled(effect) for effect in description.effects],
         "peak_p": rounded(description.peak_p, 6),
         "notes": [note.text for note in description.notes],
     }
@@ -82,31 +82,31 @@ def audit_json(cell: Cell) -> Json | None:
 
 
 def _map(described: MapDescription) -> Json:
-    one, verdict = described.map, described.verdict
-    names = tuple(name for name, _ in one.axes)
+    map_, verdict = described.map, described.verdict
+    names = tuple(name for name, _ in map_.axes)
 
     def cells_at(coords: Sequence[CellCoord]) -> list[Json]:
-        return [{**_coord(names, coord), **estimate_json(one.cells[coord].estimate)} for coord in coords]
+        return [{**_coord(names, coord), **estimate_json(map_.cells[coord].estimate)} for coord in coords]
 
     return {
-        "model": one.model,
-        "benchmark": one.benchmark,
-        "metric": one.metric,
-        "policy": one.policy,
-        "axes": {name: list(values) for name, values in one.axes},
-        "cells": len(one.cells),
+        "model": map_.model,
+        "benchmark": map_.benchmark,
+        "metric": map_.metric,
+        "policy": map_.policy,
+        "axes": {name: list(values) for name, values in map_.axes},
+        "cells": len(map_.cells),
         "problems": described.problems,
         "samples": described.samples,
-        "unmeasured": max((cell.unmeasured or 0 for cell in one.cells.values()), default=0),
+        "unmeasured": max((cell.unmeasured or 0 for cell in map_.cells.values()), default=0),
         "mean": percent(described.mean),
         "min": percent(min(described.values)),
         "max": percent(max(described.values)),
         "peaks": cells_at(described.peaks),
         "lowest": cells_at(described.lowest),
-        "estimates": [_cell(one, coord, verdict) for coord in one.cells],
-        "baselines": [{"setting": name, **estimate_json(cell.estimate)} for name, cell in one.baselines.items()],
+        "estimates": [_cell(map_, coord, verdict) for coord in map_.cells],
+        "baselines": [{"setting": name, **estimate_json(cell.estimate)} for name, cell in map_.baselines.items()],
         **(_NO_VERDICT if verdict is None else _verdict(names, described, verdict)),
-        "validity": None if one.validity is None else _validity(one.validity),
+        "validity": None if map_.validity is None else _validity(map_.validity),
         "notes": [note.text for note in described.notes],
     }
 
@@ -116,11 +116,11 @@ def _validity(checked: Validity) -> Json:
     return {**asdict(checked), "identical": identical, "vacuous": checked.vacuous}
 
 
-def _cell(one: Map, coord: CellCoord, verdict: Verdict | None) -> Json:
-    cell = one.cells[coord]
+def _cell(map_: Map, coord: CellCoord, verdict: Verdict | None) -> Json:
+    cell = map_.cells[coord]
     estimate = cell.estimate
     return {
-        **_coord([name for name, _ in one.axes], coord),
+        **_coord([name for name, _ in map_.axes], coord),
         **estimate_json(estimate),
         **{
             name: percent(getattr(estimate, name))
@@ -186,26 +186,31 @@ def _effect(described: MapDescription, effect: Effect) -> Json:
     return {"axis": effect.axis, "levels": levels, "trend": trend}
 
 
-def _contrast(one: Contrast) -> Json:
-    return {"value": percent(one.value), "low": percent(one.low), "high": percent(one.high), "p": rounded_p(one.p)}
+def _contrast(contrast: Contrast) -> Json:
+    return {
+        "value": percent(contrast.value),
+        "low": percent(contrast.low),
+        "high": percent(contrast.high),
+        "p": rounded_p(contrast.p),
+    }
 
 
 def _comparison(adjusted: AdjustedComparison) -> Json:
-    one, difference = adjusted.comparison, adjusted.comparison.difference
+    comparison, difference = adjusted.comparison, adjusted.comparison.difference
     return {
-        "model": one.model,
-        "benchmark": one.benchmark,
-        "metric": one.metric,
-        "first": one.first,
-        "second": one.second,
-        "cells": one.cells,
+        "model": comparison.model,
+        "benchmark": comparison.benchmark,
+        "metric": comparison.metric,
+        "first": comparison.first,
+        "second": comparison.second,
+        "cells": comparison.cells,
         "difference": percent(difference.value),
         "low": percent(difference.low),
         "high": percent(difference.high),
         "p": rounded_p(difference.p),
         "problems": difference.problems,
         "pairs": difference.pairs or None,
-        "note": one.note or None,
+        "note": comparison.note or None,
         "p_holm": rounded_p(adjusted.p_holm),
         "p_bh": rounded_p(adjusted.p_bh),
     }
@@ -228,8 +233,13 @@ def _choice(choice: Choice) -> Json:
         "shown": choice.shown,
         "tied": choice.tied,
         "losses": [
-            {"setting": str(choice.settings[one]), **_loss(loss, "loses"), "shown": loss.shown, "broken": loss.broken}
-            for one, loss in (choice.losses or {}).items()
+            {
+                "setting": str(choice.settings[setting]),
+                **_loss(loss, "loses"),
+                "shown": loss.shown,
+                "broken": loss.broken,
+            }
+            for setting, loss in (choice.losses or {}).items()
         ],
         "nearest": _nearest(choice),
     }
@@ -249,14 +259,19 @@ def _nearest(choice: Choice) -> Json | None:
     return {"setting": str(setting), "more_problems": more}
 
 
-def _pooled(one: PooledEffect) -> Json:
+def _pooled(effect: PooledEffect) -> Json:
     levels = [
-        {"level": level, "difference": percent(each.value), "low": _limit(each.low), "high": _limit(each.high),
-         "p": rounded_p(each.p)}
-        for level, each in one.levels
+        {"level": level, "difference": percent(contrast.value), "low": _limit(contrast.low),
+         "high": _limit(contrast.high), "p": rounded_p(contrast.p)}
+        for level, contrast in effect.levels
     ]  # fmt: skip
-    pooled = {"axis": one.axis, "over": one.over, "p": rounded_p(one.p), "adjusted_p": rounded_p(one.adjusted_p)}
-    return {**pooled, "levels": levels, "maps": one.maps or None, "below": list(one.below) or None}
+    pooled = {
+        "axis": effect.axis,
+        "over": effect.over,
+        "p": rounded_p(effect.p),
+        "adjusted_p": rounded_p(effect.adjusted_p),
+    }
+    return {**pooled, "levels": levels, "maps": effect.maps or None, "below": list(effect.below) or None}
 
 
 def _limit(value: float) -> float | None:

@@ -26,10 +26,10 @@ class Compared:
     def of_means(self) -> Compared:
         """The same for means over benchmarks."""
         by_policy: dict[tuple[str, str], list[Map]] = {}
-        for one in self.maps if self.against.others else ():
-            by_policy.setdefault((one.model, one.policy), []).append(one)
+        for map_ in self.maps if self.against.others else ():
+            by_policy.setdefault((map_.model, map_.policy), []).append(map_)
         others = {
-            MapName.of_mean(model, len(group), policy): mean_map([self.against.others[one.name] for one in group])
+            MapName.of_mean(model, len(group), policy): mean_map([self.against.others[map_.name] for map_ in group])
             for (model, policy), group in by_policy.items()
             if len(group) > 1
         }
@@ -46,18 +46,20 @@ def compare(
     """
     if theirs:
         return _compared(maps, Path(against).name, theirs, lambda name: name, runs, [other] if other else [])
-    if any(against in one.baselines for one in maps):
-        found = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
-        return Compared(maps, Against(against), found)
-    if any(against == one.policy for one in maps):
-        rest = [one for one in maps if one.policy != against]
+    if any(against in map_.baselines for map_ in maps):
+        paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
+        return Compared(maps, Against(against), paired)
+    if any(against == map_.policy for map_ in maps):
+        rest = [map_ for map_ in maps if map_.policy != against]
         return _compared(rest, against, maps, lambda name: name._replace(policy=against), runs, runs)
-    models = dict.fromkeys(one.model for one in maps)
+    models = dict.fromkeys(map_.model for map_ in maps)
     model = next((name for name in models if against in (name, style.model(name))), None)
     if model is not None:
-        rest, full = [one for one in maps if one.model != model], model
+        rest, full = [map_ for map_ in maps if map_.model != model], model
         return _compared(rest, style.model(full), maps, lambda name: name._replace(model=full), runs, runs)
-    named = dict.fromkeys([*(name for one in maps for name in one.baselines), *(one.policy for one in maps), *models])
+    named = dict.fromkeys(
+        [*(name for map_ in maps for name in map_.baselines), *(map_.policy for map_ in maps), *models]
+    )
     raise KvatlasError(
         f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
         f"{', '.join(filter(None, named))}."
@@ -72,16 +74,16 @@ def _compared(
     runs: Sequence[RunData],
     other_runs: Sequence[RunData],
 ) -> Compared:
-    by_name = {(one.name, *(axis for axis, _ in one.axes)): one for one in theirs}
+    by_name = {(map_.name, *(axis for axis, _ in map_.axes)): map_ for map_ in theirs}
     others = {}
-    for one in maps:
-        other = by_name.get((partner(one.name), *(axis for axis, _ in one.axes)))
+    for map_ in maps:
+        other = by_name.get((partner(map_.name), *(axis for axis, _ in map_.axes)))
         if other is not None:
-            others[one.name] = other
+            others[map_.name] = other
     if not others:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
-    found: dict[MapName, Mapping[CellCoord, Contrast]] = {}
+    contrasts: dict[MapName, Mapping[CellCoord, Contrast]] = {}
     for run in runs:
         for other_run in other_runs:
-            found |= differences_of_runs(run, other_run, partner)
-    return Compared([one for one in maps if one.name in others], Against(name, others), found)
+            contrasts |= differences_of_runs(run, other_run, partner)
+    return Compared([map_ for map_ in maps if map_.name in others], Against(name, others), contrasts)

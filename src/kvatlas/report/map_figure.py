@@ -78,25 +78,25 @@ def plot_sources(
                 )
         return _line_chart(runs[0], out, cost, policy, look)
     if cost or against:
-        shown = [one for source in given for one in maps_of_source(source, partial)]
+        shown = [map_ for source in given for map_ in maps_of_source(source, partial)]
         if against:
             is_source = Path(against).exists() or against.startswith(PUBLISHED)
             other = opened(against) if is_source else None
             theirs = [] if other is None else maps_of_source(other, partial)
-            found = compare(shown, runs, against, theirs, other if isinstance(other, RunData) else None)
-            found = replace(found, maps=of_policy(found.maps, policy))
-            found = found.of_means() if mean else found
+            compared = compare(shown, runs, against, theirs, other if isinstance(other, RunData) else None)
+            compared = replace(compared, maps=of_policy(compared.maps, policy))
+            compared = compared.of_means() if mean else compared
             panels = (
-                cost_change_panels(found.maps, cost, found.against)
+                cost_change_panels(compared.maps, cost, compared.against)
                 if cost
-                else difference_panels(found.maps, found.differences, found.against)
+                else difference_panels(compared.maps, compared.differences, compared.against)
             )
         else:
             shown = of_policy(shown, policy)
             panels = cost_panels(mean_maps(shown) if mean else shown, cost or "")
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
     first, *also = [_framed(given, policy, mean, frame, partial), *_graded(given, metric, policy, mean, frame)]
-    unlike = next((one for one in first if metric and one.metric != metric), None)
+    unlike = next((map_ for map_ in first if metric and map_.metric != metric), None)
     if unlike is not None:
         raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
     panels = [panel for maps in zip(first, *also, strict=True) for panel in metric_panels(maps, frame)]
@@ -113,7 +113,7 @@ def graders_figure(run: RunData) -> Figure:
 
 def _framed(given: Sequence[Source], policy: str | None, mean: bool, frame: Frame, partial: bool = False) -> list[Map]:
     """The maps to draw, with the regions that are framed."""
-    single = of_policy([one for source in given for one in maps_of_source(source, partial)], policy)
+    single = of_policy([map_ for source in given for map_ in maps_of_source(source, partial)], policy)
     shown = mean_maps(single) if mean else single
     if frame is Frame.NONE:
         return shown
@@ -155,9 +155,9 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
     curves = curves_of_run(run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
-    chosen = [one for one in curves if policy in (None, one.policy)]
+    chosen = [curve for curve in curves if policy in (None, curve.policy)]
     if not chosen:
-        there = ", ".join(dict.fromkeys(one.policy for one in curves))
+        there = ", ".join(dict.fromkeys(curve.policy for curve in curves))
         raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
     figure = line_charts.curve_figure(chosen, cost=cost, look=look)
     return save(figure, out, data=line_charts.data_csv(chosen, cost), look=look)

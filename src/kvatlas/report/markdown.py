@@ -29,9 +29,9 @@ class Names:
         """A model."""
         return self.models.get(name, name)
 
-    def map(self, one: MapDescription) -> str:
+    def map(self, described: MapDescription) -> str:
         """A map."""
-        return _joined(self.model(one.map.model), one.map.benchmark, one.map.policy)
+        return _joined(self.model(described.map.model), described.map.benchmark, described.map.policy)
 
 
 FULL_NAMES = Names()
@@ -47,8 +47,8 @@ def as_text(description: Description) -> str:
         "Components/Axes": _bullets(_components(description)),
         "Detailed Analysis": [
             line
-            for one in description.shown
-            for line in (f"## {FULL_NAMES.map(one)}", "", *_bullets(analysis(one)), "")
+            for described in description.shown
+            for line in (f"## {FULL_NAMES.map(described)}", "", *_bullets(analysis(described)), "")
         ],
         "Key Observations": [
             *_bullets(observations(description)), *_comparisons(description.comparisons), *_notes(description),
@@ -72,11 +72,11 @@ def remarks(description: Description) -> list[str]:
 
 
 def _overview(description: Description) -> str:
-    maps = [one.map for one in description.maps]
-    models = list(dict.fromkeys(one.model for one in maps))
-    benchmarks = list(dict.fromkeys(one.benchmark for one in maps))
-    policies = [policy for policy in dict.fromkeys(one.policy for one in maps) if policy]
-    values = [value for one in description.maps for value in one.values]
+    maps = [described.map for described in description.maps]
+    models = list(dict.fromkeys(map_.model for map_ in maps))
+    benchmarks = list(dict.fromkeys(map_.benchmark for map_ in maps))
+    policies = [policy for policy in dict.fromkeys(map_.policy for map_ in maps) if policy]
+    values = [value for described in description.maps for value in described.values]
     return (
         f"{_count(len(maps), 'map')} of {style.label(maps[0].metric)} in percent: {_count(len(models), 'model')} "
         f"({', '.join(models)}), {_count(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})"
@@ -90,12 +90,14 @@ def _table_of(maps: Sequence[MapDescription]) -> list[str]:
     header = ["Model", "Benchmark", "Policy", "Problems", "Samples", "Cells", "Mean", "Min", "Max", "Highest cells"]
     rows = [
         [
-            one.map.model, one.map.benchmark, one.map.policy or "–", _or_dash(one.problems), _or_dash(one.samples),
-            str(len(one.map.cells)), _percent(one.mean), _percent(min(one.values)), _percent(max(one.values)),
-            "; ".join(_peak(one, coord) for coord in one.peaks), _evidence_cell(one.verdict),
-            "; ".join(f"{name} {_with_interval(cell.estimate)}" for name, cell in one.map.baselines.items()) or "–",
+            described.map.model, described.map.benchmark, described.map.policy or "–", _or_dash(described.problems),
+            _or_dash(described.samples), str(len(described.map.cells)), _percent(described.mean),
+            _percent(min(described.values)), _percent(max(described.values)),
+            "; ".join(_peak(described, coord) for coord in described.peaks), _evidence_cell(described.verdict),
+            "; ".join(f"{name} {_with_interval(cell.estimate)}" for name, cell in described.map.baselines.items())
+            or "–",
         ]
-        for one in maps
+        for described in maps
     ]  # fmt: skip
     return _table([*header, "Difference shown?", "Baselines"], rows)
 
@@ -108,13 +110,13 @@ def _evidence_cell(verdict: Verdict | None) -> str:
 def _components(description: Description) -> list[str]:
     maps = description.shown
     grids: dict[str, int] = {}
-    for one in maps:
+    for described in maps:
         text = "; ".join(
             f"{name} ({style.label(name)}): {', '.join(map(str, values))}, {_count(len(values), 'value')}"
-            for name, values in one.map.axes
+            for name, values in described.map.axes
         )
         grids[text] = grids.get(text, 0) + 1
-    bases = [one.verdict.basis for one in maps if one.verdict]
+    bases = [described.verdict.basis for described in maps if described.verdict]
     return [
         *(f"{text} (in {_count(number, 'map')})" for text, number in grids.items()),
         *(f"Comparisons within {_count(bases.count(basis), 'map')}: {basis}." for basis in dict.fromkeys(bases)),
@@ -125,34 +127,34 @@ def _components(description: Description) -> list[str]:
 def _map_notes(maps: Sequence[MapDescription]) -> list[str]:
     """The notes of all maps, each once, with the maps that have it where not all do."""
     named: dict[str, list[str]] = {}
-    for one in maps:
-        for note in one.notes:
-            named.setdefault(note.text, []).append(FULL_NAMES.map(one))
+    for described in maps:
+        for note in described.notes:
+            named.setdefault(note.text, []).append(FULL_NAMES.map(described))
     return [note if len(names) == len(maps) else f"{note} ({'; '.join(names)})" for note, names in named.items()]
 
 
-def analysis(one: MapDescription) -> list[str]:
+def analysis(described: MapDescription) -> list[str]:
     """What one map says."""
-    cells = len(one.map.cells)
-    low, high = _percent(min(one.values)), _percent(max(one.values))
+    cells = len(described.map.cells)
+    low, high = _percent(min(described.values)), _percent(max(described.values))
     lines = [
-        f"Range {low} to {high}, mean {_percent(one.mean)}, {_count(cells, 'cell')}.",
-        f"Highest: {_listed(one.peaks, lambda coord: _peak(one, coord))}. "
-        f"Lowest: {_listed(one.lowest, lambda coord: _peak(one, coord))}.",
+        f"Range {low} to {high}, mean {_percent(described.mean)}, {_count(cells, 'cell')}.",
+        f"Highest: {_listed(described.peaks, lambda coord: _peak(described, coord))}. "
+        f"Lowest: {_listed(described.lowest, lambda coord: _peak(described, coord))}.",
     ]
-    if one.verdict is None:
-        return [*lines, f"Whether the {cells} cells differ cannot be said: {_why_not(one)}."]
-    verdict = one.verdict
+    if described.verdict is None:
+        return [*lines, f"Whether the {cells} cells differ cannot be said: {_why_not(described)}."]
+    verdict = described.verdict
     if verdict.basis is Basis.GROUP_SEQUENTIAL:
         return lines
-    return [*lines, _evidence(verdict), _plateau(one, verdict), *_trends(one, verdict), *_stability(one, verdict),
-            *_decide(one, verdict)]  # fmt: skip
+    return [*lines, _evidence(verdict), _plateau(described, verdict), *_trends(described, verdict),
+            *_stability(described, verdict), *_decide(described, verdict)]  # fmt: skip
 
 
-def _why_not(one: MapDescription) -> str:
-    if one.map.is_mean:
+def _why_not(described: MapDescription) -> str:
+    if described.map.is_mean:
         return "a mean tells only together with the maps of its benchmarks"
-    if one.problems is None and any(note.kind is NoteKind.ADAPTIVE for note in one.notes):
+    if described.problems is None and any(note.kind is NoteKind.ADAPTIVE for note in described.notes):
         return "an adaptive sweep decides on the mean over benchmarks"
     return "the number of problems is not known, give it with --problems"
 
@@ -165,47 +167,47 @@ def _evidence(verdict: Verdict) -> str:
     return f"{claim}: {spread} (p {p_text(verdict.omnibus.p)})."
 
 
-def _plateau(one: MapDescription, verdict: Verdict) -> str:
-    plateau, cells = verdict.plateau, len(one.map.cells)
+def _plateau(described: MapDescription, verdict: Verdict) -> str:
+    plateau, cells = verdict.plateau, len(described.map.cells)
     lost = f"; each may still be up to {_percent(verdict.most_lost)} points below the best" if verdict.most_lost else ""
     if len(plateau) == cells:
         return f"All {cells} cells are on the plateau of the best{lost}."
-    named = f": {_listed(plateau, lambda coord: _where(one, coord))}" if plateau else ""
+    named = f": {_listed(plateau, lambda coord: _where(described, coord))}" if plateau else ""
     return f"{len(plateau)} of {cells} cells are statistically tied with the best{named}{lost}."
 
 
-def _trends(one: MapDescription, verdict: Verdict) -> list[str]:
+def _trends(described: MapDescription, verdict: Verdict) -> list[str]:
     lines = []
     for effect in verdict.effects:
         if effect.trend is None:
             continue
         between = f"from {effect.levels[0][0]} to {effect.levels[-1][0]}"
-        size = f"{style.difference(effect.trend.value)} points, p {p_text(one.holm[effect.axis])} (Holm)"
-        if one.supports(effect):
+        size = f"{style.difference(effect.trend.value)} points, p {p_text(described.holm[effect.axis])} (Holm)"
+        if described.supports(effect):
             way = "rises" if effect.trend.value > 0 else "falls"
-            lines.append(f"{style.label(one.map.metric)} {way} along {effect.axis} {between}: {size}.")
+            lines.append(f"{style.label(described.map.metric)} {way} along {effect.axis} {between}: {size}.")
         else:
             lines.append(f"No trend along {effect.axis} {between} is supported: {size}.")
     return lines
 
 
-def _stability(one: MapDescription, verdict: Verdict) -> list[str]:
+def _stability(described: MapDescription, verdict: Verdict) -> list[str]:
     if verdict.peak_share is None:
         return []
     other = "samples of the same problems" if verdict.basis is Basis.BOUND else "problems of the same kind"
-    peaks = "this cell" if len(one.peaks) == 1 else f"one of these {len(one.peaks)} cells"
+    peaks = "this cell" if len(described.peaks) == 1 else f"one of these {len(described.peaks)} cells"
     share = f"{100 * round(verdict.peak_share, 4):.0f} %"
     return [f"Were these values true, with other {other} {peaks} would be the peak in {share} of cases."]
 
 
-def _decide(one: MapDescription, verdict: Verdict) -> list[str]:
-    gap, need = max(one.values) - min(one.values), verdict.need
+def _decide(described: MapDescription, verdict: Verdict) -> list[str]:
+    gap, need = max(described.values) - min(described.values), verdict.need
     if gap < 1e-8 or (need.samples is None and need.problems is None):
         return []
     ways = [] if need.samples is None else [f"{_count(need.samples, 'sample')} a problem"]
     ways += [] if need.problems is None else [f"{need.problems:,} problems"]
-    have = f"there are {one.problems} problems" if one.problems else "the numbers of problems differ"
-    have += f" and {_count(one.samples, 'sample')} each" if one.samples else ""
+    have = f"there are {described.problems} problems" if described.problems else "the numbers of problems differ"
+    have += f" and {_count(described.samples, 'sample')} each" if described.samples else ""
     return [
         f"To tell the highest from the lowest cell ({_percent(gap)} points, if true) takes {' or '.join(ways)}; {have}."
     ]
@@ -213,10 +215,10 @@ def _decide(one: MapDescription, verdict: Verdict) -> list[str]:
 
 def observations(description: Description, names: Names = FULL_NAMES) -> list[str]:
     """What the maps say together."""
-    tested = [(one, one.verdict) for one in description.single if one.verdict]
+    tested = [(described, described.verdict) for described in description.single if described.verdict]
     lines = [] if tested else [f"0 of {_count(len(description.maps), 'map')} can be tested for a difference."]
     if tested:
-        shown = [one for one, verdict in tested if verdict.evidence]
+        shown = [described for described, verdict in tested if verdict.evidence]
         p = [verdict.omnibus.p for _, verdict in tested]
         span = p_text(min(p)) if min(p) == max(p) else f"{p_text(min(p))} to {p_text(max(p))}"
         which = f" ({_listed(shown, names.map)})" if 0 < len(shown) < len(tested) else ""
@@ -230,9 +232,11 @@ def observations(description: Description, names: Names = FULL_NAMES) -> list[st
             f"{_joined(names.model(across.model), across.policy)}: {len(good)} of {across.cells} settings are on the "
             f"plateau of all {len(across.benchmarks)} benchmarks{said}."
         )
-    trends = [(one, effect, effect.trend) for one, verdict in tested for effect in verdict.effects if effect.trend]
+    trends = [
+        (described, effect, effect.trend) for described, verdict in tested for effect in verdict.effects if effect.trend
+    ]
     if trends:
-        supported = [trend for one, effect, trend in trends if one.supports(effect)]
+        supported = [trend for described, effect, trend in trends if described.supports(effect)]
         up = sum(trend.value > 0 for trend in supported)
         lines.append(
             f"{len(supported)} of {_count(len(trends), 'trend')} along an axis are supported after Holm's adjustment"
@@ -247,12 +251,13 @@ def _comparisons(comparisons: Sequence[AdjustedComparison]) -> list[str]:
     header = ["Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval"]
     rows = [
         [
-            one.model, one.benchmark, one.first, one.second, str(one.cells), str(one.difference.problems),
-            style.difference(one.difference.value), _between(one.difference), p_text(one.difference.p),
-            p_text(adjusted.p_holm), p_text(adjusted.p_bh), one.note,
+            comparison.model, comparison.benchmark, comparison.first, comparison.second, str(comparison.cells),
+            str(comparison.difference.problems), style.difference(comparison.difference.value),
+            _between(comparison.difference), p_text(comparison.difference.p), p_text(adjusted.p_holm),
+            p_text(adjusted.p_bh), comparison.note,
         ]
         for adjusted in comparisons
-        for one in [adjusted.comparison]
+        for comparison in [adjusted.comparison]
     ]  # fmt: skip
     shown = sum(adjusted.p_holm < LEVEL for adjusted in comparisons)
     said = f"Paired comparisons: {shown} of {len(comparisons)} are shown after Holm's adjustment."
@@ -277,20 +282,20 @@ def _at(axes: Sequence[str], coord: Sequence[object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(axes, coord, strict=True))
 
 
-def _where(one: MapDescription, coord: tuple[object, object]) -> str:
-    return _at([name for name, _ in one.map.axes], coord)
+def _where(described: MapDescription, coord: tuple[object, object]) -> str:
+    return _at([name for name, _ in described.map.axes], coord)
 
 
-def _peak(one: MapDescription, coord: tuple[object, object]) -> str:
-    return f"{_with_interval(one.map.cells[coord].estimate)} at {_where(one, coord)}"
+def _peak(described: MapDescription, coord: tuple[object, object]) -> str:
+    return f"{_with_interval(described.map.cells[coord].estimate)} at {_where(described, coord)}"
 
 
 def _percent(share: float | None) -> str:
     return style.percent(share or 0.0)
 
 
-def _between(one: Contrast) -> str:
-    return f"{style.difference(one.low)} to {style.difference(one.high)}"
+def _between(contrast: Contrast) -> str:
+    return f"{style.difference(contrast.low)} to {style.difference(contrast.high)}"
 
 
 def _with_interval(estimate: Estimate) -> str:

@@ -66,7 +66,7 @@ def check_page(out: Path) -> None:
 def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:
     """The HTML of a report."""
     manifest, maps = report.run.manifest, report.maps
-    partial = [note.text for one in maps for note in one.notes if note.kind is NoteKind.PARTIAL]
+    partial = [note.text for map_ in maps for note in map_.notes if note.kind is NoteKind.PARTIAL]
     return rendered(
         "page.html.j2",
         _SCRIPTS,
@@ -78,7 +78,7 @@ def page(report: ReportData, figures: Sequence[Picture] = ()) -> str:
         partial=list(dict.fromkeys(partial)),
         findings=[finding.text for finding in report.findings],
         summary=report.summary,
-        several=len({one.model for one in maps}) > 1,
+        several=len({map_.model for map_ in maps}) > 1,
         comparisons=report.comparisons,
         figures=figures,
         provenance={name: _plain(value) for name, value in manifest.provenance.items()},
@@ -95,8 +95,8 @@ def _shard(report: ReportData, cell: int, data: Mapping[str, Any], home: str) ->
 
 
 def _title(maps: Sequence[Map]) -> str:
-    models = list(dict.fromkeys(style.model(one.model) for one in maps))
-    benchmarks = list(dict.fromkeys(one.benchmark for one in maps))
+    models = list(dict.fromkeys(style.model(map_.model) for map_ in maps))
+    benchmarks = list(dict.fromkeys(map_.benchmark for map_ in maps))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     return f"{', '.join(models)} on {on}"
 

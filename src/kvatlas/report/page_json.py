@@ -10,12 +10,10 @@ from kvatlas.figures import style
 from kvatlas.figures.panels import framed
 from kvatlas.report.description_json import audit_json, percent, rounded
 from kvatlas.results.manifest import Expected
-from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.inference.resampling import Contrast
 from kvatlas.stats.pairs.differences import Differences
-from kvatlas.stats.run_analysis import with_regions
 
 #: What a trace came to, in one letter: right, wrong, truncated, no answer.
 RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."
@@ -36,9 +34,9 @@ class Cells:
             self._empty.add(len(self.documents))
             self._put((expected.model, expected.benchmark, expected.setting.id), _unknown(expected.setting))
 
-    def number(self, one: Map, cell: Cell, difference: Contrast | None = None) -> int:
+    def number(self, map_: Map, cell: Cell, difference: Contrast | None = None) -> int:
         """The number of a cell of a map, or of one of its baselines, which is added when it is new."""
-        key = (one.model, one.benchmark, cell.setting.id)
+        key = (map_.model, map_.benchmark, cell.setting.id)
         if key not in self.numbers:
             self._put(key, _cell(cell, difference))
         elif self.numbers[key] in self._empty:
@@ -82,39 +80,38 @@ def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
 
 
 def page_json(
-    run: RunData,
     maps: Sequence[Map],
+    means: Sequence[Map],
     verdicts: Mapping[MapName, Verdict],
     differences: Differences,
     cells: Cells,
 ) -> dict[str, Any]:
     """The page's data without outcomes and traces; `cells` is filled, so that these can name theirs."""
-    shown = [*with_regions(mean_maps(maps), verdicts, run.margin), *maps]
-    metric = maps[0].metric
+    shown = [*means, *maps]
     return {
-        "metric": style.label(metric),
-        "maps": [_map(one, verdicts.get(one.name), differences.get(one.name, {}), cells) for one in shown],
+        "metric": style.label(maps[0].metric),
+        "maps": [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in shown],
         "fronts": _fronts(shown, cells),
         "cells": cells.documents,
     }
 
 
-def _map(one: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> dict[str, Any]:
-    (vertical, rows), (horizontal, columns) = one.axes
-    region, about = framed(one)
+def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> dict[str, Any]:
+    (vertical, rows), (horizontal, columns) = map_.axes
+    region, about = framed(map_)
     return {
-        "model": one.model,
-        "short": style.model(one.model),
-        "benchmark": one.benchmark,
-        "policy": one.policy,
+        "model": map_.model,
+        "short": style.model(map_.model),
+        "benchmark": map_.benchmark,
+        "policy": map_.policy,
         "vertical": style.label(vertical),
         "horizontal": style.label(horizontal),
         "rows": [str(value) for value in reversed(rows)],
         "columns": [str(value) for value in columns],
         "cells": [
             [
-                cells.number(one, one.cells[row, column], differences.get((row, column)))
-                if (row, column) in one.cells
+                cells.number(map_, map_.cells[row, column], differences.get((row, column)))
+                if (row, column) in map_.cells
                 else None
                 for column in columns
             ]
@@ -123,19 +120,19 @@ def _map(one: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Cont
         "framed": [[int((row, column) in region) for column in columns] for row in reversed(rows)],
         "frame": about,
         "evidence": verdict.evidence if verdict else None,
-        "beside": [cells.number(one, cell) for cell in one.baselines.values()],
-        "notes": [{"text": note.text, "warning": note.is_warning} for note in one.notes],
-        "vacuous": one.validity.reason if one.validity else None,
+        "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
+        "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
+        "vacuous": map_.validity.reason if map_.validity else None,
     }
 
 
 def _fronts(shown: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
     """For each model and benchmark all its cells, and which of them are on the fronts of value against cost."""
     groups: dict[tuple[str, str], dict[int, Cell]] = {}
-    for one in shown:
-        group = groups.setdefault((one.model, one.benchmark), {})
-        for cell in (*one.cells.values(), *one.baselines.values()):
-            group[cells.number(one, cell)] = cell
+    for map_ in shown:
+        group = groups.setdefault((map_.model, map_.benchmark), {})
+        for cell in (*map_.cells.values(), *map_.baselines.values()):
+            group[cells.number(map_, cell)] = cell
     return [
         {
             "model": model,
@@ -174,8 +171,8 @@ def outcomes(run: RunData, maps: Sequence[Map], cells: Cells) -> list[dict[str, 
         stored = letters.setdefault((run_key, trace.setting.id, trace.benchmark), {})
         stored[trace.problem, trace.sample] = letter(trace)
     tables: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in maps:
-        tables.setdefault((one.model, one.benchmark), {"model": one.model, "benchmark": one.benchmark, "rows": []})
+    for map_ in maps:
+        tables.setdefault((map_.model, map_.benchmark), {"model": map_.model, "benchmark": map_.benchmark, "rows": []})
     for expected in [cell.expected for cell in run.cells]:
         number = cells.numbers.get((expected.model, expected.benchmark, expected.setting.id))
         table = tables.get((expected.model, expected.benchmark))

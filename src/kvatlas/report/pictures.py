@@ -69,11 +69,11 @@ def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
 def _chosen(systems: Sequence[System], maps: Sequence[Map]) -> list[System]:
     """The baselines of each model and the highest cell of each of its maps, means before single benchmarks."""
     wanted: dict[tuple[str, str], None] = {}
-    for model in dict.fromkeys(one.model for one in maps):
-        own = [one for one in maps if one.model == model]
-        for one in mean_maps(own) or own:
-            wanted |= dict.fromkeys((model, cell.setting.id) for cell in one.baselines.values())
-        for one in mean_maps(own) or own:
-            wanted[model, one.cells[one.best].setting.id] = None
+    for model in dict.fromkeys(map_.model for map_ in maps):
+        own = [map_ for map_ in maps if map_.model == model]
+        for map_ in mean_maps(own) or own:
+            wanted |= dict.fromkeys((model, cell.setting.id) for cell in map_.baselines.values())
+        for map_ in mean_maps(own) or own:
+            wanted[model, map_.cells[map_.best].setting.id] = None
     by_name = {(system.model, system.setting.id): system for system in systems}
     return [by_name[name] for name in wanted if name in by_name][:SYSTEMS]

@@ -9,7 +9,7 @@ from typing import Any
 from kvatlas.core import KvatlasError, Map, Setting, Trace
 from kvatlas.figures import style
 from kvatlas.report import markdown
-from kvatlas.report.attention import DEPARTURES, Networks, departures, measured
+from kvatlas.report.attention import DEPARTURES, LoadedModels, departures, measured
 from kvatlas.report.description import describe
 from kvatlas.report.escaping import embedded
 from kvatlas.report.page_json import Cells, outcomes, page_json
@@ -21,11 +21,10 @@ from kvatlas.results.store import Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
 from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import graded_notes
+from kvatlas.stats.estimates.maps import graded_notes, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import Finding
 from kvatlas.stats.pairs.comparisons import Comparison
-from kvatlas.stats.pairs.differences import differences_of_run
 from kvatlas.stats.run_analysis import RunAnalysis
 
 Traces = Sequence[tuple[str, Trace]]
@@ -89,19 +88,21 @@ def open_store(run: RunData) -> Store:
 
 def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) -> ReportData:
     """Read a run for its report; the parameters as in `page.write_report`."""
-    run = analysis.run
-    short = short_names(expected.setting for expected in run.manifest.expected)
-    numbered = Cells(short)
+    run, limits = analysis.run, analysis.findings
+    summary: Summary | None = None
+    comparisons: Sequence[Comparison] = ()
     if run.is_line:
         maps = flat_maps(curves_of_run(run))
         if not maps:
             raise KvatlasError("The run has no settings that a report could show.")
-        data = page_json(run, maps, {}, {}, numbered)
     else:
-        maps = analysis.maps
-        against = next((name for one in maps for name in one.baselines), None)
-        differences = differences_of_run(run, against) if against else {}
-        data = page_json(run, maps, analysis.verdicts, differences, numbered) | {"cards": cards(analysis, numbered)}
+        maps, comparisons, summary = analysis.maps, analysis.comparisons, _summary(analysis)
+    numbered = Cells(short_names(expected.setting for expected in run.manifest.expected))
+    if run.is_line:
+        data = page_json(maps, mean_maps(maps), {}, {}, numbered)
+    else:
+        data = page_json(maps, analysis.means, analysis.verdicts, analysis.differences, numbered)
+        data["cards"] = cards(analysis, numbered)
     data["outcomes"] = outcomes(run, maps, numbered)
     places, homes = _places(run.cells, numbered)
     sources = Sources.of(run.manifest)
@@ -110,14 +111,14 @@ def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) 
     return ReportData(
         run=run,
         maps=maps,
-        summary=None if run.is_line else _summary(analysis),
-        comparisons=[] if run.is_line else analysis.comparisons,
+        summary=summary,
+        comparisons=comparisons,
         data=data,
         places=places,
         homes=homes,
         sources=sources,
         complete=complete,
-        findings=analysis.findings,
+        findings=limits,
         figures=pictures(run, maps),
     )
 
@@ -131,11 +132,11 @@ def _summary(analysis: RunAnalysis) -> Summary:
         verdicts=analysis.verdicts,
         choices=analysis.choices,
     )
-    names = markdown.Names({one.model: style.model(one.model) for one in analysis.maps})
+    names = markdown.Names({map_.model: style.model(map_.model) for map_ in analysis.maps})
     return Summary(
         markdown.interpretation(description),
         [*markdown.observations(description, names), *markdown.remarks(description)],
-        [line for one in description.shown for line in markdown.analysis(one)],
+        [line for described in description.shown for line in markdown.analysis(described)],
     )
 
 
@@ -177,11 +178,11 @@ def _traces(
             break
         shown.append(trace)
         documents.append(made)
-    networks = Networks(sources)
+    loaded_models = LoadedModels(sources)
     pairs = _with_full(store, traces, shown) if measure else []
     by_name = {
-        "measured": measured(shown, networks, measure),
-        "departs": departures(pairs, networks, DEPARTURES * measure),
+        "measured": measured(shown, loaded_models, measure),
+        "departs": departures(pairs, loaded_models, DEPARTURES * measure),
     }
     for name, results in by_name.items():
         for made, result in zip(documents, results, strict=False):

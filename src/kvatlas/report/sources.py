@@ -41,10 +41,10 @@ class Sources:
                 models[model.name] = model
             except KvatlasError:
                 continue
-        for each in spec.benchmarks:
+        for benchmark_spec in spec.benchmarks:
             try:
-                benchmark = each.find()
-                problems[benchmark.name] = {one.id: one for one in benchmark.problems(spec.problems)}
+                benchmark = benchmark_spec.find()
+                problems[benchmark.name] = {problem.id: problem for problem in benchmark.problems(spec.problems)}
                 benchmarks[benchmark.name] = benchmark
             except KvatlasError:
                 continue

@@ -30,10 +30,10 @@ def one_page(description: Description) -> str:
     return "\n\n".join("\n".join((f"# {title}", "", *lines)).strip() for title, lines in said.items()) + "\n"
 
 
-def exact(one: Map, value: float) -> str:
+def exact(map_: Map, value: float) -> str:
     """A value in percent: to a tenth of a point, and of maps without traces to a hundredth where it was given so."""
     finer = f"{round(100 * value, 4):.2f}"
-    return finer if one.validity is None and finer[-1] != "0" else style.percent(value)
+    return finer if map_.validity is None and finer[-1] != "0" else style.percent(value)
 
 
 def points(share: float) -> str:
@@ -48,8 +48,12 @@ def _findings(description: Description) -> list[str]:
 
 def _grids(description: Description) -> list[MapDescription]:
     """One map for each model and policy: the mean over benchmarks, else the only one."""
-    means = {(one.map.model, one.map.policy): one for one in description.single}
-    means |= {(one.map.model, one.map.policy): one for one in description.shown if one.map.is_mean}
+    means = {(described.map.model, described.map.policy): described for described in description.single}
+    means |= {
+        (described.map.model, described.map.policy): described
+        for described in description.shown
+        if described.map.is_mean
+    }
     return list(means.values())
 
 
@@ -58,52 +62,53 @@ def _values(description: Description) -> list[str]:
     metric = style.label(description.maps[0].map.metric)
     lines = [
         f"{metric} in percent, {_over(grids)}. `*`: shown to lose at most the margin against the full cache; `!`: more."
-        if any(one.verdict and one.verdict.losses for one in grids)
+        if any(grid.verdict and grid.verdict.losses for grid in grids)
         else f"{metric} in percent, {_over(grids)}.",
         "",
     ]
-    for one in grids[:_GRIDS]:
-        lines += [*_grid(one), ""]
+    for grid in grids[:_GRIDS]:
+        lines += [*_grid(grid), ""]
     lines += _by_benchmark(description)
     return lines
 
 
 def _over(grids: Sequence[MapDescription]) -> str:
-    counts = dict.fromkeys(one.map.benchmark for one in grids)
-    return ", ".join(counts) + (" benchmarks" if all(one.map.is_mean for one in grids) else "")
+    counts = dict.fromkeys(grid.map.benchmark for grid in grids)
+    return ", ".join(counts) + (" benchmarks" if all(grid.map.is_mean for grid in grids) else "")
 
 
-def _grid(one: MapDescription) -> list[str]:
-    (down, rows), (across, columns) = one.map.axes
-    losses = (one.verdict.losses if one.verdict else None) or {}
-    header = [f"{_title(one.map)}: {down} \\ {across}", *map(str, columns)]
+def _grid(described: MapDescription) -> list[str]:
+    (down, rows), (across, columns) = described.map.axes
+    losses = (described.verdict.losses if described.verdict else None) or {}
+    header = [f"{_title(described.map)}: {down} \\ {across}", *map(str, columns)]
     body = [
-        [str(row), *(_value(one.map, (row, column), losses.get((row, column))) for column in columns)] for row in rows
+        [str(row), *(_value(described.map, (row, column), losses.get((row, column))) for column in columns)]
+        for row in rows
     ]
     return _table(header, body)
 
 
-def _value(one: Map, coord: tuple[object, object], loss: Loss | None) -> str:
-    if coord not in one.cells:
+def _value(map_: Map, coord: tuple[object, object], loss: Loss | None) -> str:
+    if coord not in map_.cells:
         return "–"
     mark = "" if loss is None else "*" if loss.shown else "!" if loss.broken else ""
-    return exact(one, one.cells[coord].estimate.value) + mark
+    return exact(map_, map_.cells[coord].estimate.value) + mark
 
 
 def _by_benchmark(description: Description) -> list[str]:
     """Where benchmarks differ in difficulty and agree: one row for each model and benchmark."""
     parts = description.single
-    names = dict.fromkeys((one.map.model, one.map.benchmark) for one in parts)
-    policies = list(dict.fromkeys(one.map.policy for one in parts))
+    names = dict.fromkeys((part.map.model, part.map.benchmark) for part in parts)
+    policies = list(dict.fromkeys(part.map.policy for part in parts))
     rows = []
     for model, benchmark in names:
-        maps = {one.map.policy: one for one in parts if (one.map.model, one.map.benchmark) == (model, benchmark)}
+        maps = {part.map.policy: part for part in parts if (part.map.model, part.map.benchmark) == (model, benchmark)}
         first = next(iter(maps.values()))
         problems = "–" if first.problems is None else str(first.problems)
         full = [cell.estimate for name, cell in first.map.baselines.items() if cell.setting.policy == "full"]
         rows.append(
             [
-                style.model(model), benchmark, problems, *(style.percent(one.value) for one in full[:1]),
+                style.model(model), benchmark, problems, *(style.percent(estimate.value) for estimate in full[:1]),
                 *("–" if policy not in maps else _span(maps[policy]) for policy in policies),
             ]
         )  # fmt: skip
@@ -112,8 +117,8 @@ def _by_benchmark(description: Description) -> list[str]:
     return _table([*header, *(f"{policy or 'cells'}, lowest to highest" for policy in policies)], rows)
 
 
-def _span(one: MapDescription) -> str:
-    return f"{exact(one.map, min(one.values))} to {exact(one.map, max(one.values))}"
+def _span(described: MapDescription) -> str:
+    return f"{exact(described.map, min(described.values))} to {exact(described.map, max(described.values))}"
 
 
 def _losses(description: Description) -> list[str]:
@@ -150,7 +155,7 @@ def _setting(choice: Choice, setting: Setting | None) -> str:
     told = [
         name
         for name, value in setting.values.items()
-        if value != "" and len({repr(one.values.get(name)) for one in others}) > 1
+        if value != "" and len({repr(other.values.get(name)) for other in others}) > 1
     ]
     return f"{setting.policy} " + ", ".join(f"{name} {setting.values[name]}" for name in told)
 
@@ -166,44 +171,50 @@ def _effects(description: Description) -> list[str]:
 def effect_lines(effects: Sequence[PooledEffect]) -> list[str]:
     """Joint tests of axes as sentences, one for each model and policy, what is shown first."""
     by_place: dict[str, list[PooledEffect]] = {}
-    for one in effects:
-        by_place.setdefault(one.over.replace("embedded:", ""), []).append(one)
+    for effect in effects:
+        by_place.setdefault(effect.over.replace("embedded:", ""), []).append(effect)
     return [
-        f"{where}: {'; '.join(_effect(one) for one in sorted(own, key=lambda one: not one.supported))}."
+        f"{where}: {'; '.join(_effect(effect) for effect in sorted(own, key=lambda effect: not effect.supported))}."
         for where, own in by_place.items()
     ]
 
 
-def _effect(one: PooledEffect) -> str:
-    if not one.supported:
-        largest = max(max(abs(level.low), abs(level.high)) for _, level in one.levels)
+def _effect(effect: PooledEffect) -> str:
+    if not effect.supported:
+        largest = max(max(abs(level.low), abs(level.high)) for _, level in effect.levels)
         could = f", up to {100 * largest:.1f} points could have been missed" if largest <= 1 else ""
-        return f"no effect of {one.axis} is shown (p {p_text(one.adjusted_p)}){could}"
-    level, most = max(one.levels, key=lambda item: abs(item[1].value))
+        return f"no effect of {effect.axis} is shown (p {p_text(effect.adjusted_p)}){could}"
+    level, most = max(effect.levels, key=lambda item: abs(item[1].value))
     way = "below" if most.value < 0 else "above"
     count = ""
-    if one.maps > 1 and most.value < 0:
-        rank = [name for name, _ in one.levels].index(level)
-        count = f", in {one.below[rank]} of {one.maps} maps"
+    if effect.maps > 1 and most.value < 0:
+        rank = [name for name, _ in effect.levels].index(level)
+        count = f", in {effect.below[rank]} of {effect.maps} maps"
     return (
-        f"{one.axis} {level} lies {100 * abs(most.value):.1f} points {way} the rest{count} "
-        f"({style.difference(most.low)} to {style.difference(most.high)}, p {p_text(one.adjusted_p)})"
+        f"{effect.axis} {level} lies {100 * abs(most.value):.1f} points {way} the rest{count} "
+        f"({style.difference(most.low)} to {style.difference(most.high)}, p {p_text(effect.adjusted_p)})"
     )
 
 
 def _missed(description: Description) -> list[str]:
     """What size of difference between two cells could be there, though it is not shown."""
     lines = []
-    bare = [one for one in description.single if one.verdict and one.verdict.basis is Basis.BOUND]
+    bare = [
+        described for described in description.single if described.verdict and described.verdict.basis is Basis.BOUND
+    ]
     if bare:
-        lost = [one.verdict.most_lost for one in bare if one.verdict and one.verdict.most_lost is not None]
+        lost = [
+            described.verdict.most_lost
+            for described in bare
+            if described.verdict and described.verdict.most_lost is not None
+        ]
         lines.append(
             f"- Maps of bare Pass@1: by the binomial bound a cell may lie {100 * min(lost):.1f} to "
             f"{100 * max(lost):.1f} points below its map's highest and not be shown to."
             if lost
             else "- Maps of bare Pass@1 allow no bound."
         )
-    weak = [one for one in description.single if one.verdict and not one.verdict.evidence]
+    weak = [described for described in description.single if described.verdict and not described.verdict.evidence]
     if weak:
         lines.append(f"- In {len(weak)} of {len(description.single)} maps no difference between cells is shown.")
     return lines
@@ -213,9 +224,9 @@ def _notes(description: Description) -> list[str]:
     """Notes of the description, and once each those of its maps that are no mere method of an interval."""
     lines = [f"- {note.text}." for note in description.notes[:3] if note.kind is not NoteKind.SCALES]
     said = [
-        (note, _title(one.map) + (f" on {one.map.benchmark}" if note.kind is NoteKind.GRANULARITY else ""))
-        for one in description.shown
-        for note in one.map.notes
+        (note, _title(described.map) + (f" on {described.map.benchmark}" if note.kind is NoteKind.GRANULARITY else ""))
+        for described in description.shown
+        for note in described.map.notes
         if note.kind is not NoteKind.INTERVAL
     ]
     for text in dict.fromkeys(note.text for note, _ in said):
@@ -260,8 +271,8 @@ def recommendation(choice: Choice) -> str:
     )
 
 
-def _title(one: Map) -> str:
-    return " ".join(filter(None, (style.model(one.model), one.policy)))
+def _title(map_: Map) -> str:
+    return " ".join(filter(None, (style.model(map_.model), map_.policy)))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The traces of a report page: which ones, their tokens with their fate, in the page or in a folder next to it."""
+"""The traces of a report page: which ones, and when each of their tokens was evicted; in the page or next to it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvatlas.core import Fate, Status, Trace
+from kvatlas.core import EvictionTrace, Status, Trace
 from kvatlas.report.sources import Sources
 from kvatlas.results.store import Key
 
 #: Tokens and characters of one trace that a page holds at most.
 TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000
-#: One letter a number: token lengths and fates are long lists of small numbers.
+#: One letter a number: token lengths and evictions are long lists of small numbers.
 _LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) not in '"&<>\\')
 
 
@@ -37,14 +37,14 @@ def choose(
     votes: dict[tuple[str, str], dict[tuple[str, int], list[bool]]] = {}
     homes: dict[int, tuple[str, str]] = {}
     for run_key, trace in traces:
-        place = (run_key, trace.setting.id, trace.benchmark)
-        if place not in places:
+        cell_key = (run_key, trace.setting.id, trace.benchmark)
+        if cell_key not in places:
             continue
         at = (trace.problem, trace.sample)
-        by_cell.setdefault(places[place], {})[at] = ((*place, *at), trace.grade.correct)
-        homes[places[place]] = (trace.model, trace.benchmark)
-        votes.setdefault(homes[places[place]], {}).setdefault(at, []).append(trace.grade.correct)
-    common = {home: max(sorted(at), key=lambda one: _disagreement(at[one])) for home, at in votes.items()}
+        by_cell.setdefault(places[cell_key], {})[at] = ((*cell_key, *at), trace.grade.correct)
+        homes[places[cell_key]] = (trace.model, trace.benchmark)
+        votes.setdefault(homes[places[cell_key]], {}).setdefault(at, []).append(trace.grade.correct)
+    common = {home: max(sorted(at), key=lambda key: _disagreement(at[key])) for home, at in votes.items()}
     chosen = []
     for cell, there in by_cell.items():
         first = common[homes[cell]]
@@ -59,7 +59,7 @@ def _disagreement(verdicts: Sequence[bool]) -> tuple[int, int]:
 
 
 def trace_document(trace: Trace, cell: int, sources: Sources, whole: bool = False) -> dict[str, Any]:
-    """One trace: text cut into tokens, and for each token when it left the cache (see `coded_fate`).
+    """One trace: text cut into tokens, and for each token when it left the cache (see `coded_evictions`).
 
     As much of it as a page holds, or the `whole` of it.
     """
@@ -91,8 +91,8 @@ def trace_document(trace: Trace, cell: int, sources: Sources, whole: bool = Fals
     }
     if pieces is not None:
         document["lengths"] = _lengths(pieces)
-        if trace.fate is not None and trace.usage.prompt_tokens is not None:
-            document |= coded_fate(trace.fate, trace.usage.prompt_tokens, len(shown), window)
+        if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
+            document |= coded_evictions(trace.eviction_trace, trace.usage.prompt_tokens, len(shown), window)
     return document
 
 
@@ -103,29 +103,29 @@ def verdict(trace: Trace) -> str:
     return f"wrong ({trace.grade.status.value.replace('_', ' ')})"
 
 
-def coded_fate(fate: Fate, prompt: int, shown: int, window: int | None) -> dict[str, Any]:
-    """The fate of the prompt (counts) and of the first `shown` new tokens, for the page.
+def coded_evictions(eviction_trace: EvictionTrace, prompt: int, shown: int, window: int | None) -> dict[str, Any]:
+    """When tokens were evicted: of the prompt (counts) and of the first `shown` new tokens, for the page.
 
     `steps` are the steps at which tokens left; `left` has for each token the number of its step, one letter each, from
     1, 0 for never; `held` the percent of the holders that had it at the end, where a policy chooses more than once;
     `prompt_left` has for each step how many prompt tokens left; `judged` is the number of new tokens that a compression
     has looked at: those after it are still in the window.
     """
-    left = fate.left[prompt : prompt + shown]
-    steps = sorted(set(fate.left) - {0})
+    left = eviction_trace.left[prompt : prompt + shown]
+    steps = sorted(set(eviction_trace.left) - {0})
     number = {step: index for index, step in enumerate([0, *steps])}
     judged = max(0, steps[-1] - 1 - (window or 0)) if steps else 0
-    prompt_left = Counter(fate.left[:prompt])
+    prompt_left = Counter(eviction_trace.left[:prompt])
     document: dict[str, Any] = {
         "steps": steps,
         "left": _coded([number[step] for step in left]),
         "judged": judged,
         "prompt_left": [prompt_left[step] for step in steps],
     }
-    if fate.holders > 1:
-        document["holders"] = fate.holders
-        kept = fate.held[prompt : prompt + shown]
-        document["held"] = _coded([round(50 * count / fate.holders) for count in kept])
+    if eviction_trace.holders > 1:
+        document["holders"] = eviction_trace.holders
+        kept = eviction_trace.held[prompt : prompt + shown]
+        document["held"] = _coded([round(50 * count / eviction_trace.holders) for count in kept])
     return document
 
 

@@ -20,18 +20,20 @@ def cards(analysis: RunAnalysis, cells: Cells) -> list[dict[str, Any]]:
     cache's mean KV tokens that the setting does without; `loss` the points that it loses with their interval.
     """
     shown = [*analysis.means, *analysis.maps]
-    return [_card(choice, [one for one in shown if _about(one, choice)], cells) for choice in analysis.choices]
+    return [_card(choice, [map_ for map_ in shown if _about(map_, choice)], cells) for choice in analysis.choices]
 
 
-def _about(one: Map, choice: Choice) -> bool:
-    return (one.model, one.benchmark) == (choice.model, choice.benchmark)
+def _about(map_: Map, choice: Choice) -> bool:
+    return (map_.model, map_.benchmark) == (choice.model, choice.benchmark)
 
 
 def _card(choice: Choice, maps: list[Map], cells: Cells) -> dict[str, Any]:
     chosen = choice.by_memory if choice.shown is not False else None
     cell = chosen or _least(choice, maps)
     loss = choice.losses.get(cell.setting.id) if cell is not None and choice.losses else None
-    full = next((one for each in maps for one in each.baselines.values() if one.setting.policy == "full"), None)
+    full = next(
+        (baseline for map_ in maps for baseline in map_.baselines.values() if baseline.setting.policy == "full"), None
+    )
     return {
         "model": style.model(choice.model),
         "benchmark": choice.benchmark,
@@ -50,7 +52,7 @@ def _least(choice: Choice, maps: list[Map]) -> Cell | None:
         return None
     losses = choice.losses
     least = min(losses, key=lambda setting: losses[setting].value)
-    return next((one for each in maps for one in each.cells.values() if one.setting.id == least), None)
+    return next((cell for map_ in maps for cell in map_.cells.values() if cell.setting.id == least), None)
 
 
 def _saved(cell: Cell | None, full: Cell | None) -> float | None:

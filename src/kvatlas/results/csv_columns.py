@@ -53,7 +53,7 @@ def spelt(name: str, header: Sequence[str], known: Collection[str]) -> tuple[lis
         if column in known:
             continue
         close = plain(column)
-        usual = next((each for each, names in _USUAL.items() if close in names), "")
+        usual = next((word for word, names in _USUAL.items() if close in names), "")
         if close in known:
             meant[number] = close
         elif usual and usual not in {*header, *map(plain, header)}:
@@ -61,15 +61,15 @@ def spelt(name: str, header: Sequence[str], known: Collection[str]) -> tuple[lis
             told.append(f"column {column} is read as {usual}")
     for column in meant:
         if column and meant.count(column) > 1:
-            both = [each for each, one in zip(header, meant, strict=True) if one == column]
+            both = [written for written, meaning in zip(header, meant, strict=True) if meaning == column]
             raise KvatlasError(f"{name} has the column {column} twice in its header: {', '.join(both)}.")
     return meant, told
 
 
 def did_you_mean(missing: Sequence[str], others: Sequence[str], likeness: float = 0.6) -> str:
     """A question for every missing column that another one resembles; "" where none does."""
-    found = [(each, get_close_matches(each, others, 1, likeness)) for each in missing]
-    said = [f"{close[0]} for {each}" for each, close in found if close]
+    guesses = [(name, get_close_matches(name, others, 1, likeness)) for name in missing]
+    said = [f"{close[0]} for {name}" for name, close in guesses if close]
     return f" Did you mean {', '.join(said)}?" if said else ""
 
 

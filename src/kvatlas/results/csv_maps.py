@@ -59,7 +59,7 @@ class _Row:
     model: str
     benchmark: str
     policy: str
-    place: tuple[Any, Any] | None
+    coord: tuple[Any, Any] | None
     cell: Cell
 
 
@@ -106,7 +106,7 @@ def read_maps(
     column = value_column(metric)
     units = _units(name, header, [record for _, record in records], column, axes, told)
     rows = [_row(f"{name}, line {line}", line, record, axes, metric, silent, units) for line, record in records]
-    if not any(row.place for row in rows):
+    if not any(row.coord for row in rows):
         raise KvatlasError(f"{name} has no cells: no row under the header has values of {' and '.join(axes)}.")
     if told:
         warnings.warn(f"{name}: {'; '.join(told)}.", GuessWarning, stacklevel=2)
@@ -119,7 +119,7 @@ def _text(source: str) -> tuple[str, str, dict[str, Any]]:
     if source.startswith(PUBLISHED):
         name = source.removeprefix(PUBLISHED)
         if name not in published_names():
-            valid = ", ".join(PUBLISHED + one for one in published_names())
+            valid = ", ".join(PUBLISHED + name for name in published_names())
             raise KvatlasError(f"There is no published map {name!r}; valid are: {valid}.")
         text = (resources.files("kvatlas.results") / "published" / f"{name}.csv").read_text("utf-8")
         return source, text, dict(_PUBLISHED_AS)
@@ -144,7 +144,7 @@ def _records(name: str, text: str) -> tuple[list[str], list[tuple[int, dict[str,
         if not any(header):
             raise KvatlasError(f"{name} is empty; a CSV map begins with model,benchmark,local_window,ratio,pass_at_1.")
         known = {"model", "benchmark", "policy", "kv_budget", *AXES, *VALUE_COLUMNS.values(), *EXTRAS}
-        header, told = spelt(name, header, known | {each for each in map(plain, header) if _AT_K.fullmatch(each)})
+        header, told = spelt(name, header, known | {title for title in map(plain, header) if _AT_K.fullmatch(title)})
         reader.fieldnames = header
         return header, [(reader.line_num, record) for record in reader if any(record.values())], told
     except csv.Error as error:
@@ -198,14 +198,14 @@ def _units(
     """
 
     def numbers(*columns: str) -> list[float]:
-        found = []
-        for text in (record.get(each) or "" for record in records for each in columns):
+        values = []
+        for text in (record.get(column) or "" for record in records for column in columns):
             # What is no number is told with its line.
             with suppress(KvatlasError):
-                found.append(math.inf if "%" in text else number(name, column, text))
-        return found
+                values.append(math.inf if "%" in text else number(name, column, text))
+        return values
 
-    values = numbers(column, *(each for each in ("low", "high") if each in header))
+    values = numbers(column, *(limit for limit in ("low", "high") if limit in header))
     fractions = bool(values) and 0 < max(values) <= 1
     if fractions:
         told.append(f"all values of {column} are at most 1 and read as fractions (percent: write 0.5%)")
@@ -255,10 +255,10 @@ def _row(
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
     values = {axis: _axis(where, axis, field[axis], units) for axis in given}
     setting = Setting.of(policy, **_budget(where, axes, field, silent), **values) if values else Setting(policy)
-    place = tuple(values.values())
-    if len(place) == 1:
+    coord = tuple(values.values())
+    if len(coord) == 1:
         # As `flat_maps` has runs of one axis: policies by its values.
-        place, policy = (policy or metric, *place), ""
+        coord, policy = (policy or metric, *coord), ""
     cell = Cell(
         setting,
         estimate,
@@ -268,7 +268,7 @@ def _row(
         truncated=_whole(extras.get("truncated")),
         seconds_mean=extras.get("seconds_mean"),
     )
-    return _Row(line, model, benchmark, policy, (place[0], place[1]) if place else None, cell)
+    return _Row(line, model, benchmark, policy, (coord[0], coord[1]) if coord else None, cell)
 
 
 def _budget(where: str, axes: Sequence[str], field: Mapping[str, str], silent: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def _maps(name: str, rows: Sequence[_Row], axes: tuple[str, str], metric: str, p
     groups: dict[tuple[str, str, str], dict[tuple[Any, Any], _Row]] = {}
     baselines: dict[tuple[str, str], dict[str, Cell]] = {}
     for row in rows:
-        if row.place is None:
+        if row.coord is None:
             named = baselines.setdefault((row.model, row.benchmark), {})
             if named.setdefault(row.policy, row.cell) is not row.cell:
                 raise KvatlasError(
@@ -312,17 +312,17 @@ def _maps(name: str, rows: Sequence[_Row], axes: tuple[str, str], metric: str, p
                 )
             continue
         group = groups.setdefault((row.model, row.benchmark, row.policy), {})
-        earlier = group.setdefault(row.place, row)
+        earlier = group.setdefault(row.coord, row)
         if earlier is not row:
             raise KvatlasError(
-                f"{name}, line {row.line}: the cell {axes[0]} {row.place[0]}, {axes[1]} {row.place[1]} of "
+                f"{name}, line {row.line}: the cell {axes[0]} {row.coord[0]}, {axes[1]} {row.coord[1]} of "
                 f"{row.model} on {row.benchmark} comes twice; it is on line {earlier.line} already."
             )
     maps = []
     for (model, benchmark, policy), group in groups.items():
         fellows = [other for (m, _, p), other in groups.items() if (m, p) == (model, policy)]
         grid = tuple(
-            (axis, ascending([place[i] for other in fellows for place in other])) for i, axis in enumerate(axes)
+            (axis, ascending([coord[i] for other in fellows for coord in other])) for i, axis in enumerate(axes)
         )
         notes = _holes(name, f"{model} on {benchmark}", group, (grid[0], grid[1]), partial)
         ordered = {(r, c): group[r, c].cell for r in grid[0][1] for c in grid[1][1] if (r, c) in group}

@@ -64,29 +64,29 @@ def csv_text(maps: Sequence[Map], also: Sequence[Sequence[Map]] = ()) -> str:
         raise KvatlasError("There is no map to write.")
     axes = [name for name, _ in maps[0].axes]
     metric = maps[0].metric
-    for one in maps:
-        if [name for name, _ in one.axes] != axes or one.metric != metric:
+    for map_ in maps:
+        if [name for name, _ in map_.axes] != axes or map_.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
     lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS]]
     lines[0] += [value_column(others[0].metric) for others in also]
     written = set()
-    for number, one in enumerate(maps):
-        rows, columns = one.axes[0][1], one.axes[1][1]
+    for number, map_ in enumerate(maps):
+        rows, columns = map_.axes[0][1], map_.axes[1][1]
         same = [others[number] for others in also]
         lines += [
             [
-                *(one.model, one.benchmark, one.policy, row, column, *_fields(one.cells[row, column])),
+                *(map_.model, map_.benchmark, map_.policy, row, column, *_fields(map_.cells[row, column])),
                 *(_percent(other.cells[row, column].estimate.value) for other in same),
             ]
             for row in reversed(rows)
             for column in columns
-            if (row, column) in one.cells
+            if (row, column) in map_.cells
         ]
-        for name, cell in one.baselines.items():
-            if (one.model, one.benchmark, name) not in written:
-                written.add((one.model, one.benchmark, name))
+        for name, cell in map_.baselines.items():
+            if (map_.model, map_.benchmark, name) not in written:
+                written.add((map_.model, map_.benchmark, name))
                 values = [_percent(other.baselines[name].estimate.value) for other in same]
-                lines.append([one.model, one.benchmark, name, "", "", *_fields(cell), *values])
+                lines.append([map_.model, map_.benchmark, name, "", "", *_fields(cell), *values])
     return "".join(",".join(_quoted(value) for value in line) + "\n" for line in lines)
 
 

@@ -58,7 +58,9 @@ class Manifest:
             "problems": problems,
             "spec": dict(self.spec),
             "provenance": dict(self.provenance),
-            "about": {name: {id_: dict(about) for id_, about in each.items()} for name, each in self.about.items()},
+            "about": {
+                name: {id_: dict(about) for id_, about in problems.items()} for name, problems in self.about.items()
+            },
             "allocation": dict(self.allocation),
             "screened": self.screened,
         }

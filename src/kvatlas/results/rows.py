@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import not_
 from typing import Any
 
-from kvatlas.core import Costs, Fate, Grade, Setting, Status, Trace, Usage
+from kvatlas.core import Costs, EvictionTrace, Grade, Setting, Status, Trace, Usage
 
 #: The columns of a trace in their order; the last three are large.
 COLUMNS = (
@@ -39,13 +39,13 @@ def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
         json.dumps(asdict(trace.usage)),
         array("i", trace.tokens).tobytes(),
         zlib.compress(trace.text.encode(), 1),
-        _packed(trace.fate),
+        _packed(trace.eviction_trace),
     )
 
 
 def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
     """The inverse of `row_of`; ValueError, KeyError, TypeError or zlib.error for what no trace ever was."""
-    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, fate = row
+    _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, eviction_trace = row
     correct, progress, answer, status, metrics = grade
     ids = array("i")
     ids.frombytes(tokens)
@@ -59,7 +59,7 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
         text=zlib.decompress(text).decode() if text else "",
         grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
         usage=_usage(json.loads(usage)),
-        fate=_unpacked(fate),
+        eviction_trace=_unpacked(eviction_trace),
         written=written,
         made_with=sys.intern(made_with),
     )
@@ -73,11 +73,11 @@ def _setting(identity: str) -> Setting:
 
 def checksum(*row: Any) -> str:
     """A digest of all values of a row, each with its length."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for value in row:
         piece = value if isinstance(value, bytes) else repr(value).encode()
-        found.update(len(piece).to_bytes(8, "little") + piece)
-    return found.hexdigest()
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.hexdigest()
 
 
 def digest(tokens: bytes) -> str:
@@ -91,17 +91,17 @@ def _usage(stored: dict[str, Any]) -> Costs:
     return Costs(**known) if None in known.values() else Usage(**known)
 
 
-def _packed(fate: Fate | None) -> bytes:
+def _packed(eviction_trace: EvictionTrace | None) -> bytes:
     """Holders, then `left`; then `held`, unless one holder makes it plain."""
-    if fate is None:
+    if eviction_trace is None:
         return b""
-    numbers = array("i", (fate.holders, *fate.left))
-    if fate.holders > 1:
-        numbers.extend(fate.held)
+    numbers = array("i", (eviction_trace.holders, *eviction_trace.left))
+    if eviction_trace.holders > 1:
+        numbers.extend(eviction_trace.held)
     return zlib.compress(numbers.tobytes(), 1)
 
 
-def _unpacked(packed: bytes) -> Fate | None:
+def _unpacked(packed: bytes) -> EvictionTrace | None:
     if not packed:
         return None
     numbers = array("i")
@@ -109,4 +109,4 @@ def _unpacked(packed: bytes) -> Fate | None:
     holders = numbers[0]
     length = len(numbers) - 1 if holders == 1 else (len(numbers) - 1) // 2
     left = tuple(numbers[1 : 1 + length])
-    return Fate(holders, left, tuple(bytes(map(not_, left))) if holders == 1 else tuple(numbers[1 + length :]))
+    return EvictionTrace(holders, left, tuple(bytes(map(not_, left))) if holders == 1 else tuple(numbers[1 + length :]))

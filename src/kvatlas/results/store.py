@@ -56,8 +56,8 @@ Key = tuple[str, str, str, str, int]
 class Store:
     """A run's results. Only the driver of a sweep writes; any number of readers may look at the same time."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, held: IO[str] | None = None) -> None:
-        self._connection, self._held = connection, held
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock_file: IO[str] | None = None) -> None:
+        self._connection, self._held = connection, lock_file
         self.path = path
         self._environment: int | None = None
         self._checked = time.monotonic()
@@ -76,15 +76,15 @@ class Store:
         with _disk_sentences(path):
             folder.mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as failed:
-                held = lock(folder / LOCK)
-                if held is not None:
-                    failed.enter_context(held)
-                store = cls._written(path, held, made_with or {})
+                lock_file = lock(folder / LOCK)
+                if lock_file is not None:
+                    failed.enter_context(lock_file)
+                store = cls._written(path, lock_file, made_with or {})
                 failed.pop_all()
         return store
 
     @classmethod
-    def _written(cls, path: Path, held: IO[str] | None, made_with: Mapping[str, str]) -> Store:
+    def _written(cls, path: Path, lock_file: IO[str] | None, made_with: Mapping[str, str]) -> Store:
         connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             # Tables and version in one transaction: a kill in between leaves an empty file, never half a store.
@@ -93,7 +93,7 @@ class Store:
         elif _check_version(connection, path) < SCHEMA_VERSION:
             connection.executescript(f"BEGIN; {_ADDED} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         connection.execute("PRAGMA synchronous=NORMAL")
-        store = cls(connection, path, held)
+        store = cls(connection, path, lock_file)
         if made_with:
             store._environment = store._environment_of(canonical(dict(made_with)))
         store._checkpoint()
@@ -143,12 +143,12 @@ class Store:
     def manifest(self) -> Manifest:
         """What the run is to hold; KvatlasError for a store in which no sweep was ever started, or a damaged one."""
         with self._damage_sentences():
-            found = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
-            if "manifest" not in found:
+            entries = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
+            if "manifest" not in entries:
                 raise KvatlasError(f"The run {str(self.path.parent)!r} is empty: no sweep was started in it.")
-            if found.get("manifest_digest", digest(found["manifest"])) != digest(found["manifest"]):
+            if entries.get("manifest_digest", digest(entries["manifest"])) != digest(entries["manifest"]):
                 raise ValueError("what the run is to hold is not what was written")
-            return Manifest.from_json(json.loads(found["manifest"]))
+            return Manifest.from_json(json.loads(entries["manifest"]))
 
     def add(self, run_key: str, trace: Trace) -> None:
         """Write one finished trace, on disk when this returns; one that names its versions keeps them."""
@@ -236,10 +236,10 @@ class Store:
 
     def last_tokens(self, key: Key, count: int) -> array[int]:
         """At most the last `count` new tokens of a trace; none if it is not there."""
-        found = array("i")
+        newest = array("i")
         with self._damage_sentences():
-            found.frombytes(self._column(f"substr(tokens, -{count * found.itemsize})", key))
-        return found
+            newest.frombytes(self._column(f"substr(tokens, -{count * newest.itemsize})", key))
+        return newest
 
     def _column(self, column: str, key: Key) -> bytes:
         where = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
@@ -251,10 +251,10 @@ class Store:
         where = " WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
         with self._damage_sentences():
             row = self._connection.execute(self._select(_ALL) + where, key).fetchone()
-            found = None if row is None else self._trace(row)
-        if found is None:
+            trace = None if row is None else self._trace(row)
+        if trace is None:
             raise KeyError(key)
-        return found
+        return trace
 
     def copy(self, folder: Path) -> int:
         """Write all that can be read, of a run that is being written or damaged too, as a run in a new folder.
@@ -354,7 +354,7 @@ def check_folder(folder: Path) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise KvatlasError(f"The run folder {str(folder)!r} is a file; name a folder, new or of an earlier run.")
-        near = next(each for each in folder.absolute().parents if each.exists())
+        near = next(parent for parent in folder.absolute().parents if parent.exists())
         if not near.is_dir():
             raise KvatlasError(f"The run folder {str(folder)!r} cannot be made: {str(near)!r} is a file.")
     except (OSError, ValueError) as error:

@@ -85,8 +85,8 @@ class Shape:
     ) -> dict[str, Any] | None:
         if handle.ask.steering.top_logprobs is None:
             return None
-        found = noted(handle, tokens, told, answered)
-        return as_chat(handle, found) if self.chat else as_completion(handle, found, offset)
+        logprobs = noted(handle, tokens, told, answered)
+        return as_chat(handle, logprobs) if self.chat else as_completion(handle, logprobs, offset)
 
     def end(self, index: int, handle: RequestHandle) -> bytes:
         """The last event of a choice."""

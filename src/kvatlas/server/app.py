@@ -158,9 +158,9 @@ class CompletionHandler:
 
     def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
         """What a conversation asks for."""
-        messages = [each.for_template() for each in body.messages]
+        messages = [message.for_template() for message in body.messages]
         self._check_count(1, body.n)
-        self._check_length(sum(len(each["content"]) for each in messages))
+        self._check_length(sum(len(message["content"]) for message in messages))
         model = self.service.model
         values = self._template_values(body)
         text = model.conversation(messages, values)
@@ -352,11 +352,11 @@ async def _merged(streams: list[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
         while nexts:
             done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                found = task.result()
+                result = task.result()
                 stream = nexts.pop(task)
-                if found is not None:
+                if result is not None:
                     nexts[asyncio.ensure_future(_next(stream))] = stream
-                    yield found
+                    yield result
     finally:
         for task in nexts:
             task.cancel()

@@ -25,31 +25,31 @@ def answer_errors_as_openai_does(app: FastAPI) -> None:
         return JSONResponse(body, status, headers)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, found: RequestValidationError) -> JSONResponse:
-        first = found.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "body"]
+    async def malformed(_: Request, refusal: RequestValidationError) -> JSONResponse:
+        first = refusal.errors()[0]
+        location = [str(part) for part in first["loc"] if part != "body"]
         reason = str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "value_error":
             name, sentence = reason.partition(" ")[0], f"{reason}."
         elif first["type"] == "extra_forbidden":
-            name, sentence = ".".join(place), f"{'.'.join(place)} is not known."
+            name, sentence = ".".join(location), f"{'.'.join(location)} is not known."
         else:
-            name = ".".join(place)
+            name = ".".join(location)
             sentence = f"{name or 'The body'}: {reason}."
         return answer(400, error(sentence, param=name or None))
 
     @app.exception_handler(KvatlasError)
-    async def refused(_: Request, found: KvatlasError) -> JSONResponse:
-        if isinstance(found, BusyError):
-            body = error(str(found), "rate_limit_error", code="rate_limit_exceeded")
+    async def refused(_: Request, refusal: KvatlasError) -> JSONResponse:
+        if isinstance(refusal, BusyError):
+            body = error(str(refusal), "rate_limit_error", code="rate_limit_exceeded")
             return answer(429, body, {"Retry-After": RETRY_AFTER})
-        if isinstance(found, ClosedError):
-            return answer(503, error(str(found), "server_error"), {"Retry-After": RETRY_AFTER})
-        long = isinstance(found, LengthError)
-        return answer(400, error(str(found), code="context_length_exceeded" if long else None))
+        if isinstance(refusal, ClosedError):
+            return answer(503, error(str(refusal), "server_error"), {"Retry-After": RETRY_AFTER})
+        long = isinstance(refusal, LengthError)
+        return answer(400, error(str(refusal), code="context_length_exceeded" if long else None))
 
     @app.exception_handler(HTTPException)
-    async def failed(_: Request, found: HTTPException) -> JSONResponse:
+    async def failed(_: Request, refusal: HTTPException) -> JSONResponse:
         kinds = {404: "not_found_error", 503: "server_error"}
-        body = error(str(found.detail), kinds.get(found.status_code, "invalid_request_error"))
-        return answer(found.status_code, body, found.headers)
+        body = error(str(refusal.detail), kinds.get(refusal.status_code, "invalid_request_error"))
+        return answer(refusal.status_code, body, refusal.headers)

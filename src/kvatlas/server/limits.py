@@ -38,11 +38,11 @@ class Gate:
         if not refused:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
-                    found = await _body(receive)
+                    received = await _body(receive)
             except TimeoutError:
                 refused = _refusal(408, f"The body did not come within {BODY_SECONDS:g} s.")
             else:
-                body, refused = found or b"", None if found is not None else _too_large()
+                body, refused = received or b"", None if received is not None else _too_large()
         if refused:
             await refused(scope, receive, send)
         else:

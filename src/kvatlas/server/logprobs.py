@@ -26,31 +26,32 @@ def _answer(handle: RequestHandle, tokens: Sequence[int]) -> int:
         return 0
     if tags.token is not None:
         return tokens.index(tags.token) + 1 if tags.token in tokens else 0
-    found = tags.split(tokens)
-    return found[1] if found else 0
+    parts = tags.split(tokens)
+    return parts[1] if parts else 0
 
 
 def as_chat(handle: RequestHandle, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """The `logprobs` of a chat's choice."""
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
         text = _text(handle, token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     content = [
-        {**one(each.token, each.logprob), "top_logprobs": [one(*likely) for likely in each.top]} for each in tokens
+        {**entry(token.token, token.logprob), "top_logprobs": [entry(*likely) for likely in token.top]}
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
 def as_completion(handle: RequestHandle, tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
     """The `logprobs` of a completion's choice, whose text begins at `offset`."""
-    texts = [_text(handle, each.token) for each in tokens]
+    texts = [_text(handle, token.token) for token in tokens]
     offsets = [offset + sum(map(len, texts[:number])) for number in range(len(texts))]
     return {
         "tokens": texts,
-        "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": [{_text(handle, token): value for token, value in each.top} for each in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{_text(handle, token): value for token, value in likely.top} for likely in tokens],
         "text_offset": offsets,
     }
 

@@ -182,7 +182,7 @@ class Generating(BaseModel):
         for name, neutral in cls.neutral.items():
             value = data.get(name)
             # False equals 0 in Python, and means something else here.
-            if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
+            if value is not None and not any(type(value) is type(default) and value == default for default in neutral):
                 raise ValueError(f"{name} is not supported")
         left_out = {*cls.neutral, *cls.silent}
         return {name: value for name, value in data.items() if name not in left_out}

@@ -124,8 +124,8 @@ def split_calls(answer: str) -> tuple[str, list[dict[str, Any]]]:
 
     def taken(block: re.Match[str]) -> str:
         try:
-            found = json.loads(block[1])
-            function = {"name": found["name"], "arguments": json.dumps(found.get("arguments") or {})}
+            call = json.loads(block[1])
+            function = {"name": call["name"], "arguments": json.dumps(call.get("arguments") or {})}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return block[0]
         calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})

@@ -91,10 +91,10 @@ class Detokenizer:
         return text
 
     def _answer(self, last: bool) -> str:
-        found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
-        if found:
+        hits = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
+        if hits:
             self._part = _Part.STOPPED
-            return self._take(min(found))
+            return self._take(min(hits))
         return self._take(len(self._held) - (0 if last else _open_end(self._held, self._stop)))
 
     def _take(self, count: int) -> str:
@@ -105,7 +105,7 @@ class Detokenizer:
 def _open_end(text: str, wanted: Sequence[str]) -> int:
     """Characters at the end of `text` that may be the beginning of one of `wanted`."""
     return max(
-        (size for each in wanted for size in range(1, min(len(each), len(text) + 1)) if text.endswith(each[:size])),
+        (size for stop in wanted for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])),
         default=0,
     )
 

@@ -138,8 +138,8 @@ def _next_tokens(matcher: Any, unwritten: list[int]) -> Any:
 
 def _unwritten(model: ModelHandle) -> list[int]:
     """Tokens that stand for no text, which the library takes for the text of their names."""
-    found = {model.tokenizer.unk_token_id, model.tokenizer.pad_token_id} - {None, *model.stops}
-    return sorted(found)
+    unwritten = {model.tokenizer.unk_token_id, model.tokenizer.pad_token_id} - {None, *model.stops}
+    return sorted(unwritten)
 
 
 def json_grammar(schema: Mapping[str, Any] | bool, model: ModelHandle) -> str:

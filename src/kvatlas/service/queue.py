@@ -47,7 +47,7 @@ class FairQueue(Generic[T]):
         waiting = [group for group in self._groups if group.waiting]
         if not waiting:
             return None
-        group = min(waiting, key=lambda each: each.rows)
+        group = min(waiting, key=lambda candidate: candidate.rows)
         self._groups.remove(group)
         self._groups.append(group)
         group.rows += 1

@@ -65,18 +65,15 @@ def chosen(model: ModelHandle, policy: str, values: dict[str, Any]) -> Policy:
     }
     if policy == "full":
         # So that one command line serves for the full cache too, as a baseline of the others.
-        given = {name: value for name, value in given.items() if name not in _shared()}
-    found = policies.of(Setting.of(policy, **given))
-    if Signal.ANSWER in found.observes:
+        shared = {field.name for field in fields(CompressingPolicy)}
+        given = {name: value for name, value in given.items() if name not in shared}
+    made = policies.of(Setting.of(policy, **given))
+    if Signal.ANSWER in made.observes:
         raise KvatlasError(
             f"The policy {policy!r} looks at the finished full-cache trace of the same sample, which only a sweep has."
         )
-    found.check(model)
-    return found
-
-
-def _shared() -> set[str]:
-    return {each.name for each in fields(CompressingPolicy)}
+    made.check(model)
+    return made
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
@@ -88,17 +85,17 @@ def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
 
 def drawing(sampling: Sampling, **changes: Any) -> Sampling:
     """The sampling with what is not None among `changes`; KvatlasError names what is out of its range."""
-    found = replace(sampling, **{name: value for name, value in changes.items() if value is not None})
+    changed = replace(sampling, **{name: value for name, value in changes.items() if value is not None})
     limits = {
-        "temperature": (found.temperature, 0 <= found.temperature <= 10, "numbers from 0 to 10"),
-        "top_p": (found.top_p, 0 < found.top_p <= 1, "numbers above 0, up to 1"),
-        "top_k": (found.top_k, found.top_k >= 0, "whole numbers from 0 (off) up"),
-        "max_new_tokens": (found.max_new_tokens, found.max_new_tokens >= 1, "whole numbers from 1 up"),
+        "temperature": (changed.temperature, 0 <= changed.temperature <= 10, "numbers from 0 to 10"),
+        "top_p": (changed.top_p, 0 < changed.top_p <= 1, "numbers above 0, up to 1"),
+        "top_k": (changed.top_k, changed.top_k >= 0, "whole numbers from 0 (off) up"),
+        "max_new_tokens": (changed.max_new_tokens, changed.max_new_tokens >= 1, "whole numbers from 1 up"),
     }
     for name, (value, fits, valid) in limits.items():
         if not fits:
             raise KvatlasError(f"{name} is {value!r}; valid are {valid}.")
-    return found
+    return changed
 
 
 def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], wanted: int | None) -> int:

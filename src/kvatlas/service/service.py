@@ -170,7 +170,7 @@ class Beat:
 class Service:
     """Answers asks about one model under one policy, `batch_size` at a time; `queue` more may wait.
 
-    `sampling` is what an ask starts from. The weights are loaded by `start`, unless `network` brings them. Where memory
+    `sampling` is what an ask starts from. The weights are loaded by `start`, unless `loaded` brings them. Where memory
     runs out the batch is halved. `on_failure` is called where that does not help, or the engine fails otherwise.
     """
 
@@ -179,7 +179,7 @@ class Service:
     sampling: Sampling = field(default_factory=Sampling)
     batch_size: int = 32
     queue: int = 256
-    network: PreTrainedModel | None = None
+    loaded: PreTrainedModel | None = None
     engine: Engine | None = field(init=False, default=None)
     failure: BaseException | None = field(init=False, default=None)
     on_failure: Callable[[], None] = lambda: None
@@ -195,7 +195,7 @@ class Service:
     def start(self) -> Service:
         """Load the weights and begin to decode; does nothing the second time."""
         if self._thread is None:
-            self.network = self.network or self.model.network()
+            self.loaded = self.loaded or self.model.load()
             self.engine = self._new_engine()
             self._thread = threading.Thread(target=self._decode, name="kvatlas-engine", daemon=True)
             self._thread.start()
@@ -289,8 +289,8 @@ class Service:
     def _new_engine(self) -> Engine:
         from kvatlas.engine import Engine
 
-        assert self.network is not None
-        return Engine(self.model, self.network, [self.policy], self.sampling, self.batch_size)
+        assert self.loaded is not None
+        return Engine(self.model, self.loaded, [self.policy], self.sampling, self.batch_size)
 
     def _run(self, engine: Engine) -> None:
         for generation in engine.run(self._requests()):

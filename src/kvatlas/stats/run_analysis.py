@@ -21,6 +21,7 @@ from kvatlas.stats.inference.adaptive import (
 from kvatlas.stats.inference.choice import Choice, choices
 from kvatlas.stats.inference.map_tests import Verdict, verdicts
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
+from kvatlas.stats.pairs.differences import Differences, differences_of_run
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class RunAnalysis:
         return [] if self.is_adaptive else comparisons(self.run)
 
     @cached_property
+    def differences(self) -> Differences:
+        """Cells minus the first baseline of the maps, in pairs; empty where there is none."""
+        baseline = next((name for map_ in self.maps for name in map_.baselines), None)
+        return differences_of_run(self.run, baseline) if baseline else {}
+
+    @cached_property
     def findings(self) -> Sequence[Finding]:
         """What limits what the run can show."""
         return findings(self.run.cells)
@@ -90,10 +97,10 @@ class RunAnalysis:
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
     """The maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
-    return [_with_region(one, by_map[one.name], margin) if one.name in by_map else one for one in maps]
+    return [_with_region(map_, by_map[map_.name], margin) if map_.name in by_map else map_ for map_ in maps]
 
 
-def _with_region(one: Map, verdict: Verdict, margin: float) -> Map:
+def _with_region(map_: Map, verdict: Verdict, margin: float) -> Map:
     losses = verdict.losses
     keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.shown)
-    return replace(one, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
+    return replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)

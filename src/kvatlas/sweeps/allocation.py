@@ -40,21 +40,23 @@ class Adaptive:
     @classmethod
     def begin(cls, plan: Plan, traces: Iterable[tuple[str, Trace]]) -> Adaptive:
         """From a plan and what is stored already; KvatlasError where a benchmark has too few problems for blocks."""
-        orders = {name: order(plan.spec.seed, name, [p.id for p in held]) for name, held in plan.problems.items()}
-        blocks = min(plan.spec.allocate.blocks, *(len(held) for held in orders.values()))
+        orders = {
+            name: order(plan.spec.seed, name, [p.id for p in problems]) for name, problems in plan.problems.items()
+        }
+        blocks = min(plan.spec.allocate.blocks, *(len(problems) for problems in orders.values()))
         if blocks < 2:
             raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
         expected = plan.manifest().expected
-        cells = {(one.model, one.benchmark, one.setting.id): CellTraces(one) for one in expected}
-        found = cls(plan, orders, blocks, cells)
+        cells = {(cell.model, cell.benchmark, cell.setting.id): CellTraces(cell) for cell in expected}
+        allocation = cls(plan, orders, blocks, cells)
         for model in plan.models:
-            found.given[model.name] = {policy.setting.id: 1 for policy, _ in plan.policies}
+            allocation.given[model.name] = {policy.setting.id: 1 for policy, _ in plan.policies}
         keys = {key: cell.expected.run_key for key, cell in cells.items()}
         for run_key, trace in traces:
             key = (trace.model, trace.benchmark, trace.setting.id)
             if keys.get(key) == run_key:
-                found.add(trace)
-        return found
+                allocation.add(trace)
+        return allocation
 
     def add(self, trace: Trace) -> None:
         """Count a trace that is in the store."""
@@ -105,29 +107,29 @@ class Adaptive:
         """The promise so far: each cell's problems are those of the blocks that it was given."""
         whole = self.plan.manifest()
         expected = tuple(
-            replace(one, problems=self._problems(one.benchmark, self.given[one.model][one.setting.id]))
-            for one in whole.expected
+            replace(cell, problems=self._problems(cell.benchmark, self.given[cell.model][cell.setting.id]))
+            for cell in whole.expected
         )
         allocation = {
             "kind": "adaptive",
             "blocks": self.blocks,
-            "problems": {name: len(held) for name, held in self.orders.items()},
+            "problems": {name: len(problems) for name, problems in self.orders.items()},
             "stopped": dict(self.stopped),
         }
         return replace(whole, expected=expected, allocation=allocation)
 
     def units(self, units: Sequence[WorkItem], model: str) -> list[WorkItem]:
         """Of the units that lack traces, those that were given out, each with the settings that they were given to."""
-        held = {
-            (name, problem): place
+        block_of = {
+            (name, problem): number
             for name, order_ in self.orders.items()
             for number in range(self.blocks)
-            for place, problem in ((number, one) for one in order_[cut(len(order_), self.blocks, number)])
+            for problem in order_[cut(len(order_), self.blocks, number)]
         }
         given = self.given[model]
         chosen = []
         for unit in units:
-            block = held[unit.benchmark, unit.problem.id]
+            block = block_of[unit.benchmark, unit.problem.id]
             settings = tuple(setting for setting in unit.settings if given[setting.id] > block)
             if settings:
                 chosen.append(replace(unit, settings=settings))

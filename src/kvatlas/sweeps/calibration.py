@@ -36,16 +36,16 @@ def calibrate(
     torch.set_num_threads(1)
     if out.is_dir() or not out.parent.is_dir():
         raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in a folder that is there.")
-    chosen = find(model, **model_options)
+    handle = find(model, **model_options)
     prompts = [
-        chosen.encode(asked_of(benchmark, chosen.reads).prompt(problem))
+        handle.encode(asked_of(benchmark, handle.reads).prompt(problem))
         for benchmark in map(find_benchmark, benchmarks)
         for problem in benchmark.problems(problems)
     ]
     full = policies.of(Setting.of("full"))
-    network = chosen.network()
-    engine = Engine(chosen, network, [full], Sampling(max_new_tokens=max_new_tokens), 16)
+    loaded = handle.load()
+    engine = Engine(handle, loaded, [full], Sampling(max_new_tokens=max_new_tokens), 16)
     requests = [Request(number, prompt, number, (full,)) for number, prompt in enumerate(prompts)]
     texts = [prompts[generation.key] + generation.tokens for generation in engine.run(requests)]
-    save_file(query_statistics(chosen, network, texts), out, metadata={"model_weights": chosen.weights_digest})
+    save_file(query_statistics(handle, loaded, texts), out, metadata={"model_weights": handle.weights_digest})
     return sum(map(len, texts))

@@ -41,20 +41,20 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
     yield _device(device)
     yield _kernels(device)
     try:
-        yield from _decoding(model, model.network())
+        yield from _decoding(model, model.load())
         yield _memory(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     except (KvatlasError, RuntimeError) as error:
         yield Finding("decoding", Status.FAILED, " ".join(str(error).split())[:500])
 
 
 def _versions() -> Finding:
-    found = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
+    versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"no {name}")
-    return Finding("versions", Status.OK, f"{', '.join(found)}; {platform.platform()}")
+            versions.append(f"no {name}")
+    return Finding("versions", Status.OK, f"{', '.join(versions)}; {platform.platform()}")
 
 
 def _device(device: torch.device) -> Finding:
@@ -89,19 +89,19 @@ def _kernels(device: torch.device) -> Finding:
     return Finding("kernels", Status.OK, f"native, for {kernels.target}")
 
 
-def _decoding(model: ModelHandle, network: PreTrainedModel) -> Iterator[Finding]:
+def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
     """The same tokens from the fastest way and from plain torch, step by step; on a GPU whether steps are graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        engine, fast = _decode(model, network, None)
-    _, plain = _decode(model, network, "reference")
+        engine, fast = _decode(handle, model, None)
+    _, plain = _decode(handle, model, "reference")
     if engine.graphs is not None:
         if engine.graphs.broken or not engine.graphs.steps:
             why = engine.graphs.broken or "no step was fit to be captured"
             yield Finding("CUDA graphs", Status.WARNING, f"off: {why}", "decoding works without them, slower")
         else:
             yield Finding("CUDA graphs", Status.OK, f"captured: {engine.graphs.steps} of {engine.passes} passes")
-    name = f"{engine.backend.name} against reference, {model.name.removeprefix('embedded:')} in {model.dtype}"
+    name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
     pairs = list(zip(fast, plain, strict=True))
     differ = [_first_difference(*pair) for pair in pairs if pair[0] != pair[1]]
     if differ:
@@ -111,22 +111,22 @@ def _decoding(model: ModelHandle, network: PreTrainedModel) -> Iterator[Finding]
         yield Finding("tokens", Status.OK, f"equal in {len(pairs)} sequences of {STEPS} steps ({name})")
 
 
-def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return next(place for place, (a, b) in enumerate(zip(one, other, strict=True), 1) if a != b)
+def _first_difference(tokens: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next(position for position, (a, b) in enumerate(zip(tokens, other, strict=True), 1) if a != b)
 
 
-def _decode(model: ModelHandle, network: PreTrainedModel, backend: str | None) -> tuple[Any, list[tuple[int, ...]]]:
+def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Any, list[tuple[int, ...]]]:
     """Greedy decoding under the full cache and two policies that compress on the way."""
     from kvatlas.engine import Engine, Request
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [Setting.of("full"), Setting.of("window", **values), Setting.of("random", **values)]
     chosen = [policies.of(setting) for setting in settings]
-    engine = Engine(model, network, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
-    prompts = [tuple(5 + (7 * row + 3 * i) % (model.vocabulary - 5) for i in range(8 + row)) for row in range(3)]
+    engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
+    prompts = [tuple(5 + (7 * row + 3 * i) % (handle.vocabulary - 5) for i in range(8 + row)) for row in range(3)]
     work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
-    found = {(each.key, each.policy.setting.id): each.tokens for each in engine.run(work)}
-    return engine, [found[key] for key in sorted(found)]
+    generated = {(generation.key, generation.policy.setting.id): generation.tokens for generation in engine.run(work)}
+    return engine, [generated[key] for key in sorted(generated)]
 
 
 def _memory(device: torch.device, dtype: torch.dtype) -> Finding:

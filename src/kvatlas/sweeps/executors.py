@@ -60,7 +60,7 @@ def worth(job: Job) -> int:
     if job.model.weight_bytes is None:
         return len(job.units)
     most = job.sampling.max_new_tokens
-    lengths = {each.name: min(each.typical_output_tokens, most) for each in job.benchmarks}
+    lengths = {benchmark.name: min(benchmark.typical_output_tokens, most) for benchmark in job.benchmarks}
     tokens = sum(len(unit.settings) * lengths[unit.benchmark] for unit in job.units)
     return max(1, int(tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ) / WORTH))
 
@@ -159,13 +159,13 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
         yield f"A worker failed ({type(error).__name__}: {error}); what is finished is kept."
 
 
-def _fault(_: str, found: object) -> str:
+def _fault(_: str, value: object) -> str:
     """What keeps a plug-in's object from being an executor."""
     wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.WorkerPool"
-    if not callable(found):
-        return f"it is {found!r}; {wanted}"
+    if not callable(value):
+        return f"it is {value!r}; {wanted}"
     try:
-        inspect.signature(found).bind(None, None)
+        inspect.signature(value).bind(None, None)
     except TypeError as error:
         return f"it cannot be called with two arguments, {error}; {wanted}"
     except ValueError:  # no signature is known, as of built-in functions

@@ -52,12 +52,12 @@ class Job:
         return replace(self, batch_size=size, most=share, workers=workers)
 
 
-def batch_of(job: Job, found: Sequence[Policy]) -> int:
+def batch_of(job: Job, policies: Sequence[Policy]) -> int:
     """The batch size of a worker: the job's, or what fits, and half of it for each of the job's halvings."""
-    return max(1, (job.batch_size or fitting(job, found)) >> job.halvings)
+    return max(1, (job.batch_size or fitting(job, policies)) >> job.halvings)
 
 
-def fitting(job: Job, found: Sequence[Policy]) -> int:
+def fitting(job: Job, policies: Sequence[Policy]) -> int:
     """The batch size for the memory that there is, shared by the job's workers on a CPU: a power of two.
 
     At most `CPU_BATCH` on a CPU and 256 on a GPU.
@@ -68,7 +68,7 @@ def fitting(job: Job, found: Sequence[Policy]) -> int:
     cpu = job.model.device == "cpu"
     size = min(CPU_BATCH if cpu else 256, job.most)
     while there is not None and size > 1:
-        taken = peak(job.model, found, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+        taken = peak(job.model, policies, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
         # The weights are loaded already.
         if taken.total - taken.weights <= MARGIN * there / (job.workers if cpu else 1):
             break
@@ -77,14 +77,14 @@ def fitting(job: Job, found: Sequence[Policy]) -> int:
 
 
 def reference(
-    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> Reference | None:
     """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
     from kvatlas.predictor import answer_attention
 
-    split = model.split(tokens)
+    split = handle.split(tokens)
     if split is None or split[1] >= len(tokens):
         return None
     whole = prompt + tokens
-    attention, _ = answer_attention(network, list(whole), len(prompt) + split[1])
+    attention, _ = answer_attention(model, list(whole), len(prompt) + split[1])
     return Reference(whole, attention)

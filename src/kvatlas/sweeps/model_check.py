@@ -28,37 +28,37 @@ ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 
 _TURN = "kvatlas looks for what follows this"
 
 
-def check_model(model: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
     """Findings about a model as they are made; `messages` are a user's, the first is what the generation answers.
 
     Nothing is decoded where something before it failed. Raises KvatlasError if there is nothing to look at.
     """
-    _ = model.shape, model.tokenizer
-    prompts = [model.prompt(message) for message in messages]
+    _ = handle.shape, handle.tokenizer
+    prompts = [handle.prompt(message) for message in messages]
     known = [
-        _guarded("model", lambda: _model(model)),
-        _layers(model),
-        *check_tokenizer(model, prompts),
-        _guarded("think tags", lambda: _tags(model)),
-        _guarded("stop tokens", lambda: _stops(model)),
-        _context(model, prompts),
+        _guarded("model", lambda: _model(handle)),
+        _layers(handle),
+        *check_tokenizer(handle, prompts),
+        _guarded("think tags", lambda: _tags(handle)),
+        _guarded("stop tokens", lambda: _stops(handle)),
+        _context(handle, prompts),
     ]
     yield from known
     if any(finding.status is Status.FAILED for finding in known):
         return
     try:
-        network = model.network()
+        model = handle.load()
     except KvatlasError as error:
         yield Finding("weights", Status.FAILED, _without_stop(error))
         return
-    yield _attention(model, network)
+    yield _attention(handle, model)
     try:
-        logits, generation = _generate(model, network, model.tokens(prompts[0]), new_tokens)
+        logits, generation = _generate(handle, model, handle.tokens(prompts[0]), new_tokens)
     except KvatlasError as error:
         yield Finding("one step", Status.FAILED, _without_stop(error))
         return
-    yield _step(model, network, model.tokens(prompts[0]), logits, generation)
-    yield _generation(model, generation, new_tokens)
+    yield _step(handle, model, handle.tokens(prompts[0]), logits, generation)
+    yield _generation(handle, generation, new_tokens)
 
 
 def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
@@ -135,11 +135,11 @@ def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
     return Finding("context", Status.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
 
 
-def _attention(model: ModelHandle, network: PreTrainedModel) -> Finding:
+def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
     """Which layers see all tokens and which a window, and the factor of the products of queries and keys."""
     layers: dict[int, tuple[str, float]] = {}
     refused = set()
-    for module in network.get_decoder().modules():
+    for module in model.get_decoder().modules():
         layer, scale = getattr(module, "layer_idx", None), getattr(module, "scaling", None)
         if isinstance(layer, int) and isinstance(scale, float):
             window = getattr(module, "sliding_window", None)
@@ -147,13 +147,13 @@ def _attention(model: ModelHandle, network: PreTrainedModel) -> Finding:
             refused |= {word for word in ("sinks", "attn_logit_softcapping") if getattr(module, word, None) is not None}
     if refused:
         return Finding("attention", Status.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
-    if len(layers) != model.shape.layers:
-        message = f"{len(layers)} of {model.shape.layers} layers tell their attention scale"
+    if len(layers) != handle.shape.layers:
+        message = f"{len(layers)} of {handle.shape.layers} layers tell their attention scale"
         return Finding("attention", Status.WARNING, message, "trust only the step against transformers")
     kinds = ", ".join(
         f"{count} layers see {kind}" for kind, count in Counter(kind for kind, _ in layers.values()).items()
     )
-    usual = model.shape.head_dim**-0.5
+    usual = handle.shape.head_dim**-0.5
     scales = sorted({scale for _, scale in layers.values()})
     same = all(abs(scale - usual) < 1e-6 for scale in scales)
     which = "head size ** -0.5" if same else f"not head size ** -0.5, which is {usual:.4g}"
@@ -161,7 +161,7 @@ def _attention(model: ModelHandle, network: PreTrainedModel) -> Finding:
 
 
 def _generate(
-    model: ModelHandle, network: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
 ) -> tuple[list[Tensor], Generation[int]]:
     """A generation with the full cache, and the logits of its first steps [vocabulary]."""
     from kvatlas.engine import Engine, Request
@@ -174,15 +174,15 @@ def _generate(
         return row
 
     full = policies.of(Setting.of("full"))
-    engine = Engine(model, network, [full], Sampling(max_new_tokens=new_tokens), 1)
+    engine = Engine(handle, model, [full], Sampling(max_new_tokens=new_tokens), 1)
     request = Request(0, prompt, stream_key("check", 0), (full,), logits_processor=keep)
     (generation,) = engine.run([request])
     return logits, generation
 
 
 def _step(
-    model: ModelHandle,
-    network: PreTrainedModel,
+    handle: ModelHandle,
+    model: PreTrainedModel,
     prompt: tuple[int, ...],
     logits: list[Tensor],
     generation: Generation[int],
@@ -192,13 +192,13 @@ def _step(
 
     tokens = [*prompt, *generation.tokens[: len(logits) - 1]]
     with torch.inference_mode():
-        ids = torch.tensor([tokens], device=network.device)
-        own = network(input_ids=ids, use_cache=False, logits_to_keep=len(logits)).logits[0, -len(logits) :].float()
+        ids = torch.tensor([tokens], device=model.device)
+        own = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits)).logits[0, -len(logits) :].float()
     difference = float(((torch.stack(logits) - own).abs().amax(-1) / own.std(-1)).max())
     message = (
         f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
     )
-    surely, perhaps = ROUNDING[model.dtype]
+    surely, perhaps = ROUNDING[handle.dtype]
     if difference <= surely:
         return Finding("one step", Status.OK, message)
     failed = not difference <= perhaps

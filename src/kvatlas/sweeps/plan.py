@@ -83,7 +83,7 @@ class Plan:
     @property
     def traces(self) -> int:
         """Number of traces of the whole sweep."""
-        problems = sum(len(found) for found in self.problems.values())
+        problems = sum(len(problems) for problems in self.problems.values())
         return len(self.models) * problems * self.spec.samples * len(self.policies)
 
     def manifest(self) -> Manifest:
@@ -109,13 +109,13 @@ class Plan:
 
     def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""
-        found: dict[str, dict[str, dict[str, Any]]] = {}
+        about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
             for problem in problems:
                 plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
                 if plain:
-                    found.setdefault(name, {})[problem.id] = plain
-        return found
+                    about.setdefault(name, {})[problem.id] = plain
+        return about
 
     def units(self, model: ModelHandle, done: set[Key]) -> list[WorkItem]:
         """The trees of one model that still lack traces, each with the settings that it lacks.
@@ -189,11 +189,11 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Sentences on what this sweep will not be able to show."""
-        found = [no_choice_sentence(self.audit)]
+        sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
             for benchmark in self.benchmarks:
-                found += self._uncompressed(model, benchmark)
-        return [sentence for sentence in found if sentence]
+                sentences += self._uncompressed(model, benchmark)
+        return [sentence for sentence in sentences if sentence]
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> list[str]:
         """What speaks of settings whose budget traces of the expected length never reach."""
@@ -242,7 +242,7 @@ class Plan:
     def _peak(self, model: ModelHandle, batch_size: int, output: int) -> Peak:
         from kvatlas.engine.memory import peak
 
-        trees = self.spec.samples * sum(len(self.prompts[model.name, each.name]) for each in self.benchmarks)
+        trees = self.spec.samples * sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
         settings = [policy for policy, _ in self.policies]
         return peak(model, settings, batch_size, trees, self._longest_prompt(model), output)
 

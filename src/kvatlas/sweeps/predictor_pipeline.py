@@ -77,8 +77,10 @@ def learn(
     from kvatlas.policies.dynts import Layout
     from kvatlas.predictor import Loss, evaluate, save_head, train
 
-    form = Layout(_one_of("layout", layout, [each.value for each in Layout]))
-    aim = Loss(_one_of("loss", loss or ("ranked" if form is Layout.OURS else "scaled"), [each.value for each in Loss]))
+    form = Layout(_one_of("layout", layout, [option.value for option in Layout]))
+    aim = Loss(
+        _one_of("loss", loss or ("ranked" if form is Layout.OURS else "scaled"), [option.value for option in Loss])
+    )
     plan = material.plan()
     (model,) = plan.models
     sweep(plan, work / "run", workers=workers, batch_size=batch_size, on_trace=on_trace)
@@ -116,8 +118,8 @@ def judge(
     plan = material.plan()
     sweep(plan, work / "run", workers=workers, batch_size=batch_size, on_trace=on_trace)
     whole = replace(material, tokens_per_trace=0)
-    found, left_out = _examples(whole, plan, work, held_out=False)
-    return asdict(evaluate(weights, found)) | {"left_out": left_out}
+    data, left_out = _examples(whole, plan, work, held_out=False)
+    return asdict(evaluate(weights, data)) | {"left_out": left_out}
 
 
 def left_out_as_text(left_out: dict[str, int]) -> str:
@@ -144,13 +146,13 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     folder = work / ("held-out" if held_out else "hidden-states")
     if not shards.is_made_from(folder, made_from):
         shards.write(folder, _labelled(plan, work, chosen, tokens, material.spec.seed), made_from)
-    found = shards.read(folder)
-    if not found.label.numel():
+    stored = shards.read(folder)
+    if not stored.label.numel():
         raise KvatlasError(
             f"The predictor has nothing to {'be judged on' if held_out else 'learn from'}: of {sum(left_out.values())} "
             f"traces {left_out_as_text(left_out)}."
         )
-    return found, left_out
+    return stored, left_out
 
 
 def _one_of(option: str, given: str, valid: list[str]) -> str:
@@ -161,11 +163,11 @@ def _one_of(option: str, given: str, valid: list[str]) -> str:
 
 def _chosen(plan: Plan, last: int, held_out: bool) -> set[str]:
     """Ids of the problems of one side of the split."""
-    found: set[str] = set()
+    chosen: set[str] = set()
     for problems in plan.problems.values():
         cut = len(problems) - last
-        found |= {problem.id for problem in (problems[cut:] if held_out else problems[:cut])}
-    return found
+        chosen |= {problem.id for problem in (problems[cut:] if held_out else problems[:cut])}
+    return chosen
 
 
 def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -175,12 +177,12 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
     from kvatlas.predictor.shards import sampled
 
     torch.set_num_threads(1)
-    (model,) = plan.models
-    network = model.network()
-    for prompt, trace, why in _traces(plan, work, model, chosen):
-        found = None if why else label_trace(model, network, prompt, trace.tokens)
-        if found is not None:
-            yield (*sampled(*found, tokens, seed), len(found[1]))
+    (handle,) = plan.models
+    model = handle.load()
+    for prompt, trace, why in _traces(plan, work, handle, chosen):
+        labels = None if why else label_trace(handle, model, prompt, trace.tokens)
+        if labels is not None:
+            yield (*sampled(*labels, tokens, seed), len(labels[1]))
 
 
 def _traces(
@@ -190,13 +192,13 @@ def _traces(
     from kvatlas.predictor import left_out
 
     asked = {b.name: {p.id: p for p in plan.problems[b.name]} for b in plan.benchmarks}
-    found = {b.name: benchmarks.asked_of(b, model.reads) for b in plan.benchmarks}
+    by_name = {b.name: benchmarks.asked_of(b, model.reads) for b in plan.benchmarks}
     keys = set(plan.keys.values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():
             problem = asked.get(trace.benchmark, {}).get(trace.problem)
             if key in keys and problem is not None and trace.problem in chosen:
-                yield model.encode(found[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
+                yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
 
 
 def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
         "model": model.name,
         "model_weights": model.weights_digest,
         "dtype": model.dtype,
-        "benchmarks": [benchmarks.identity(each) for each in plan.benchmarks],
+        "benchmarks": [benchmarks.identity(benchmark) for benchmark in plan.benchmarks],
         "skip": material.skip,
         "held_out_problems": material.held_out,
         "problems": material.spec.problems,

@@ -90,9 +90,11 @@ def regrade(
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
         models, asked = _models(manifest), _benchmarks(manifest, grader)
         limit = manifest.spec.get("problems")
-        problems = {name: {problem.id: problem for problem in each.problems(limit)} for name, each in asked.items()}
+        problems = {
+            name: {problem.id: problem for problem in benchmark.problems(limit)} for name, benchmark in asked.items()
+        }
         _check_overruled(overruled, problems)
-        said = {(each.benchmark, each.problem, each.answer): each.correct for each in overruled}
+        said = {(entry.benchmark, entry.problem, entry.answer): entry.correct for entry in overruled}
         cells: dict[tuple[str, str, str], Regraded] = {}
         answers: dict[tuple[str, str], _Answers] = {}
         metrics: dict[Key, dict[str, Any]] = {}
@@ -115,8 +117,8 @@ def regrade(
                 right = said.get((trace.benchmark, trace.problem, _named(grade, text)), usual)
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, GRADED + grader: float(right)}
-            place = trace.model, trace.benchmark, trace.setting.id
-            cell = cells.setdefault(place, Regraded(trace.model, trace.benchmark, trace.setting))
+            cell_key = trace.model, trace.benchmark, trace.setting.id
+            cell = cells.setdefault(cell_key, Regraded(trace.model, trace.benchmark, trace.setting))
             before = trace.grade.correct and trace.grade.status is Status.OK
             cell.traces += 1
             cell.before += before
@@ -125,7 +127,7 @@ def regrade(
             cell.to_wrong += before and not right
     if not metrics:
         raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
-    record = {"kvatlas": __version__, "grader": grader, "overruled": [vars(each) for each in overruled]}
+    record = {"kvatlas": __version__, "grader": grader, "overruled": [vars(entry) for entry in overruled]}
     with Store.create(folder) as store:
         store.put_grading(grader, record, metrics)
     return list(cells.values()), _disagreements(asked, answers) if audit else []
@@ -133,7 +135,7 @@ def regrade(
 
 def read_overruled(path: Path) -> list[Overruled]:
     """What a file (CSV, JSON or JSON lines) overrules: columns benchmark, problem, answer, correct, reason."""
-    found = []
+    entries = []
     for number, row in enumerate(tables.read_rows(path), 1):
         missing = [name for name in ("benchmark", "problem", "answer", "correct") if row.get(name) is None]
         if missing:
@@ -142,30 +144,32 @@ def read_overruled(path: Path) -> list[Overruled]:
         if correct not in _YES + _NO:
             raise KvatlasError(f"Row {number} of {str(path)!r} says correct {correct!r}; valid are true and false.")
         name, problem, answer = (unguarded(str(row[name])) for name in ("benchmark", "problem", "answer"))
-        found.append(Overruled(name, problem, answer, correct in _YES, str(row.get("reason") or "")))
-    return found
+        entries.append(Overruled(name, problem, answer, correct in _YES, str(row.get("reason") or "")))
+    return entries
 
 
 def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
     """The models that are still there: their tokenizers say where thinking ends."""
-    found = {}
+    by_name = {}
     for entry in manifest.spec.get("models", ()):
         try:
             model = ModelSpec(**entry).find()
         except KvatlasError:
             continue
-        found[model.name] = model
-    return found
+        by_name[model.name] = model
+    return by_name
 
 
 def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     """The benchmarks of the run, under the grader."""
     entries = manifest.spec.get("benchmarks")
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
-    found = [BenchmarkSpec(**each).find() for each in entries] if entries else [benchmarks.find(name) for name in names]
-    recorded = {each[0]: each for each in manifest.provenance.get("benchmarks", ())}
+    chosen = (
+        [BenchmarkSpec(**entry).find() for entry in entries] if entries else [benchmarks.find(name) for name in names]
+    )
+    recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     graded: dict[str, Benchmark] = {}
-    for benchmark in found:
+    for benchmark in chosen:
         if not isinstance(benchmark, Questions):
             if grader != graders.OWN:
                 raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
@@ -180,9 +184,11 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
 
 
 def _check_overruled(overruled: Sequence[Overruled], problems: Mapping[str, Mapping[str, Problem]]) -> None:
-    for each in overruled:
-        if each.problem not in problems.get(each.benchmark, {}):
-            raise KvatlasError(f"What is overruled, {each.problem!r} of {each.benchmark!r}, is no problem of this run.")
+    for entry in overruled:
+        if entry.problem not in problems.get(entry.benchmark, {}):
+            raise KvatlasError(
+                f"What is overruled, {entry.problem!r} of {entry.benchmark!r}, is no problem of this run."
+            )
 
 
 def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
@@ -209,7 +215,7 @@ def _disagreements(asked: Mapping[str, Benchmark], answers: Mapping[tuple[str, s
         if isinstance(asked[name], Questions) and not given.problem.about.get("choices")
     ]
     with ThreadPoolExecutor(2) as pool:
-        verdicts = list(pool.map(lambda each: judges.read(each[1].answer, each[2]), looked))
+        verdicts = list(pool.map(lambda item: judges.read(item[1].answer, item[2]), looked))
     return [
         Disagreement(name, problem.id, problem.answer, _named(grade, text), grade.correct, traces, text[-SHOWN:])
         for (name, problem, text, grade, traces), verdict in zip(looked, verdicts, strict=True)

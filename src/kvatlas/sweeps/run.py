@@ -113,7 +113,7 @@ class _Decode:
                 batch_size=self.batch_size,
                 screened=self.plan.screened,
                 halvings=self.halvings,
-                prompt=max(max(self.plan.prompts[model.name, each.name]) for each in self.plan.benchmarks),
+                prompt=max(max(self.plan.prompts[model.name, benchmark.name]) for benchmark in self.plan.benchmarks),
             )
             before = self.finished
             for trace, own in self.run(job, self.pool):

@@ -29,25 +29,25 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     from kvatlas.engine.forced import ForcedReader
 
     torch.set_num_threads(1)
-    model = job.model
-    found = {benchmark.name: benchmark for benchmark in job.benchmarks}
+    handle = job.model
+    by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
-    network, chosen = model.network(), tuple(settings.values())
-    reader = ForcedReader(model, network, chosen, job.sampling, max(2, batch_of(job, chosen)))
+    model, chosen = handle.load(), tuple(settings.values())
+    reader = ForcedReader(handle, model, chosen, job.sampling, max(2, batch_of(job, chosen)))
     for number in claims:
         unit = job.units[number]
-        prompt = model.encode(found[unit.benchmark].prompt(unit.problem))
+        prompt = handle.encode(by_name[unit.benchmark].prompt(unit.problem))
         stream = stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample)
         chosen = tuple(settings[setting] for setting in unit.settings)
         answers = any(Signal.ANSWER in policy.observes for policy in chosen)
-        seen = reference(model, reader.network, prompt, unit.script) if answers else None
-        status = outcome(model, unit.script)
+        seen = reference(handle, reader.model, prompt, unit.script) if answers else None
+        status = outcome(handle, unit.script)
         for result in reader.screen(Request(number, prompt, stream, chosen, seen, unit.script)):
             measured = measures(result.tally, len(unit.script), answered=status is Status.OK)
             grade = Grade(bool(measured["unchanged"]), measured["agreed"], None, status, measured)
             yield (
                 Trace(
-                    model=model.name,
+                    model=handle.name,
                     benchmark=unit.benchmark,
                     problem=unit.problem.id,
                     sample=unit.sample,
@@ -82,7 +82,7 @@ def measures(tally: Tally, tokens: int, answered: bool = True) -> dict[str, floa
     """
     kl = max(0.0, tally.kl / tally.thinking) if tally.thinking else 0.0
     at = tally.departs_at
-    found = {
+    measured = {
         "unchanged": float(at is None),
         "agreed": 1.0 if at is None else at / tokens,
         "top1": tally.top1 / tally.thinking if tally.thinking else 1.0,
@@ -90,5 +90,5 @@ def measures(tally: Tally, tokens: int, answered: bool = True) -> dict[str, floa
         "kl": kl,
     }
     if answered:
-        found |= {"answer_kept": math.exp(min(0.0, tally.answer_change)), "answer_change": tally.answer_change}
-    return found if at is None else {**found, "departs_at": float(at)}
+        measured |= {"answer_kept": math.exp(min(0.0, tally.answer_change)), "answer_change": tally.answer_change}
+    return measured if at is None else {**measured, "departs_at": float(at)}

@@ -137,7 +137,9 @@ class Spec(BaseModel):
     @classmethod
     def _texts_are_names(cls, value: Any, info: ValidationInfo) -> Any:
         key = "model" if info.field_name == "models" else "name"
-        return [{key: each} if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
+        return (
+            [{key: entry} if isinstance(entry, str) else entry for entry in value] if isinstance(value, list) else value
+        )
 
     @field_validator("models", "benchmarks", "axes")
     @classmethod
@@ -145,8 +147,8 @@ class Spec(BaseModel):
         for name, values in value.items() if isinstance(value, dict) else [("", value)]:
             if not values:
                 raise ValueError(f"{name} has no values")
-            plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in values]
-            if len({canonical(each) for each in plain}) < len(plain):
+            plain = [entry.model_dump() if isinstance(entry, BaseModel) else entry for entry in values]
+            if len({canonical(entry) for entry in plain}) < len(plain):
                 raise ValueError(f"{name} {plain} names a value twice".strip())
         return value
 
@@ -165,7 +167,7 @@ class Spec(BaseModel):
             raise ValueError(f"it asks for {traces:,} traces, valid are up to {MOST_TRACES:,}")
         if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
             raise ValueError("allocate: adaptive needs at least two settings besides the baselines")
-        if self.allocate.kind == "adaptive" and all(one.policy != "full" for one in self.baseline):
+        if self.allocate.kind == "adaptive" and all(baseline.policy != "full" for baseline in self.baseline):
             raise ValueError("allocate: adaptive needs the full cache as a baseline, {policy: full}")
         return self
 

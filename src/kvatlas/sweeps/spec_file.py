@@ -57,8 +57,8 @@ def _check(node: Node, sizes: dict[int, int]) -> int:
             twice = next((key for key in keys if first[key.value] is not key), None)
             if twice is not None:
                 raise KvatlasError(f"The key {twice.value!r} stands twice, again in line {twice.start_mark.line + 1}.")
-            inner = [each for pair in node.value for each in pair]
-        sizes[id(node)] = 1 + sum(_check(each, sizes) for each in inner)
+            inner = [child for pair in node.value for child in pair]
+        sizes[id(node)] = 1 + sum(_check(child, sizes) for child in inner)
     if sizes[id(node)] > MOST_NODES:
         raise KvatlasError(f"It stands for more than {MOST_NODES:,} values with its aliases written out.")
     return sizes[id(node)]

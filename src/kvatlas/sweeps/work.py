@@ -38,12 +38,12 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
 
     # One thread per worker: two busy workers with two threads each are far slower than with one.
     torch.set_num_threads(1)
-    model = job.model
-    found = {benchmark.name: benchmark for benchmark in job.benchmarks}
+    handle = job.model
+    by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
     settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
     full = policies.of(Setting.of("full"))
-    network = model.network()
-    rows = _Rows(job, network, tuple(dict.fromkeys([*settings.values(), full])))
+    model = handle.load()
+    rows = _Rows(job, model, tuple(dict.fromkeys([*settings.values(), full])))
     waiting: dict[int, Request[int]] = {}
 
     def requests() -> Iterator[Request[int]]:
@@ -51,7 +51,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             unit = job.units[number]
             request = Request(
                 key=number,
-                prompt=model.encode(found[unit.benchmark].prompt(unit.problem)),
+                prompt=handle.encode(by_name[unit.benchmark].prompt(unit.problem)),
                 stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
                 policies=tuple(settings[setting] for setting in unit.settings),
             )
@@ -67,13 +67,13 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         if generation.policy == full and generation.key in waiting:
             finished[generation.key] = generation.tokens
         if generation.policy.setting in job.units[generation.key].settings:
-            yield _trace(job, found, generation), generation.decoded
+            yield _trace(job, by_name, generation), generation.decoded
     late_requests = [
-        replace(request, reference=reference(model, network, request.prompt, finished[number]))
+        replace(request, reference=reference(handle, model, request.prompt, finished[number]))
         for number, request in waiting.items()
     ]
     for generation in rows.decode(late_requests):
-        trace = _trace(job, found, generation)
+        trace = _trace(job, by_name, generation)
         metrics = {**trace.grade.metrics, **departure(generation.tokens, finished[generation.key])}
         yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
 
@@ -81,9 +81,9 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
 class _Rows:
     """An engine whose batch is what memory allows: halved whenever that runs out, for as long as the worker lives."""
 
-    def __init__(self, job: Job, network: PreTrainedModel, found: Sequence[Policy]) -> None:
-        self.job, self.network, self.policies = job, network, found
-        self.batch_size = batch_of(job, found)
+    def __init__(self, job: Job, model: PreTrainedModel, policies: Sequence[Policy]) -> None:
+        self.job, self.model, self.policies = job, model, policies
+        self.batch_size = batch_of(job, policies)
 
     def decode(self, requests: Iterable[Request[int]]) -> Iterator[Generation[int]]:
         """Generations of all requests. Where memory runs out, what is unfinished starts again with half the rows.
@@ -97,7 +97,7 @@ class _Rows:
         open_: dict[int, Request[int]] = {}
         while True:
             began = itertools.chain(list(open_.values()), source)
-            engine = Engine(self.job.model, self.network, self.policies, self.job.sampling, self.batch_size)
+            engine = Engine(self.job.model, self.model, self.policies, self.job.sampling, self.batch_size)
             try:
                 for generation in engine.run(_noted(began, open_)):
                     request = open_.pop(generation.key)
@@ -126,7 +126,7 @@ def _noted(requests: Iterable[Request[int]], open_: dict[int, Request[int]]) -> 
         yield request
 
 
-def _trace(job: Job, found: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
+def _trace(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
     unit, model = job.units[generation.key], job.model
     return Trace(
         model=model.name,
@@ -136,9 +136,9 @@ def _trace(job: Job, found: Mapping[str, Benchmark], generation: Generation[int]
         setting=generation.policy.setting,
         tokens=generation.tokens,
         text=model.text(generation.tokens),
-        grade=grade(model, found[unit.benchmark], unit.problem, generation.tokens, generation.finished),
+        grade=grade(model, by_name[unit.benchmark], unit.problem, generation.tokens, generation.finished),
         usage=generation.usage,
-        fate=generation.fate,
+        eviction_trace=generation.eviction_trace,
     )
 
 

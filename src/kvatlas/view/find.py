@@ -46,18 +46,18 @@ def find(view: RunView, query: Query, start: int = 0) -> dict[str, Any]:
     wanted, until = query.text.lower(), time.monotonic() + SECONDS
     hits: list[list[Any]] = []
     with Store.open(view.folder) as store:
-        for place, number, at in _places(view, cells, start):
+        for index, number, at in _places(view, cells, start):
             if time.monotonic() > until or len(hits) >= HITS:
-                return {"hits": hits, "next": place, "seen": place, "total": total}
+                return {"hits": hits, "next": index, "seen": index, "total": total}
             if not _fits(view, query, number, at):
                 continue
             around = ""
             if wanted:
                 text = store.text(view.key(number, *view.split(number, at)))
-                found = text.lower().find(wanted)
-                if found < 0:
+                position = text.lower().find(wanted)
+                if position < 0:
                     continue
-                around = text[max(0, found - AROUND) : found + len(wanted) + AROUND]
+                around = text[max(0, position - AROUND) : position + len(wanted) + AROUND]
             hits.append([number, *view.split(number, at), chr(view.marks[number][at]), around])
     return {"hits": hits, "next": None, "seen": total, "total": total}
 

@@ -13,9 +13,8 @@ from kvatlas.report.verdicts import cards
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
 from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.differences import differences_of_run
 from kvatlas.stats.run_analysis import RunAnalysis
 
 
@@ -34,7 +33,7 @@ def quick(run: RunData, tables: Sequence[Table]) -> dict[str, Any]:
     """The maps of the traces that are there, without any test; why there is none in `obstacle`."""
     cells = _cells(run)
     maps, obstacle = _maps(run)
-    data = page_json(run, maps, {}, {}, cells) if maps else _empty(run, cells)
+    data = page_json(maps, mean_maps(maps), {}, {}, cells) if maps else _empty(run, cells)
     return _document(data, tables) | {"obstacle": obstacle}
 
 
@@ -47,16 +46,14 @@ def analysed(run: RunData, tables: Sequence[Table]) -> dict[str, Any]:
         maps = []
     if not maps:
         return quick(run, tables)
-    against = next((name for one in maps for name in one.baselines), None)
-    differences = differences_of_run(run, against) if against else {}
     cells = _cells(run)
-    data = page_json(run, maps, analysis.verdicts, differences, cells)
-    found = {"cards": cards(analysis, cells), "findings": [finding.text for finding in analysis.findings]}
-    return _document(data | found, tables)
+    data = page_json(maps, analysis.means, analysis.verdicts, analysis.differences, cells)
+    document = {"cards": cards(analysis, cells), "findings": [finding.text for finding in analysis.findings]}
+    return _document(data | document, tables)
 
 
 def _cells(run: RunData) -> Cells:
-    return Cells(short_names(each.setting for each in run.manifest.expected), run.manifest.expected)
+    return Cells(short_names(cell.setting for cell in run.manifest.expected), run.manifest.expected)
 
 
 def _maps(run: RunData) -> tuple[list[Map], str | None]:
@@ -89,7 +86,7 @@ def counts(manifest: Manifest) -> dict[str, Any]:
     """What a run is about."""
     expected = manifest.expected
     return {
-        "models": [style.model(name) for name in dict.fromkeys(each.model for each in expected)],
-        "benchmarks": list(dict.fromkeys(each.benchmark for each in expected)),
-        "settings": len({each.setting.id for each in expected}),
+        "models": [style.model(name) for name in dict.fromkeys(cell.model for cell in expected)],
+        "benchmarks": list(dict.fromkeys(cell.benchmark for cell in expected)),
+        "settings": len({cell.setting.id for cell in expected}),
     }

@@ -13,7 +13,7 @@ from kvatlas.report.escaping import embedded
 from kvatlas.report.page_json import MISSING, RIGHT, TRUNCATED, letter
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
-from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Key, Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.metrics import Measure, usual_metric
@@ -57,19 +57,20 @@ class RunView:
         self.metric = usual_metric(manifest)
         self._grade = Measure(manifest, self.metric)
         self.cells = [
-            Cached(each, self._grade.rule, bool(manifest.allocation), manifest.screened) for each in manifest.expected
+            Cached(cell, self._grade.rule, bool(manifest.allocation), manifest.screened) for cell in manifest.expected
         ]
-        self._number = {(each.run_key, each.setting.id, each.benchmark): n for n, each in enumerate(manifest.expected)}
-        self.problems = {each.benchmark: each.problems for each in sorted(manifest.expected, key=_size)}
+        self._number = {(cell.run_key, cell.setting.id, cell.benchmark): n for n, cell in enumerate(manifest.expected)}
+        by_size = sorted(manifest.expected, key=lambda cell: len(cell.problems))
+        self.problems = {cell.benchmark: cell.problems for cell in by_size}
         self._place = {name: {id_: n for n, id_ in enumerate(ids)} for name, ids in self.problems.items()}
-        sizes = [len(self.problems[each.benchmark]) * each.samples for each in manifest.expected]
+        sizes = [len(self.problems[cell.benchmark]) * cell.samples for cell in manifest.expected]
         self.marks = [bytearray(MISSING.encode() * size) for size in sizes]
         self.lengths = [array("i", bytes(4 * size)) for size in sizes]
         self.tables = _tables(manifest, self.problems)
         self.table_of = {n: t for t, table in enumerate(self.tables) for n in table.rows}
         self.base = _bases(manifest)
         self.done, self._row, self._seen = 0, 0, -1
-        self.promised = sum(len(each.problems) * each.samples for each in manifest.expected)
+        self.promised = sum(len(cell.problems) * cell.samples for cell in manifest.expected)
         self.finished = False
         self._loops: dict[int, tuple[int, list[int]]] = {}
         self._measuring = threading.Lock()
@@ -179,26 +180,26 @@ class RunView:
         table = self.tables[self.table_of[number]]
         at = problem * self.cells[number].expected.samples + sample
         others = [[n, chr(self.marks[n][at])] for n in table.rows if n != number and at < len(self.marks[n])]
-        found = trace_document(trace, number, self.sources, whole=True)
+        document = trace_document(trace, number, self.sources, whole=True)
         return {
-            **found,
+            **document,
             "index": problem,
             "base": self.base.get(number),
-            "others": [each for each in others if each[1] != MISSING],
+            "others": [other for other in others if other[1] != MISSING],
         }
 
     def attention(self, number: int, problem: int, sample: int) -> dict[str, Any]:
         """Predicted importance, attention of the answer, and what the departing step missed, measured now."""
-        from kvatlas.report.attention import Networks, departures, measured
+        from kvatlas.report.attention import LoadedModels, departures, measured
 
         base = self.base.get(number)
         with self._measuring, Store.open(self.folder) as store:
             trace = store.trace(self.key(number, problem, sample))
             full = None if base is None else store.trace(self.key(base, problem, sample))
-            networks = Networks(self.sources)
+            loaded_models = LoadedModels(self.sources)
             return {
-                "measured": measured([trace], networks, 1)[0],
-                "departs": departures([(trace, full)], networks, 1)[0],
+                "measured": measured([trace], loaded_models, 1)[0],
+                "departs": departures([(trace, full)], loaded_models, 1)[0],
             }
 
     def lost(self, number: int, at: int) -> bool:
@@ -207,14 +208,10 @@ class RunView:
         return base is not None and mark not in (RIGHT, MISSING) and chr(self.marks[base][at]) == RIGHT
 
 
-def _size(expected: Expected) -> int:
-    return len(expected.problems)
-
-
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
     rows: dict[tuple[str, str, int], list[int]] = {}
-    for number, each in enumerate(manifest.expected):
-        rows.setdefault((each.model, each.benchmark, each.samples), []).append(number)
+    for number, cell in enumerate(manifest.expected):
+        rows.setdefault((cell.model, cell.benchmark, cell.samples), []).append(number)
     return [
         Table(model, benchmark, problems[benchmark], samples, tuple(numbers))
         for (model, benchmark, samples), numbers in rows.items()
@@ -224,9 +221,9 @@ def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list
 def _bases(manifest: Manifest) -> dict[int, int]:
     """For each cell the full cache's of the same model, benchmark and number of samples."""
     full = {
-        (each.model, each.benchmark, each.samples): number
-        for number, each in enumerate(manifest.expected)
-        if each.setting.policy == "full"
+        (cell.model, cell.benchmark, cell.samples): number
+        for number, cell in enumerate(manifest.expected)
+        if cell.setting.policy == "full"
     }
-    homes = enumerate((each.model, each.benchmark, each.samples) for each in manifest.expected)
+    homes = enumerate((cell.model, cell.benchmark, cell.samples) for cell in manifest.expected)
     return {number: full[home] for number, home in homes if full.get(home, number) != number}

@@ -20,26 +20,26 @@ def two_runs(first: RunView, second: RunView) -> dict[str, Any]:
     model in common, by benchmark and setting.
     """
     pairs: list[list[Any]] = []
-    for one, other in _same(first, second):
-        ours, theirs = first.cells[one], second.cells[other]
+    for cell, other in _same(first, second):
+        ours, theirs = first.cells[cell], second.cells[other]
         try:
-            found = paired_difference(theirs.compared(), ours.compared())
+            contrast = paired_difference(theirs.compared(), ours.compared())
         except KvatlasError:
             continue
-        only = _only_one(first, one, second, other)
-        pairs.append([one, other, percent(found.value), percent(found.low), percent(found.high), *only])
+        only = _only_one(first, cell, second, other)
+        pairs.append([cell, other, percent(contrast.value), percent(contrast.low), percent(contrast.high), *only])
     document = json.loads(first.document)
     for pair in pairs:
         document["cells"][pair[0]]["difference"] = pair[2:5]
     shown = {pair[0] for pair in pairs}
-    maps = [each for each in document["maps"] if shown & {n for row in each["cells"] for n in row}]
+    maps = [map_ for map_ in document["maps"] if shown & {n for row in map_["cells"] for n in row}]
     return {"first": first.name, "second": second.name, "pairs": pairs, "run": {**document, "maps": maps}}
 
 
 def _same(first: RunView, second: RunView) -> list[tuple[int, int]]:
     for with_model in (True, False):
-        names = {_name(each, with_model): n for n, each in enumerate(second.manifest.expected)}
-        ours = ((n, _name(each, with_model)) for n, each in enumerate(first.manifest.expected))
+        names = {_name(cell, with_model): n for n, cell in enumerate(second.manifest.expected)}
+        ours = ((n, _name(cell, with_model)) for n, cell in enumerate(first.manifest.expected))
         if both := [(n, names[name]) for n, name in ours if name in names]:
             return both
     return []
@@ -49,9 +49,9 @@ def _name(expected: Expected, with_model: bool) -> tuple[str, ...]:
     return (*([expected.model] if with_model else []), expected.benchmark, expected.setting.id)
 
 
-def _only_one(first: RunView, one: int, second: RunView, other: int) -> tuple[int, int]:
+def _only_one(first: RunView, cell: int, second: RunView, other: int) -> tuple[int, int]:
     """How many samples only one of the cells has right, of those that both have."""
-    ours, theirs = first.cells[one].outcomes, second.cells[other].outcomes
+    ours, theirs = first.cells[cell].outcomes, second.cells[other].outcomes
     both = [
         (value, theirs[problem][sample])
         for problem, samples in ours.items()

@@ -49,18 +49,18 @@ def instructor(url: str, tooled: str) -> None:
 
     for address, mode in ((url, instructor.Mode.JSON_SCHEMA), (tooled, instructor.Mode.TOOLS)):
         client = instructor.from_openai(openai.OpenAI(base_url=address, api_key="none"), mode=mode)
-        found = client.chat.completions.create(
+        result = client.chat.completions.create(
             model="tiny", messages=MESSAGES, response_model=Verdict, max_tokens=400, max_retries=0, seed=3
         )
-        assert isinstance(found, Verdict)
+        assert isinstance(result, Verdict)
 
 
 def litellm(url: str, _: str) -> None:
     import litellm
 
     common: Any = {"model": "openai/tiny", "api_base": url, "api_key": "none", "seed": 3, "max_tokens": 400}
-    found: Any = litellm.completion(messages=MESSAGES, response_format=Verdict, **common)
-    assert Verdict.model_validate_json(found.choices[0].message.content)
+    result: Any = litellm.completion(messages=MESSAGES, response_format=Verdict, **common)
+    assert Verdict.model_validate_json(result.choices[0].message.content)
     pieces = litellm.completion(messages=MESSAGES, stream=True, **common)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
@@ -74,8 +74,8 @@ def llm(url: str, _: str) -> None:
             f"- model_id: tiny\n  model_name: tiny\n  api_base: {url}\n  supports_schema: true\n"
         )
         model: Any = llm.get_model("tiny")
-        found = model.prompt(ASKED, key="none", schema=Verdict, stream=False, seed=3, max_tokens=400).text()
-        assert Verdict.model_validate_json(found)
+        result = model.prompt(ASKED, key="none", schema=Verdict, stream=False, seed=3, max_tokens=400).text()
+        assert Verdict.model_validate_json(result)
         assert model.prompt(ASKED, key="none", stream=True, max_tokens=8).text()
 
 
@@ -88,8 +88,8 @@ def pydantic_ai(url: str, tooled: str) -> None:
     for address, output in ((url, pydantic_ai.NativeOutput(Verdict)), (tooled, Verdict)):
         model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=address, api_key="none"))
         agent: Any = pydantic_ai.Agent(model, output_type=output, retries=0)
-        found = agent.run_sync(ASKED, model_settings={"seed": 3, "max_tokens": 400})
-        assert isinstance(found.output, Verdict)
+        result = agent.run_sync(ASKED, model_settings={"seed": 3, "max_tokens": 400})
+        assert isinstance(result.output, Verdict)
 
 
 #: Which of the two files of requirements a client needs.

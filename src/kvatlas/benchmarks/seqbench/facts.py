@@ -77,22 +77,22 @@ _SENTENCES = {
 
 def read_maze(sentences: Iterable[str]) -> Maze:
     """The maze that facts state, in any order. KvatlasError quotes the sentence that is none of the six kinds."""
-    found: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in _SENTENCES}
+    facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in _SENTENCES}
     for sentence in sentences:
         for kind, pattern in _SENTENCES.items():
             if match := pattern.fullmatch(sentence.strip()):
-                found[kind].append(match.groups())
+                facts[kind].append(match.groups())
                 break
         else:
             raise KvatlasError(f"{sentence.strip()[:80]!r} is no fact of a seqBench maze.")
-    if len(found["start"]) != 1 or len(found["goal"]) != 1:
+    if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
         raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
-    key_of = {frozenset((a, b)): key for a, b, key in found["requires"]}
+    key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
     return Maze(
-        open_doors=tuple((a, b) for a, b in found["open"]),
+        open_doors=tuple((a, b) for a, b in facts["open"]),
         # A door whose key no fact names stays shut for ever: no key is called "".
-        locked_doors=tuple((a, b, key_of.get(frozenset((a, b)), "")) for a, b in found["locked"]),
-        keys=tuple((key, room) for key, room in found["key"]),
-        start=found["start"][0][0],
-        goal=found["goal"][0][0],
+        locked_doors=tuple((a, b, key_of.get(frozenset((a, b)), "")) for a, b in facts["locked"]),
+        keys=tuple((key, room) for key, room in facts["key"]),
+        start=facts["start"][0][0],
+        goal=facts["goal"][0][0],
     )

@@ -172,7 +172,7 @@ def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | 
     if spare < 0:
         return None
     # The first leg has a move, each other two, and the moves to spare fall to them in any way.
-    cuts = [place + number + 1 for number, place in enumerate(sorted(rng.sample(range(spare + doors), doors)))]
+    cuts = [cut + number + 1 for number, cut in enumerate(sorted(rng.sample(range(spare + doors), doors)))]
     legs = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
     return [_Leg(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
 
@@ -327,8 +327,8 @@ def _distract(
     while len(distracting) < wanted:
         if not frontier:
             return None
-        place = rng.randrange(len(frontier))
-        frontier[place], frontier[-1] = frontier[-1], frontier[place]
+        index = rng.randrange(len(frontier))
+        frontier[index], frontier[-1] = frontier[-1], frontier[index]
         room, there = frontier.pop()
         pair = _either_way(tree.names[room], tree.names[there], rng)
         if spare and len(distracting) + 3 <= wanted and rng.random() < _DECOY_LOCKED:
@@ -345,9 +345,9 @@ def _distract(
 def _order(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> list[str]:
     """Supporting facts in path order with the others at random places between; then that share of places permuted."""
     places = set(rng.sample(range(len(supporting) + len(distracting)), len(distracting)))
-    one, other = iter(supporting), iter(distracting)
-    stated = [next(other if i in places else one) for i in range(len(supporting) + len(distracting))]
+    supports, other = iter(supporting), iter(distracting)
+    stated = [next(other if i in places else supports) for i in range(len(supporting) + len(distracting))]
     moved = rng.sample(range(len(stated)), round(shuffle * len(stated)))
-    for place, fact in zip(sorted(moved), [stated[i] for i in moved], strict=True):
-        stated[place] = fact
+    for index, fact in zip(sorted(moved), [stated[i] for i in moved], strict=True):
+        stated[index] = fact
     return stated

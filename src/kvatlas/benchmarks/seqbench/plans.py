@@ -72,18 +72,18 @@ def _last_lists(text: str) -> Iterator[str]:
     Before them the stretch from the last bracket that is not closed to the end, closed.
     """
     opened: list[int] = []
-    found: list[tuple[int, int]] = []
+    lists: list[tuple[int, int]] = []
     offset = max(0, len(text) - 2 * LONGEST_LIST)
     for bracket in re.finditer(r"[][]", text[offset:]):
         if bracket[0] == "[":
             opened.append(bracket.start())
         elif opened:
-            found.append((opened.pop(), bracket.end()))
+            lists.append((opened.pop(), bracket.end()))
     if opened:
         candidate = text[offset + opened[-1] :].rstrip(" \t\r\n`.,") + "]"
         if len(candidate) <= LONGEST_LIST and _FLAT.fullmatch(candidate):
             yield candidate
-    for begin, end in found[: -_LAST_LISTS - 1 : -1]:
+    for begin, end in lists[: -_LAST_LISTS - 1 : -1]:
         candidate = text[offset + begin : offset + end]
         if len(candidate) <= LONGEST_LIST and _FLAT.fullmatch(candidate):
             yield candidate

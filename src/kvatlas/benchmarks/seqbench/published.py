@@ -68,12 +68,12 @@ class Published:
     @cached_property
     def _problems(self) -> Sequence[Problem]:
         path = Path(self.file).expanduser()
-        found = [_problem(row, f"Line {number} of {self.file!r}") for number, row in enumerate(_rows(path), 1)]
-        if not found:
+        problems = [_problem(row, f"Line {number} of {self.file!r}") for number, row in enumerate(_rows(path), 1)]
+        if not problems:
             raise KvatlasError(f"The seqBench file {self.file!r} holds no mazes.")
-        if len({problem.id for problem in found}) < len(found):
+        if len({problem.id for problem in problems}) < len(problems):
             raise KvatlasError(f"The seqBench file {self.file!r} has an instance_id twice.")
-        return found
+        return problems
 
 
 def _rows(path: Path) -> list[Any]:

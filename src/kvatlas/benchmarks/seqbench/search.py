@@ -23,17 +23,17 @@ def check(maze: Maze, plan: Plan) -> None:
 def reachable(maze: Maze, without: str = "") -> bool:
     """Whether the goal can be reached, if need be without ever holding one key."""
     lying = _keys_by_room(maze)
-    held: set[str] = set()
+    carried: set[str] = set()
     seen = {maze.start}
     shut: dict[str, list[str]] = {}
     ahead = [maze.start]
     while ahead:
         room = ahead.pop()
         new = [key for key in lying.get(room, ()) if key != without]
-        held.update(new)
+        carried.update(new)
         there = [far for key in new for far in shut.pop(key, ())]
         for neighbour, needed in maze.doors[room].items():
-            if needed is None or needed in held:
+            if needed is None or needed in carried:
                 there.append(neighbour)
             else:
                 shut.setdefault(needed, []).append(neighbour)
@@ -61,20 +61,20 @@ def shortest(maze: Maze) -> tuple[int, int]:
     while any(layers):
         layer = layers.popleft()
         layers.append({})
-        found = 0
+        plans = 0
         for state, count in layer.items():
             if state in done:
                 continue
             done.add(state)
-            room, held, opened = state
+            room, carried, opened = state
             if room == maze.goal:
-                found += count
+                plans += count
                 continue
-            for cost, following in _following(doors, lying, number, room, held, opened):
+            for cost, following in _following(doors, lying, number, room, carried, opened):
                 if following not in done:
                     layers[cost - 1][following] = layers[cost - 1].get(following, 0) + count
-        if found:
-            return actions + 1, found
+        if plans:
+            return actions + 1, plans
         actions += 1
     return 0, 0
 
@@ -84,18 +84,18 @@ def _following(
     lying: Mapping[str, Iterable[str]],
     number: Mapping[str, int],
     room: str,
-    held: int,
+    carried: int,
     opened: int,
 ) -> Iterable[tuple[int, tuple[str, int, int]]]:
     """States after one action (a move, a key picked up) or two (a key used and its door unlocked), with their cost."""
     for key in lying.get(room, ()):
-        if not held >> number[key] & 1:
-            yield 1, (room, held | 1 << number[key], opened)
+        if not carried >> number[key] & 1:
+            yield 1, (room, carried | 1 << number[key], opened)
     for neighbour, needed in doors[room].items():
         if needed is None or (needed in number and opened >> number[needed] & 1):
-            yield 1, (neighbour, held, opened)
-        elif needed in number and held >> number[needed] & 1:
-            yield 2, (room, held, opened | 1 << number[needed])
+            yield 1, (neighbour, carried, opened)
+        elif needed in number and carried >> number[needed] & 1:
+            yield 2, (room, carried, opened | 1 << number[needed])
 
 
 def _cut_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:

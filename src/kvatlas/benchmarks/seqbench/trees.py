@@ -78,6 +78,6 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
     path = [rng.choice(sorted(beside))]
     path.append(rng.choice(beside[path[0]]))
     while len(path) <= moves:
-        one, other = beside[path[-1]]
-        path.append(other if one == path[-2] else one)
+        neighbour, other = beside[path[-1]]
+        path.append(other if neighbour == path[-2] else neighbour)
     return path

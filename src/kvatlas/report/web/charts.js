@@ -2,7 +2,7 @@
 const costView = { group: 0 };
 
 function drawCosts() {
-  const names = data.fronts.map((one, index) => [String(index), `${shortOf(one.model)} | ${one.benchmark}`]);
+  const names = data.fronts.map((front, index) => [String(index), `${shortOf(front.model)} | ${front.benchmark}`]);
   byId("costs-controls").replaceChildren(choice("Maps", names, String(costView.group), (v) => { costView.group = Number(v); drawCosts(); }));
   const group = data.fronts[costView.group];
   const axes = [["kept", "Mean cached tokens per sequence"], ["seconds", "Seconds per answer"]];
@@ -13,10 +13,10 @@ function drawCosts() {
 function ticks(low, high, wanted) {
   const rough = (high - low) / wanted || 1;
   const base = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * base).find((each) => each >= rough);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + 1e-9; value += step) found.push(Number(value.toPrecision(12)));
-  return found;
+  const step = [1, 2, 5, 10].map((factor) => factor * base).find((size) => size >= rough);
+  const ticks = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + 1e-9; value += step) ticks.push(Number(value.toPrecision(12)));
+  return ticks;
 }
 
 function costChart(group, name, label) {

@@ -17,11 +17,11 @@ function drawMaps() {
   mapView.model = models.includes(mapView.model) ? mapView.model : models[0];
   const shown = data.maps.filter((map) => map.model === mapView.model);
   const measure = measures[mapView.measure];
-  const there = Object.entries(measures).filter(([, each]) => data.cells.some((cell) => known(each.of(cell))));
+  const there = Object.entries(measures).filter(([, measure]) => data.cells.some((cell) => known(measure.of(cell))));
   const cellsOf = (maps) => maps.flatMap((map) => map.cells.flat()).filter(known).map((n) => measure.of(data.cells[n])).filter(known);
   byId("maps-controls").replaceChildren(
     choice("Model", models.map((name) => [name, data.maps.find((map) => map.model === name).short]), mapView.model, (v) => { mapView.model = v; drawMaps(); }),
-    choice("Show", there.map(([name, each]) => [name, each.label]), mapView.measure, (v) => { mapView.measure = v; drawMaps(); }),
+    choice("Show", there.map(([name, measure]) => [name, measure.label]), mapView.measure, (v) => { mapView.measure = v; drawMaps(); }),
     choice("Colour scale", [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]], mapView.scale, (v) => { mapView.scale = v; drawMaps(); }),
   );
   const whole_ = span(cellsOf(shown), measure.centred, measure.least);
@@ -41,15 +41,15 @@ function drawMaps() {
   }
   byId("maps-scale").textContent = scales.size > 1 ? "Colour scales differ between maps." : "";
   if (folded.length) {
-    const each = el("details", { open: mapView.open, ontoggle: () => { mapView.open = each.open; } }, el("summary", {}, `Each benchmark (${benchmarks.length - 1})`), ...folded);
-    blocks.push(each);
+    const details = el("details", { open: mapView.open, ontoggle: () => { mapView.open = details.open; } }, el("summary", {}, `Each benchmark (${benchmarks.length - 1})`), ...folded);
+    blocks.push(details);
   }
   byId("maps-panels").replaceChildren(...blocks);
 }
 
 /* The map of a cell, small, with the cell marked: what stands next to its traces. */
 function mapAround(number) {
-  const map = data.maps?.find((each) => each.cells.flat().includes(number)) ?? data.maps?.find((each) => each.beside.includes(number));
+  const map = data.maps?.find((candidate) => candidate.cells.flat().includes(number)) ?? data.maps?.find((candidate) => candidate.beside.includes(number));
   if (!map) return [];
   const values = map.cells.flat().filter(known).map((n) => data.cells[n].value).filter(known);
   const figure = panel(map, measures.value, span(values));

@@ -38,10 +38,10 @@ function rgb(colour) {
 }
 
 function colourOf(value, low, high, steps) {
-  const place = Math.min(Math.max((value - low) / (high - low), 0), 1) * (steps.length - 1);
-  const step = Math.min(Math.floor(place), steps.length - 2);
+  const position = Math.min(Math.max((value - low) / (high - low), 0), 1) * (steps.length - 1);
+  const step = Math.min(Math.floor(position), steps.length - 2);
   const [from, to] = [rgb(steps[step]), rgb(steps[step + 1])];
-  return from.map((part, i) => Math.round(part + (to[i] - part) * (place - step)));
+  return from.map((part, i) => Math.round(part + (to[i] - part) * (position - step)));
 }
 
 /* Dark or light text, whichever has the higher contrast (WCAG relative luminance). */

@@ -11,7 +11,7 @@ function drawProblems() {
   const split = el("input", { type: "checkbox", checked: problemView.split });
   split.addEventListener("change", () => { problemView.split = split.checked; fillProblems(); });
   byId("problems-controls").replaceChildren(
-    choice("Benchmark", tables.map((one, index) => [String(index), `${shortOf(one.model)} | ${one.benchmark}`]), String(problemView.table), (v) => { problemView.table = Number(v); problemView.sort = "order"; drawProblems(); }),
+    choice("Benchmark", tables.map((table, index) => [String(index), `${shortOf(table.model)} | ${table.benchmark}`]), String(problemView.table), (v) => { problemView.table = Number(v); problemView.sort = "order"; drawProblems(); }),
     choice("Policy", [["", "all"], ...policies.map((name) => [name, name])], problemView.policy, (v) => { problemView.policy = v; drawProblems(); }),
     el("label", {}, "Filter", filter),
     el("label", {}, split, "only where settings disagree"),
@@ -22,7 +22,7 @@ function drawProblems() {
 function problemRows(table, rows) {
   return table.problems.map((problem, index) => {
     const marks = rows.map((row) => row.marks.slice(index * table.samples, (index + 1) * table.samples));
-    const shares = marks.map((each) => { const done = [...each].filter((mark) => mark !== "."); return done.length ? done.filter((mark) => mark === "r").length / done.length : null; });
+    const shares = marks.map((outcomes) => { const done = [...outcomes].filter((mark) => mark !== "."); return done.length ? done.filter((mark) => mark === "r").length / done.length : null; });
     const told = shares.filter(known);
     return { problem, index, marks, shares, solved: told.length ? told.reduce((a, b) => a + b, 0) / told.length : null };
   });
@@ -48,11 +48,11 @@ function fillProblems() {
 const signs = { r: "✓", w: "·", t: "…", n: "?", ".": "" };
 const words = { r: "right", w: "wrong", t: "truncated", n: "no answer", ".": "missing" };
 function outcome(row, marks, cell) {
-  const found = go.has(cell, row, marks);
+  const stored = go.has(cell, row, marks);
   const right = [...marks].filter((mark) => mark === "r").length;
   const text = marks.length === 1 ? signs[marks] : `${right}/${marks.length}`;
   const kind = marks.length === 1 ? marks : right === marks.length ? "r" : "w";
   const name = `${data.cells[cell].short}, ${row.problem}: ${marks.length === 1 ? words[marks] : `${right} of ${marks.length} right`}`;
-  const button = el("button", { class: `${kind === "." ? "m" : kind}${found ? " has" : ""}`, disabled: !found, title: name, "aria-label": name, onclick: () => found && go.outcome(cell, row, marks) }, text);
+  const button = el("button", { class: `${kind === "." ? "m" : kind}${stored ? " has" : ""}`, disabled: !stored, title: name, "aria-label": name, onclick: () => stored && go.outcome(cell, row, marks) }, text);
   return el("td", {}, button);
 }

@@ -4,7 +4,7 @@ const traceAt = (cell, problem) => data.traces.find((trace) => trace.cell === ce
 /* The traces of a cell; of a mean over benchmarks those of the same setting on each of them. */
 function tracesOf(number) {
   const own = data.traces.filter((trace) => trace.cell === number);
-  const same = (one, other) => one.name === other.name && one.model === other.model;
+  const same = (cell, other) => cell.name === other.name && cell.model === other.model;
   return own.length ? own : data.traces.filter((trace) => same(data.cells[trace.cell], data.cells[number]));
 }
 
@@ -44,7 +44,7 @@ function listTraces() {
 
 /* Other settings' traces of the same model, problem and sample, the full cache first. */
 function sameSample(trace) {
-  const same = data.traces.filter((each) => each !== trace && each.lengths && home(each.cell) === home(trace.cell) && each.problem === trace.problem && each.sample === trace.sample);
+  const same = data.traces.filter((other) => other !== trace && other.lengths && home(other.cell) === home(trace.cell) && other.problem === trace.problem && other.sample === trace.sample);
   return same.sort((a, b) => (data.cells[b.cell].short === "full") - (data.cells[a.cell].short === "full"));
 }
 
@@ -54,7 +54,7 @@ Object.assign(go, {
   outcome: (cell, row) => openTrace(traceAt(cell, row.problem)),
   legend: "; underlined: the trace is in this page",
   others: sameSample,
-  other: (trace) => sameSample(trace).find((each) => data.cells[each.cell].short === traceView.beside),
+  other: (trace) => sameSample(trace).find((same) => data.cells[same.cell].short === traceView.beside),
   beside: (trace, short) => { traceView.beside = short; showTrace(trace); },
 });
 
@@ -73,4 +73,4 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest?.("nav a[href^='#']"), section = link && document.querySelector(link.getAttribute("href"));
   if (section) { unfold(section); section.querySelector(":scope > details")?.setAttribute("open", ""); }
 });
-window.addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("section > details")) each.open = true; });
+window.addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("section > details")) details.open = true; });

@@ -1,9 +1,9 @@
 /* Traces: which ones a cell has, and one of them token by token. */
-const traceView = { cell: null, mode: "fate", trace: null, beside: "" };
+const traceView = { cell: null, mode: "evictions", trace: null, beside: "" };
 const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => data.letters.indexOf(letter)) : coded);
 
 function home(number) {
-  const map = (data.maps || []).find((each) => each.cells.flat().includes(number) || each.beside.includes(number));
+  const map = (data.maps || []).find((candidate) => candidate.cells.flat().includes(number) || candidate.beside.includes(number));
   return map ? `${map.short} | ${map.benchmark}` : "";
 }
 
@@ -28,13 +28,13 @@ function facts(trace) {
 
 function showTrace(trace) {
   traceView.trace = trace;
-  const modes = [["fate", "fate in the cache"]];
+  const modes = [["evictions", "eviction from the cache"]];
   if (trace.measured) modes.push(["predicted", "predicted importance"], ["attention", "attention of the answer"]);
-  if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "fate";
+  if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "evictions";
   const parts = [el("h3", {}, badge(trace), `${trace.problem}, sample ${trace.sample}`), facts(trace)];
   if (trace.lengths) {
     const others = go.others(trace), other = go.other(trace);
-    const names = others.map((each) => [data.cells[each.cell].short, `${data.cells[each.cell].short} (${each.verdict})`]);
+    const names = others.map((other) => [data.cells[other.cell].short, `${data.cells[other.cell].short} (${other.verdict})`]);
     const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
     parts.push(el("div", { class: "controls" }, choice("Colour by", modes, traceView.mode, (v) => { traceView.mode = v; showTrace(trace); }),
       choice("Beside it", [["", "nothing"], ...names], other ? traceView.beside : "", (v) => go.beside(trace, v))), legendOf(trace));
@@ -64,9 +64,9 @@ const departsAt = (own, others) => own.findIndex((piece, index) => piece !== oth
 function sideBySide({ trace, text }, { trace: other, text: beside }) {
   const [own, others] = [pieces(trace), pieces(other)];
   const at = departsAt(own, others);
-  const column = (each, held) => {
-    if (at >= 0) held.nodes[at]?.classList.add("parts");
-    return el("section", { "aria-label": data.cells[each.cell].short }, el("h4", {}, badge(each), data.cells[each.cell].short), held.box);
+  const column = (shown, block) => {
+    if (at >= 0) block.nodes[at]?.classList.add("parts");
+    return el("section", { "aria-label": data.cells[shown.cell].short }, el("h4", {}, badge(shown), data.cells[shown.cell].short), block.box);
   };
   const short = data.cells[other.cell].short;
   const words = at < 0 && own.length === others.length ? `Token by token what ${short} wrote.`
@@ -81,7 +81,7 @@ function departure(trace, text) {
   const all = pieces(trace);
   for (const [index] of missed) text.nodes[index]?.classList.add("missed");
   const chips = missed.filter(([index]) => index < all.length).map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
-  const full = traceView.beside !== "full" && go.others(trace).some((each) => data.cells[each.cell].short === "full");
+  const full = traceView.beside !== "full" && go.others(trace).some((other) => data.cells[other.cell].short === "full");
   const reader = full ? [el("button", { class: "plain", onclick: () => go.beside(trace, "full") }, "Read both side by side")] : [];
   return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache. Where it does, the full cache pays ${percent(share)} of its attention (mean over layers and heads) to tokens that ${trace.holders ? "every layer and head had evicted here" : "were evicted here"}${prompt > 0 ? ` (${percent(prompt)} to the prompt's)` : ""}; most of it to:`),
     el("div", { class: "controls" }, ...chips, ...reader));
@@ -92,7 +92,7 @@ function bin(value) {
 }
 
 function tokenClass(trace, left, held, index) {
-  if (traceView.mode !== "fate") return trace.measured && index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
+  if (traceView.mode !== "evictions") return trace.measured && index < trace.measured[traceView.mode].length ? `h${bin(trace.measured[traceView.mode][index])}` : "";
   if (!left) return "";
   const number = left[index];
   if (number === undefined) return "in";
@@ -137,7 +137,7 @@ function tokenText(trace, info) {
     const node = document.createElement("span");
     node.className = `token ${tokenClass(trace, left, held, index)}`;
     node.textContent = text;
-    node.place = index;
+    node.index = index;
     return node;
   });
   box.append(...chunks(nodes));
@@ -151,8 +151,8 @@ function tokenText(trace, info) {
     if (shown !== null) go.token?.(trace, index);
     info.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
   };
-  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(node.place, null); });
-  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(node.place); });
+  box.addEventListener("mouseover", (event) => { const node = event.target.closest(".token"); if (node) select(node.index, null); });
+  box.addEventListener("click", (event) => { const node = event.target.closest(".token"); if (node) select(node.index); });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
@@ -164,8 +164,8 @@ function tokenText(trace, info) {
 
 function legendOf(trace) {
   const item = (name, text) => el("li", {}, el("i", { class: `swatch ${name}` }), text);
-  if (traceView.mode !== "fate") return el("ul", { class: "legend" }, item("h0", "under a fifth of the mean"), item("h3", "the mean"), item("h6", "six times the mean and more"), el("li", {}, "thinking tokens, on the full cache"));
-  if (trace.left === undefined) return el("p", { class: "soft" }, "The fate of these tokens was not recorded.");
+  if (traceView.mode !== "evictions") return el("ul", { class: "legend" }, item("h0", "under a fifth of the mean"), item("h3", "the mean"), item("h6", "six times the mean and more"), el("li", {}, "thinking tokens, on the full cache"));
+  if (trace.left === undefined) return el("p", { class: "soft" }, "The evictions of these tokens were not recorded.");
   if (!trace.steps.length) return el("ul", { class: "legend" }, item("in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"));
   return el("ul", { class: "legend" }, item("kept", "kept to the end"), item("e0", "evicted early"), item("e4", "evicted late"), item("in", "still in the window"), ...(trace.holders ? [item("k1", "kept by few layers or heads")] : []));
 }
@@ -174,8 +174,8 @@ function legendOf(trace) {
 function scatter(trace) {
   const { predicted, attention, agreement } = trace.measured;
   const [width, height, pad] = [420, 300, 44];
-  const place = (value) => Math.log10(Math.min(Math.max(value, 0.01), 100)) / 2;
-  const px = (value) => pad + ((place(value) + 1) / 2) * (width - pad - 10), py = (value) => height - pad - ((place(value) + 1) / 2) * (height - pad - 10);
+  const logarithm = (value) => Math.log10(Math.min(Math.max(value, 0.01), 100)) / 2;
+  const px = (value) => pad + ((logarithm(value) + 1) / 2) * (width - pad - 10), py = (value) => height - pad - ((logarithm(value) + 1) / 2) * (height - pad - 10);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `Predicted importance against attention of the answer, rank correlation ${agreement === null ? "unknown" : fixed(agreement, 2)}` });
   for (const tick of [0.01, 0.1, 1, 10, 100]) picture.append(svg("line", { class: "axis", x1: px(tick), x2: px(tick), y1: 10, y2: height - pad }), svg("line", { class: "axis", x1: pad, x2: width - 10, y1: py(tick), y2: py(tick) }),
     svg("text", { x: px(tick), y: height - pad + 14, "text-anchor": "middle" }, String(tick)), svg("text", { x: pad - 5, y: py(tick) + 4, "text-anchor": "end" }, String(tick)));

@@ -16,14 +16,14 @@ STAKES = (0.05, 0.1, 0.2, 0.35, 0.6, 0.9)
 def stake_shares(strata: Ints) -> Floats:
     """What each problem may stake, at most 1: benchmarks alike in all."""
     sizes = np.bincount(strata)
-    each = 1.0 / sizes[strata]
-    return np.asarray(each / each.max(), float)
+    weights = 1.0 / sizes[strata]
+    return np.asarray(weights / weights.max(), float)
 
 
 def benchmark_means(grades: Floats, strata: Ints) -> Floats:
     """[cells]: the mean over benchmarks of the means over their problems, of [problems, cells]."""
     count = int(strata.max()) + 1
-    return np.asarray(np.stack([grades[strata == one].mean(0) for one in range(count)]).mean(0), float)
+    return np.asarray(np.stack([grades[strata == stratum].mean(0) for stratum in range(count)]).mean(0), float)
 
 
 def mean_interval(values: Floats, strata: Ints) -> tuple[float, float]:

@@ -124,9 +124,9 @@ def correlations(values: Floats, strata: Ints) -> Floats:
     scale = np.sqrt(np.diag(total))
     known = scale > 1e-9
     safe = np.where(known, scale, 1.0)
-    found = np.where(known[:, None] & known[None], total / safe[:, None] / safe[None], 0.0)
-    np.fill_diagonal(found, 1.0)
-    return np.clip(found, -1.0, 1.0)
+    matrix = np.where(known[:, None] & known[None], total / safe[:, None] / safe[None], 0.0)
+    np.fill_diagonal(matrix, 1.0)
+    return np.clip(matrix, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -161,20 +161,20 @@ class _Side:
 
     def limit(self, z: Floats) -> Floats:
         """The limit on this side at positive quantiles [k], in the units of the values."""
-        found = np.zeros(len(z))
+        limits = np.zeros(len(z))
         known = self.rows.max(1) > _TINY
         if known.any():
             rows, log_z = self.rows[known], np.log(z[known])
             # Near the centre the quantile is proportional to the tilt.
             first = log_z - np.log(np.sqrt(((self.shares * rows) ** 2).sum(1)))
             tilt = np.exp(_solve(lambda x: _log_root(rows, self.shares, np.exp(x)) - log_z, first))
-            found[known] = _tilted_mean(rows, self.shares, tilt)
-        return self.origin + self.width * found
+            limits[known] = _tilted_mean(rows, self.shares, tilt)
+        return self.origin + self.width * limits
 
     def distance(self, mean: Floats) -> Floats:
         """How many standard units `mean` [k] is on this side of the centre, at most 8; 0 where it is not."""
         rows, shares, at = self.rows, self.shares, (mean - self.origin) / self.width
-        found = np.where((at <= 0) & (rows.max(1) > _TINY), _LARGEST, 0.0)
+        distances = np.where((at <= 0) & (rows.max(1) > _TINY), _LARGEST, 0.0)
         total = shares.sum() + UNSEEN * shares.max()
         below = (at > 0) & (at < (shares * rows).sum(1) / total - _TINY)
         if below.any():
@@ -182,8 +182,8 @@ class _Side:
             centre = (shares * rows).sum(1) / total
             first = np.log((centre - at) * total / ((shares * rows) ** 2).sum(1))
             log_tilt = _solve(lambda x: np.log(at) - np.log(_tilted_mean(rows, shares, np.exp(x))), first)
-            found[below] = np.exp(_log_root(rows, shares, np.exp(log_tilt)))
-        return np.minimum(found, _LARGEST)
+            distances[below] = np.exp(_log_root(rows, shares, np.exp(log_tilt)))
+        return np.minimum(distances, _LARGEST)
 
 
 def _tilted_mean(rows: Floats, shares: Floats, tilt: Floats) -> Floats:

@@ -103,8 +103,8 @@ def _baselines(cells: Sequence[CellTraces], name: MapName, varied_names: Sequenc
 def flat_maps(curves: Sequence[Curve]) -> list[Map]:
     """Curves as maps, a map for each model and benchmark: policies by the axis' values, or settings in one column."""
     groups: dict[tuple[str, str], list[Curve]] = {}
-    for one in curves:
-        groups.setdefault((one.model, one.benchmark), []).append(one)
+    for curve in curves:
+        groups.setdefault((curve.model, curve.benchmark), []).append(curve)
     maps = []
     for (model, benchmark), group in groups.items():
         first = group[0]
@@ -112,8 +112,8 @@ def flat_maps(curves: Sequence[Curve]) -> list[Map]:
             cells = {(value, first.metric): cell for value, cell in first.points}
             axes = ((POLICY, tuple(value for value, _ in first.points)), ("", (first.metric,)))
         else:
-            cells = {(one.policy, value): cell for one in group for value, cell in one.points}
-            values = dict.fromkeys(value for one in group for value, _ in one.points)
-            axes = ((POLICY, tuple(one.policy for one in group)), (first.axis, tuple(values)))
+            cells = {(curve.policy, value): cell for curve in group for value, cell in curve.points}
+            values = dict.fromkeys(value for curve in group for value, _ in curve.points)
+            axes = ((POLICY, tuple(curve.policy for curve in group)), (first.axis, tuple(values)))
         maps.append(Map(model, benchmark, first.metric, "", axes, cells, first.baselines, first.notes))
     return maps

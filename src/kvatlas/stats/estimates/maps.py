@@ -80,15 +80,15 @@ def partial_note(cells: Sequence[CellTraces], counted: bool = True) -> tuple[Not
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
     """A warning where the traces were decoded by several versions of what decides their tokens."""
-    found = Counter[str]()
+    kinds = Counter[str]()
     for cell in cells:
-        found.update(cell.made_with)
-    versions = {text: json.loads(text or "{}") for text in found}
-    differing = [name for name in DECIDE if len({each.get(name) for each in versions.values()}) > 1]
+        kinds.update(cell.made_with)
+    versions = {text: json.loads(text or "{}") for text in kinds}
+    differing = [name for name in DECIDE if len({version.get(name) for version in versions.values()}) > 1]
     if not differing:
         return ()
     counts = Counter[str]()
-    for text, count in found.items():
+    for text, count in kinds.items():
         counts[", ".join(f"{name} {versions[text].get(name, 'unknown')}" for name in differing)] += count
     listed = "; ".join(f"{count:,} traces by {text}" for text, count in sorted(counts.items()))
     return (Note(NoteKind.MIXED, f"MIXED: {listed}"),)
@@ -120,12 +120,12 @@ def graded_notes(run: RunData) -> tuple[Note, ...]:
     notes = []
     own = maps_of_run(run) if run.gradings else []
     for metric in run.gradings:
-        for one, other in zip(own, maps_of_run(replace(run, metric=metric)), strict=True):
+        for map_, other in zip(own, maps_of_run(replace(run, metric=metric)), strict=True):
             if metric == run.metric:
                 continue
-            pairs = [(100 * one.cells[at].estimate.value, 100 * other.cells[at].estimate.value) for at in one.cells]
+            pairs = [(100 * map_.cells[at].estimate.value, 100 * other.cells[at].estimate.value) for at in map_.cells]
             (before, after), changes = map(sum, zip(*pairs, strict=True)), [b - a for a, b in pairs]
-            where = " ".join(filter(None, (one.model, "on", one.benchmark, one.policy)))
+            where = " ".join(filter(None, (map_.model, "on", map_.benchmark, map_.policy)))
             text = (
                 f"by {metric} the cells of {where} have {after / len(pairs):.1f} % on average, by {run.metric} "
                 f"{before / len(pairs):.1f} %; single cells differ by {min(changes):+.1f} to {max(changes):+.1f} points"
@@ -203,15 +203,15 @@ def mean_map(maps: Sequence[Map]) -> Map:
                 f"A mean needs equal axes; {first.benchmark} has {_axes_text(first)} and "
                 f"{other.benchmark} has {_axes_text(other)}."
             )
-    if len({one.benchmark for one in maps}) < len(maps):
+    if len({map_.benchmark for map_ in maps}) < len(maps):
         raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(m.benchmark for m in maps)}.")
-    cells = {coord: mean_cell([one.cells[coord] for one in maps]) for coord in _common([m.cells for m in maps])}
+    cells = {coord: mean_cell([map_.cells[coord] for map_ in maps]) for coord in _common([m.cells for m in maps])}
     baselines = {
-        name: mean_cell([one.baselines[name] for one in maps]) for name in _common([m.baselines for m in maps])
+        name: mean_cell([map_.baselines[name] for map_ in maps]) for name in _common([m.baselines for m in maps])
     }
     partial = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
-    notes = dict.fromkeys(partial if n.kind is NoteKind.PARTIAL else n for one in maps for n in one.notes)
-    if any(len(one.cells) > len(cells) for one in maps):
+    notes = dict.fromkeys(partial if n.kind is NoteKind.PARTIAL else n for map_ in maps for n in map_.notes)
+    if any(len(map_.cells) > len(cells) for map_ in maps):
         notes[Note(NoteKind.LEFT_OUT, "cells that not every benchmark has are left out")] = None
     return Map(
         first.model,
@@ -222,7 +222,7 @@ def mean_map(maps: Sequence[Map]) -> Map:
         cells,
         baselines,
         tuple(notes),
-        together([one.validity for one in maps]),
+        together([map_.validity for map_ in maps]),
         averaged=len(maps),
     )
 
@@ -235,14 +235,14 @@ def mean_maps(maps: Sequence[Map]) -> list[Map]:
     """
     groups: dict[tuple[str, str, str], list[Map]] = {}
     given: dict[tuple[str, str, str], Map] = {}
-    for one in maps:
-        name = one.model, one.policy, one.metric
-        if one.is_mean:
-            given.setdefault(name, one)
+    for map_ in maps:
+        name = map_.model, map_.policy, map_.metric
+        if map_.is_mean:
+            given.setdefault(name, map_)
         else:
-            groups.setdefault(name, []).append(one)
+            groups.setdefault(name, []).append(map_)
     made = {name: mean_map(group) for name, group in groups.items() if len(group) > 1}
-    return list((made | {name: one for name, one in given.items() if name not in made}).values())
+    return list((made | {name: mean for name, mean in given.items() if name not in made}).values())
 
 
 def _common(mappings: Sequence[Mapping[T, Cell]]) -> list[T]:
@@ -290,5 +290,5 @@ def _mean_audit(audits: Sequence[BudgetAudit], count: int) -> BudgetAudit | None
     )
 
 
-def _axes_text(one: Map) -> str:
-    return ", ".join(f"{name} {'/'.join(str(value) for value in values)}" for name, values in one.axes)
+def _axes_text(map_: Map) -> str:
+    return ", ".join(f"{name} {'/'.join(str(value) for value in values)}" for name, values in map_.axes)

@@ -60,8 +60,8 @@ class Measure:
         value = trace.grade.metrics.get(self.metric)
         if self.screened:
             return None if value is None else float(value)
-        for name, each in trace.grade.metrics.items():
-            (self._others if isinstance(each, str) or not 0 <= each <= 1 else self._shares).add(name)
+        for name, measured in trace.grade.metrics.items():
+            (self._others if isinstance(measured, str) or not 0 <= measured <= 1 else self._shares).add(name)
         if trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER):
             here = trace.grade.metrics.keys()
             self._everywhere = set(here) if self._everywhere is None else self._everywhere & here
@@ -93,9 +93,9 @@ class Measure:
     def _valid(self, among: Sequence[Measure]) -> list[str]:
         if self.screened:
             return list(SCREENED)
-        samples = min(each._samples for each in among)
+        samples = min(measure._samples for measure in among)
         rules = f"{', '.join(RULES)} (K up to {samples})"
-        own = set.intersection(*(each._own for each in among)) - {self.metric}
+        own = set.intersection(*(measure._own for measure in among)) - {self.metric}
         return [*METRICS, *([rules] if samples > 1 else []), "bayes", *sorted(own)]
 
     @property

@@ -80,9 +80,9 @@ def conditional_interval(means: Floats, within: Floats, samples: ArrayLike) -> t
     problems = means.shape[-1]
     share = means.mean(-1)
     full = share * (1 - share)
-    each = np.asarray(samples, float)
-    draws = problems * each
-    unseen = np.maximum((_UNSEEN_WITHIN + 2 / each**2) * full / each, _UNSEEN_SAMPLES / each**2)
+    values = np.asarray(samples, float)
+    draws = problems * values
+    unseen = np.maximum((_UNSEEN_WITHIN + 2 / values**2) * full / values, _UNSEEN_SAMPLES / values**2)
     variance = np.nan_to_num((within.sum(-1) + unseen) / problems**2, nan=np.inf)
     known = (variance > 1e-18) & (full > 1e-18)
     units = np.where(known, full / np.where(known, variance, 1.0), 0.0)
@@ -202,15 +202,15 @@ def binomial_bound(value: float, problems: int, samples: int | None = None) -> t
 
 def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
     """The maps with `binomial_bound` where an interval is unknown and the problems are; a note says so on each."""
-    return [_bounded(one) for one in maps]
+    return [_bounded(map_) for map_ in maps]
 
 
-def _bounded(one: Map) -> Map:
-    cells = {place: _with_bound(cell) for place, cell in one.cells.items()}
-    baselines = {name: _with_bound(cell) for name, cell in one.baselines.items()}
-    if cells == dict(one.cells) and baselines == dict(one.baselines):
-        return one
-    return replace(one, cells=cells, baselines=baselines, notes=(*one.notes, BINOMIAL_NOTE))
+def _bounded(map_: Map) -> Map:
+    cells = {coord: _with_bound(cell) for coord, cell in map_.cells.items()}
+    baselines = {name: _with_bound(cell) for name, cell in map_.baselines.items()}
+    if cells == dict(map_.cells) and baselines == dict(map_.baselines):
+        return map_
+    return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
 
 
 def _with_bound(cell: Cell) -> Cell:

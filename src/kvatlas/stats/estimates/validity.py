@@ -89,7 +89,7 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
     for setting in [setting for group in checked[0].identical for setting in group]:
         places = [[n for n, group in enumerate(part.identical) if setting in group] for part in checked]
         if all(places):
-            groups.setdefault(tuple(place[0] for place in places), []).append(setting)
+            groups.setdefault(tuple(coord[0] for coord in places), []).append(setting)
     return Validity(
         traces=sum(part.traces for part in checked),
         bounded=sum(part.bounded for part in checked),
@@ -109,8 +109,8 @@ def findings(cells: Sequence[CellTraces]) -> list[Finding]:
     several = len({model for model, _ in checked}) > 1
     made = [
         finding
-        for (model, benchmark), each in checked.items()
-        for finding in _of(model, benchmark, each, f"{model} on {benchmark}" if several else benchmark, short)
+        for (model, benchmark), validity in checked.items()
+        for finding in _of(model, benchmark, validity, f"{model} on {benchmark}" if several else benchmark, short)
     ]
     audited = [
         AuditedCell(cell.expected.model, cell.expected.benchmark, cell.expected.setting, audit)

@@ -36,8 +36,8 @@ class Standing:
     @property
     def recommended(self) -> str | None:
         """The id of the cheapest setting that is shown to keep the margin."""
-        place = self.decision.recommended
-        return None if place is None else self.settings[place]
+        index = self.decision.recommended
+        return None if index is None else self.settings[index]
 
     @property
     def losses(self) -> dict[str, Loss]:
@@ -67,15 +67,15 @@ def known(
         elif not cell.expected.baseline:
             by_setting.setdefault(cell.expected.setting.id, {})[cell.expected.benchmark] = cell
     places = [
-        (number, stratum, name, orders[name][place] if place < len(orders[name]) else "")
+        (number, stratum, name, orders[name][index] if index < len(orders[name]) else "")
         for number in range(blocks)
         for stratum, name in enumerate(orders)
-        for place in range(sizes[name])[cut(sizes[name], blocks, number)]
+        for index in range(sizes[name])[cut(sizes[name], blocks, number)]
     ]
-    block, strata = (np.array([place[k] for place in places]) for k in (0, 1))
+    block, strata = (np.array([entry[k] for entry in places]) for k in (0, 1))
     theirs = np.array([_mean(full.get(name), problem) for *_, name, problem in places])
     means = np.array([[_mean(own.get(name), problem) for *_, name, problem in places] for own in by_setting.values()])
-    first = {place[2:] for place in places if not place[0]}
+    first = {entry[2:] for entry in places if not entry[0]}
     costs = np.array([_kept(own, first) for own in by_setting.values()])
     seen = Seen(means.reshape(-1, len(places)) - theirs, strata, block, [sizes[name] for name in orders], blocks, costs)
     return tuple(by_setting), seen
@@ -109,8 +109,8 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | N
     by_model: dict[str, list[CellTraces]] = {}
     for cell in cells:
         by_model.setdefault(cell.expected.model, []).append(cell)
-    found = {model: known(own, orders, allocation["problems"], allocation["blocks"]) for model, own in by_model.items()}
-    return {model: Standing(settings, decide(seen, margin)) for model, (settings, seen) in found.items()}
+    data = {model: known(own, orders, allocation["problems"], allocation["blocks"]) for model, own in by_model.items()}
+    return {model: Standing(settings, decide(seen, margin)) for model, (settings, seen) in data.items()}
 
 
 def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
@@ -119,8 +119,8 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
     It holds what each cell loses against the full cache, over all policies together; nothing else is tested.
     """
     groups: dict[tuple[str, str], list[Map]] = {}
-    for one in maps:
-        groups.setdefault((one.model, one.policy), []).append(one)
+    for map_ in maps:
+        groups.setdefault((map_.model, map_.policy), []).append(map_)
     by_map: dict[MapName, Verdict] = {}
     for (model, policy), parts in groups.items():
         if model not in by_model:
@@ -137,12 +137,12 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
     return by_map
 
 
-def _verdict(one: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
+def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
     values = np.array([cell.estimate.value for cell in mean.cells.values()])
     coords = list(mean.cells)
     text = (
-        f"adaptive: of {len(one.settings)} settings of all policies {int(one.decision.shown.sum())} are shown to keep "
-        f"the margin and {int(one.decision.broken.sum())} to break it"
+        f"adaptive: of {len(standing.settings)} settings of all policies {int(standing.decision.shown.sum())} are "
+        f"shown to keep the margin and {int(standing.decision.broken.sum())} to break it"
     )
     return Verdict(
         peaks=tuple(coord for coord, value in zip(coords, values, strict=True) if value >= values.max() - 1e-9),
@@ -165,20 +165,22 @@ def _verdict(one: Standing, mean: Map, losses: Mapping[tuple[object, object], Lo
 def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces], margin: float) -> list[Choice]:
     """What to choose in an adaptive run: the cheapest of each model's settings that are shown to keep the margin."""
     chosen = []
-    for model, one in by_model.items():
+    for model, standing in by_model.items():
         own: dict[str, list[CellTraces]] = {}
         for cell in cells:
             if cell.expected.model == model and not cell.expected.baseline and cell.stored:
                 own.setdefault(cell.expected.setting.id, []).append(cell)
-        losses = one.losses
-        best = mean_cell([cell.cell() for cell in own[one.recommended]]) if one.recommended is not None else None
+        losses = standing.losses
+        best = (
+            mean_cell([cell.cell() for cell in own[standing.recommended]]) if standing.recommended is not None else None
+        )
         shown = [own[name] for name, loss in losses.items() if loss.shown]
         fast = [mean_cell([cell.cell() for cell in group]) for group in shown]
         benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
         choice = Choice(
             model,
             benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks)),
-            len(one.settings),
+            len(standing.settings),
             0,
             best if best is None or kv_tokens_of(best) is not None else None,
             cheapest(fast, [cell.seconds_mean for cell in fast]),

@@ -54,7 +54,7 @@ def axis_effect(values: Floats, *, draws: int = DRAWS, seed: int = 0) -> AxisEff
     effect = by_map.mean(0)
     generator = np.random.default_rng(seed)
     chance = np.abs(generator.permuted(np.broadcast_to(by_map, (draws, maps, levels)), axis=2).mean(1)).max(1)
-    beyond = np.array([(1 + np.count_nonzero(chance >= abs(one) - 1e-12)) / (1 + draws) for one in effect])
+    beyond = np.array([(1 + np.count_nonzero(chance >= abs(value) - 1e-12)) / (1 + draws) for value in effect])
     freedom = (maps - 1) * (levels - 1)
     reach = math.inf
     if freedom:

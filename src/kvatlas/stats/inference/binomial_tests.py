@@ -20,16 +20,16 @@ DRAWS = 10_000
 ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it with --samples")
 
 
-def variance(one: Map) -> float | None:
+def variance(map_: Map) -> float | None:
     """The largest variance that sampling can give a cell, on the same problems; None where problems are unknown.
 
     p (1 - p) / (problems * samples) with p the mean over cells: samples of a problem of any difficulty vary less.
     """
-    cells = list(one.cells.values())
-    problems = _common([cell.estimate.problems for cell in cells])
+    cells = list(map_.cells.values())
+    problems = common([cell.estimate.problems for cell in cells])
     if problems is None or not cells:
         return None
-    samples = _common([cell.estimate.samples for cell in cells]) or 1
+    samples = common([cell.estimate.samples for cell in cells]) or 1
     centre = math.fsum(cell.estimate.value for cell in cells) / len(cells)
     return centre * (1 - centre) / (problems * samples)
 
@@ -41,46 +41,46 @@ def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """
     by_map: dict[MapName, Verdict] = {}
     by_policy: dict[tuple[str, str], list[Map]] = {}
-    for one in maps:
-        if one.is_mean:
+    for map_ in maps:
+        if map_.is_mean:
             continue
-        by_policy.setdefault((one.model, one.policy), []).append(one)
-        largest = variance(one)
+        by_policy.setdefault((map_.model, map_.policy), []).append(map_)
+        largest = variance(map_)
         if largest is not None:
-            by_map[one.name] = bound_verdict(one, largest, _samples([one]))
+            by_map[map_.name] = bound_verdict(map_, largest, _samples([map_]))
     for parts in by_policy.values():
         variances = [largest for largest in map(variance, parts) if largest is not None]
-        alike = len({one.axes for one in parts}) == 1 and len({one.benchmark for one in parts}) == len(parts)
+        alike = len({part.axes for part in parts}) == 1 and len({part.benchmark for part in parts}) == len(parts)
         if alike and len(variances) == len(parts) > 1:
             mean = mean_map(parts)
             by_map[mean.name] = bound_verdict(mean, math.fsum(variances) / len(parts) ** 2, _samples(parts))
     return by_map
 
 
-def bound_verdict(one: Map, each: float, samples: int | None) -> Verdict:
-    """The verdict on a map whose cells have at most the variance `each` on the same problems.
+def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
+    """The verdict on a map whose cells have at most the `variance` on the same problems.
 
     Omnibus: the chi-square test of equal values with that variance. Plateau: the largest standardised difference to the
     others against that of as many independent normal values. Both err on the side of "no difference" unless the
     samples of different cells vary against each other.
     """
-    places: list[CellCoord] = list(one.cells)
-    values = np.array([cell.estimate.value for cell in one.cells.values()])
-    known = each > 1e-18
-    scale = math.sqrt(each) if known else 1.0
+    places: list[CellCoord] = list(map_.cells)
+    values = np.array([cell.estimate.value for cell in map_.cells.values()])
+    known = variance > 1e-18
+    scale = math.sqrt(variance) if known else 1.0
     square = float(((values - values.mean()) ** 2).sum()) / scale**2
     freedom = max(len(values) - 1, 1)
     test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), TestMethod.CHI_SQUARE)
     noise = _noise(len(values))
     gap = float(values.max() - values.min())
     wanted = (gap / (Z + POWER)) ** 2
-    enough = math.ceil((samples or 1) * 2 * each / wanted) if gap > 1e-12 else None
+    enough = math.ceil((samples or 1) * 2 * variance / wanted) if gap > 1e-12 else None
     return assembled(
         places,
         values,
         test,
         _plateau(values, scale, noise, test.p),
-        effects(places, (one.axes[0][0], one.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
+        effects(places, (map_.axes[0][0], map_.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
         shares_of_best(values + scale * noise),
         Need(None if enough is None else max(enough, 1), None),
         Basis.BOUND,
@@ -111,13 +111,13 @@ def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Pla
 def _contrasts(values: Floats, scale: float, rows: Floats) -> tuple[float, list[Contrast]]:
     """Contrasts with limits that hold together, by Bonferroni."""
     quantile = float(stats.norm.isf(LEVEL / 2 / len(rows)))
-    found = []
+    contrasts = []
     for coefficients in rows:
         value = float(values @ coefficients)
         error = scale * math.sqrt(float((coefficients**2).sum()))
         p = min(1.0, len(rows) * float(2 * stats.norm.sf(abs(value) / error)))
-        found.append(Contrast(value, value - quantile * error, value + quantile * error, p))
-    return min(one.p for one in found), found
+        contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
+    return min(contrast.p for contrast in contrasts), contrasts
 
 
 def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | None:
@@ -127,12 +127,12 @@ def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | 
     problems are unknown. Both sides have the same benchmarks.
     """
     total, value = 0.0, 0.0
-    for one, other in zip(first, second, strict=True):
-        places = [place for place in one.cells if place in other.cells]
-        mine, theirs = variance(one), variance(other)
+    for map_, other in zip(first, second, strict=True):
+        places = [coord for coord in map_.cells if coord in other.cells]
+        mine, theirs = variance(map_), variance(other)
         if not places or mine is None or theirs is None:
             return None
-        value += math.fsum(_value(one.cells[place]) - _value(other.cells[place]) for place in places) / len(places)
+        value += math.fsum(_value(map_.cells[coord]) - _value(other.cells[coord]) for coord in places) / len(places)
         total += mine + theirs
     error = math.sqrt(max(total, 1e-18)) / len(first)
     value /= len(first)
@@ -144,8 +144,9 @@ def _value(cell: Cell) -> float:
 
 
 def _samples(maps: Sequence[Map]) -> int | None:
-    return _common([cell.estimate.samples for one in maps for cell in one.cells.values()])
+    return common([cell.estimate.samples for map_ in maps for cell in map_.cells.values()])
 
 
-def _common(values: Sequence[int | None]) -> int | None:
+def common(values: Sequence[int | None]) -> int | None:
+    """The number that all of them are; None where they differ."""
     return values[0] if len(set(values)) == 1 else None

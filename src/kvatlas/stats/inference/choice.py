@@ -66,11 +66,13 @@ class Choice:
     @property
     def nearest(self) -> tuple[Setting, int] | None:
         """The setting that the fewest problems more would show, and how many, were the values true."""
-        needed = [(loss.needed, one) for one, loss in (self.losses or {}).items() if loss.needed and not loss.shown]
+        needed = [
+            (loss.needed, setting) for setting, loss in (self.losses or {}).items() if loss.needed and not loss.shown
+        ]
         if not needed or self.problems is None:
             return None
-        count, one = min(needed)
-        return self.settings[one], max(count - self.problems, 1)
+        count, setting = min(needed)
+        return self.settings[setting], max(count - self.problems, 1)
 
 
 def choices(run: RunData) -> list[Choice]:
@@ -87,7 +89,7 @@ def choices(run: RunData) -> list[Choice]:
         best = resampling.plateau(cells.means, cells.strata)
         tied = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
         losses = losses_of(rows, run, _id)
-        ids = tied if losses is None else [one for one, loss in losses.items() if loss.shown]
+        ids = tied if losses is None else [setting for setting, loss in losses.items() if loss.shown]
         choice = _choice(
             (model, next(iter(benchmarks)) if len(benchmarks) == 1 else mean_of(len(benchmarks))),
             (len(cells.columns), len(tied)),
@@ -149,21 +151,21 @@ def choices_of_maps(
     Levels of an axis that an effect shows to be worse than the others are not chosen.
     """
     made = []
-    for one in maps:
-        verdict = verdicts.get(one.name)
+    for map_ in maps:
+        verdict = verdicts.get(map_.name)
         if verdict is None:
             continue
         worse = {(effect.axis, level) for effect in effects if effect.maps for level in effect.worse}
-        names = [name for name, _ in one.axes]
+        names = [name for name, _ in map_.axes]
         good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
-        may_lose = {one.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()}
-        counts = len(one.cells), len(verdict.plateau)
-        members = [one.cells[coord] for coord in good]
-        choice = _choice((one.model, one.benchmark), counts, members, may_lose)
+        may_lose = {map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()}
+        counts = len(map_.cells), len(verdict.plateau)
+        members = [map_.cells[coord] for coord in good]
+        choice = _choice((map_.model, map_.benchmark), counts, members, may_lose)
         kept = [cost for cost in map(kv_tokens_of, members) if cost is not None]
         if choice.by_memory is not None:
             choice = replace(choice, tied=sum(cost <= 1.01 * min(kept) for cost in kept) - 1)
-        made.append(unless_vacuous(choice, one.validity))
+        made.append(unless_vacuous(choice, map_.validity))
     return made
 
 
@@ -218,10 +220,10 @@ def _ties(
     least = by_setting.pop(chosen.setting.id, {})
     tied = 0
     for theirs in by_setting.values():
-        shared = [place for place in least if place in theirs]
+        shared = [key for key in least if key in theirs]
         if not shared:  # costs that nobody knows tie with none
             continue
-        more = np.array([np.mean(theirs[place]) - 1.01 * np.mean(least[place]) for place in shared])
+        more = np.array([np.mean(theirs[key]) - 1.01 * np.mean(least[key]) for key in shared])
         names = np.array([benchmark for benchmark, _ in shared])
         parts = [more[names == name] for name in dict.fromkeys(names)]
         mean = float(np.mean([part.mean() for part in parts]))

@@ -49,47 +49,47 @@ def implied_samples(values: Sequence[str], problems: int) -> int | None:
     The chance of that is below 1 %: each distinct value is possible with the share of the printed numbers that are.
     Multiples of the answer are possible, too. None where nothing follows.
     """
-    found = samples_of(values, problems)
-    if not found:
+    counts = samples_of(values, problems)
+    if not counts:
         return None
     places = max(len(value.partition(".")[2]) for value in values)
     # A count of traces makes at most two neighbouring printed numbers possible.
-    share = min(1.0, 1.5 * problems * found[0] / 10 ** (places + 2))
-    return found[0] if share ** len(set(values)) < 0.01 else None
+    share = min(1.0, 1.5 * problems * counts[0] / 10 ** (places + 2))
+    return counts[0] if share ** len(set(values)) < 0.01 else None
 
 
 def with_granularity(maps: Sequence[Map]) -> list[Map]:
     """Bare maps with the number of samples that follows from their values where it is not known, and notes: that it was
     derived, or which values the numbers of problems and samples cannot give."""
-    return [_checked(one) for one in maps]
+    return [_checked(map_) for map_ in maps]
 
 
-def _checked(one: Map) -> Map:
-    cells = list(one.cells.values())
+def _checked(map_: Map) -> Map:
+    cells = list(map_.cells.values())
     problems, samples = (
         counts.pop() if len(counts) == 1 else None
         for counts in ({cell.estimate.problems for cell in cells}, {cell.estimate.samples for cell in cells})
     )
-    if problems is None or one.is_mean:
-        return one
-    values = printed(one)
+    if problems is None or map_.is_mean:
+        return map_
+    values = printed(map_)
     if samples is None:
         derived = implied_samples(values, problems)
         if derived is None:
-            return one
+            return map_
         text = f"{derived} samples a problem follow from the printed values"
-        filled = {coord: _with_samples(cell, derived) for coord, cell in one.cells.items()}
-        return replace(one, cells=filled, notes=(*one.notes, Note(NoteKind.GRANULARITY, text)))
+        filled = {coord: _with_samples(cell, derived) for coord, cell in map_.cells.items()}
+        return replace(map_, cells=filled, notes=(*map_.notes, Note(NoteKind.GRANULARITY, text)))
     wrong = impossible(values, problems, samples)
     if not wrong:
-        return one
+        return map_
     text = f"{problems} problems with {samples} samples cannot give {', '.join(dict.fromkeys(wrong))}"
-    return replace(one, notes=(*one.notes, Note(NoteKind.GRANULARITY, text)))
+    return replace(map_, notes=(*map_.notes, Note(NoteKind.GRANULARITY, text)))
 
 
-def printed(one: Map) -> list[str]:
+def printed(map_: Map) -> list[str]:
     """The values of a map in percent, with as many places as the finest of them has."""
-    values = [round(100 * cell.estimate.value, 6) for cell in one.cells.values()]
+    values = [round(100 * cell.estimate.value, 6) for cell in map_.cells.values()]
     places = max(len(f"{value:.10g}".partition(".")[2]) for value in values)
     return [f"{value:.{places}f}" for value in values]
 

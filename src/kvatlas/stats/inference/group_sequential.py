@@ -81,8 +81,8 @@ class Decision:
 def begin(settings: int) -> Decision:
     """Before the first look: nothing is known and every setting comes next."""
     none, every = np.zeros(settings, bool), np.ones(settings, bool)
-    unknown, one = np.full(settings, math.nan), np.ones(settings)
-    return Decision(unknown, -one, one, one, none.astype(int), every.astype(int), none, none, none, every, None)
+    unknown, ones = np.full(settings, math.nan), np.ones(settings)
+    return Decision(unknown, -ones, ones, ones, none.astype(int), every.astype(int), none, none, none, every, None)
 
 
 def look(before: Decision, seen: Seen, margin: float) -> Decision:
@@ -91,14 +91,14 @@ def look(before: Decision, seen: Seen, margin: float) -> Decision:
     Settings take one block at a time; one that waited takes twice what it had, until it has as many as others.
     """
     blocks = before.goal
-    value, low, high, chance = (one.copy() for one in (before.value, before.low, before.high, before.chance))
+    value, low, high, chance = (array.copy() for array in (before.value, before.low, before.high, before.chance))
     final = last_quantile(len(blocks), seen.looks)
     for count in np.unique(blocks[before.next]):
         rows, upto, share = before.next & (blocks == count), seen.block < count, count / seen.looks
-        found, strata = seen.differences[rows][:, upto], seen.strata[upto]
-        least, most = interval(found, -1.0, 1.0, final / math.sqrt(share), strata)
-        value[rows], low[rows], high[rows] = -(found @ weights(strata)), -most, -least
-        chance[rows] = _chance(found, strata, seen.sizes, final, share, margin)
+        differences, strata = seen.differences[rows][:, upto], seen.strata[upto]
+        least, most = interval(differences, -1.0, 1.0, final / math.sqrt(share), strata)
+        value[rows], low[rows], high[rows] = -(differences @ weights(strata)), -most, -least
+        chance[rows] = _chance(differences, strata, seen.sizes, final, share, margin)
     shown, broken = before.shown | (high <= margin), before.broken | (low > margin)
     hopeless = before.hopeless | (~shown & ~broken & (chance < HOPELESS))
     recommended = int(np.where(shown, seen.costs, np.inf).argmin()) if shown.any() else None
@@ -134,15 +134,17 @@ def complete(state: Decision, seen: Seen) -> bool:
     return not bool(np.isnan(seen.differences[seen.block < state.goal[:, None]]).any())
 
 
-def _chance(found: Floats, strata: Ints, sizes: Sequence[int], final: float, share: float, margin: float) -> Floats:
-    """The predictive chance that the last look shows a setting, were the problems left like those `found`."""
+def _chance(
+    differences: Floats, strata: Ints, sizes: Sequence[int], final: float, share: float, margin: float
+) -> Floats:
+    """The predictive chance that the last look shows a setting, were the problems left like those of `differences`."""
     if share > 1 - 1e-9:
-        return np.zeros(len(found))
+        return np.zeros(len(differences))
     parts = groups(strata)
     every = np.concatenate([part[np.arange(n) * len(part) // n] for part, n in zip(parts, sizes, strict=True)])
     whole = np.repeat(np.arange(len(sizes)), sizes)
-    limit = -interval(found[:, every], -1.0, 1.0, final, whole)[0]
-    error = (limit + found[:, every] @ weights(whole)) / final
+    limit = -interval(differences[:, every], -1.0, 1.0, final, whole)[0]
+    error = (limit + differences[:, every] @ weights(whole)) / final
     spread = error * math.sqrt(1 / share - 1)
     return np.asarray(stats.norm.cdf((margin - limit) / np.maximum(spread, 1e-9)), float)
 
@@ -150,8 +152,8 @@ def _chance(found: Floats, strata: Ints, sizes: Sequence[int], final: float, sha
 @lru_cache(maxsize=64)
 def last_quantile(settings: int, looks: int, level: float = LEVEL) -> float:
     """The quantile c of the last look; that of a look after a share t of all problems is c / sqrt(t)."""
-    each = 1 - (1 - level) ** (1 / settings)
-    return float(optimize.brentq(lambda c: _crossing(c, looks) - each, 1.0, 8.0, xtol=1e-6))
+    per_setting = 1 - (1 - level) ** (1 / settings)
+    return float(optimize.brentq(lambda c: _crossing(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
 
 
 def _crossing(bound: float, looks: int) -> float:
@@ -178,7 +180,7 @@ def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: 
     """
     pieces = [(order[cut(len(order), looks, n)], b, n) for n in range(looks) for b, order in enumerate(orders)]
     places = np.concatenate([piece for piece, _, _ in pieces])
-    strata, block = (np.repeat([one[k] for one in pieces], [len(one[0]) for one in pieces]) for k in (1, 2))
+    strata, block = (np.repeat([piece[k] for piece in pieces], [len(piece[0]) for piece in pieces]) for k in (1, 2))
     return Seen(differences[:, places], strata, block, [len(order) for order in orders], looks, costs), places
 
 

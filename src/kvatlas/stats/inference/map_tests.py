@@ -143,7 +143,7 @@ def losses_of(
     for group in groups:
         owner = group[0].expected
         full = [cell for cell in run.cells if is_full(cell) and cell.expected.model == owner.model]
-        joined.append([*(one for one in full if one.expected.benchmark == owner.benchmark), *group])
+        joined.append([*(cell for cell in full if cell.expected.benchmark == owner.benchmark), *group])
     if not all(is_full(cells[0]) for cells in joined):
         return None
     cells = table(joined, lambda cell: FULL if is_full(cell) else column(cell))
@@ -186,7 +186,7 @@ def verdicts(run: RunData) -> dict[MapName, Verdict]:
 
 def verdict(cells: Table, axes: Axes) -> Verdict:
     """The verdict on a table whose columns are pairs of values of the two `axes`."""
-    places: list[CellCoord] = [(place[0], place[1]) for place in cells.columns if isinstance(place, tuple)]
+    places: list[CellCoord] = [(column[0], column[1]) for column in cells.columns if isinstance(column, tuple)]
     values = resampling.weights(cells.strata) @ cells.means
     test = resampling.omnibus(cells.means, cells.strata)
     best = resampling.plateau(cells.means, cells.strata)
@@ -223,12 +223,12 @@ def assembled(
     peaks = values >= values.max() - _TIE
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return Verdict(
-        peaks=tuple(place for place, is_peak in zip(places, peaks, strict=True) if is_peak),
+        peaks=tuple(coord for coord, is_peak in zip(places, peaks, strict=True) if is_peak),
         lowest=places[int(values.argmin())],
         omnibus=test,
-        plateau=tuple(place for place, member in zip(places, best.member, strict=True) if member),
-        p_best={place: float(p) for place, p in zip(places, best.p, strict=True)},
-        may_lose={place: float(lost) for place, lost in zip(places, best.may_lose, strict=True)},
+        plateau=tuple(coord for coord, member in zip(places, best.member, strict=True) if member),
+        p_best={coord: float(p) for coord, p in zip(places, best.p, strict=True)},
+        may_lose={coord: float(lost) for coord, lost in zip(places, best.may_lose, strict=True)},
         effects=main_effects,
         peak_share=float(shares[peaks].sum()),
         spread=spread,
@@ -244,7 +244,7 @@ def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[
 
     An axis counts where every one of its levels meets every level of the other, so that effects are not mixed.
     """
-    levels = [list(dict.fromkeys(place[side] for place in places)) for side in (0, 1)]
+    levels = [list(dict.fromkeys(coord[side] for coord in places)) for side in (0, 1)]
     if len(places) < len(levels[0]) * len(levels[1]):
         return ()
     measured = []
@@ -253,7 +253,7 @@ def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[
         ranks = sorted(levels[side]) if ordered else levels[side]
         if len(ranks) < 2:
             continue
-        of_cell = [ranks.index(place[side]) for place in places]
+        of_cell = [ranks.index(coord[side]) for coord in places]
         p, contrasts = measure(np.array([resampling.level_effect(of_cell, rank) for rank in range(len(ranks))]))
         trend = measure(resampling.slope(of_cell, len(ranks))[None])[1][0] if ordered else None
         measured.append(Effect(axis, tuple(zip(ranks, contrasts, strict=True)), trend, p))

@@ -51,17 +51,17 @@ def losses(differences: Floats, strata: Ints, margin: float) -> Losses:
     return Losses(value, -high, -low, -low <= margin, -high > margin, quantile)
 
 
-def problems_to_show(found: Losses, problems: int, margin: float) -> NDArray[np.int64]:
+def problems_to_show(loss: Losses, problems: int, margin: float) -> NDArray[np.int64]:
     """[settings]: how many problems in all would show "at most the margin" with a power of 0.8, were the values true.
 
     0 where none would, as the setting is seen to lose the margin or more. The error is that of the interval, so what
     was not seen counts as it does there.
     """
-    room = margin - found.value
-    error = (found.high - found.value) / found.quantile * math.sqrt(problems)
+    room = margin - loss.value
+    error = (loss.high - loss.value) / loss.quantile * math.sqrt(problems)
     safe = np.where(room > 1e-9, room, 1.0)
-    needed = np.ceil(((found.quantile + POWER) * error / safe) ** 2)
-    return np.asarray(np.where(found.shown, problems, np.where(room > 1e-9, needed, 0)), np.int64)
+    needed = np.ceil(((loss.quantile + POWER) * error / safe) ** 2)
+    return np.asarray(np.where(loss.shown, problems, np.where(room > 1e-9, needed, 0)), np.int64)
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Loss:
 
 def losses_by_name(names: Sequence[Hashable], differences: Floats, strata: Ints, margin: float) -> dict[Hashable, Loss]:
     """`losses` by setting."""
-    found = losses(differences, strata, margin)
-    needed = problems_to_show(found, differences.shape[1], margin)
-    columns = zip(names, found.value, found.low, found.high, found.shown, found.broken, needed, strict=True)
+    loss = losses(differences, strata, margin)
+    needed = problems_to_show(loss, differences.shape[1], margin)
+    columns = zip(names, loss.value, loss.low, loss.high, loss.shown, loss.broken, needed, strict=True)
     return {
         name: Loss(float(value), float(low), float(high), bool(shown), bool(broken), int(count) or None)
         for name, value, low, high, shown, broken, count in columns

@@ -39,17 +39,19 @@ class PooledEffect:
     @property
     def worse(self) -> tuple[Any, ...]:
         """The levels that lie below the others, of a supported effect."""
-        return tuple(level for level, one in self.levels if self.supported and one.p < LEVEL and one.value < 0)
+        return tuple(
+            level for level, contrast in self.levels if self.supported and contrast.p < LEVEL and contrast.value < 0
+        )
 
 
 def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
     """The effects of all axes, adjusted together (Holm): of each model and policy with traces, over its benchmarks,
     and of bare maps with the same axes, over benchmarks and models."""
-    made = [effect for one in maps for effect in _by_problem(one, maps, verdicts)]
+    made = [effect for map_ in maps for effect in _by_problem(map_, maps, verdicts)]
     for group in bare_groups(maps):
         made += [_permuted(group, side) for side in (0, 1)]
-    adjusted = holm([one.p for one in made])
-    return [replace(one, adjusted_p=p) for one, p in zip(made, adjusted, strict=True)]
+    adjusted = holm([effect.p for effect in made])
+    return [replace(effect, adjusted_p=p) for effect, p in zip(made, adjusted, strict=True)]
 
 
 def peak_of_bare_maps(maps: Sequence[Map]) -> float | None:
@@ -61,39 +63,40 @@ def peak_of_bare_maps(maps: Sequence[Map]) -> float | None:
 def bare_groups(maps: Sequence[Map]) -> list[list[Map]]:
     """Single maps without traces and without holes, by their axes."""
     groups: dict[Any, list[Map]] = {}
-    for one in maps:
-        whole = len(one.cells) == len(one.axes[0][1]) * len(one.axes[1][1])
-        if not one.is_mean and one.validity is None and whole and min(len(values) for _, values in one.axes) > 1:
-            groups.setdefault(one.axes, []).append(one)
+    for map_ in maps:
+        whole = len(map_.cells) == len(map_.axes[0][1]) * len(map_.axes[1][1])
+        if not map_.is_mean and map_.validity is None and whole and min(len(values) for _, values in map_.axes) > 1:
+            groups.setdefault(map_.axes, []).append(map_)
     return list(groups.values())
 
 
-def _by_problem(one: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
+def _by_problem(map_: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
     """The effects of a mean over benchmarks, or of the only benchmark that a model and policy have."""
-    parts = [other for other in maps if (other.model, other.policy) == (one.model, one.policy) and not other.is_mean]
-    if one.is_mean or one is not parts[0]:
+    parts = [other for other in maps if (other.model, other.policy) == (map_.model, map_.policy) and not other.is_mean]
+    if map_.is_mean or map_ is not parts[0]:
         return []
-    name = one.name if len(parts) == 1 else MapName.of_mean(one.model, len(parts), one.policy)
+    name = map_.name if len(parts) == 1 else MapName.of_mean(map_.model, len(parts), map_.policy)
     verdict = verdicts.get(name)
     if verdict is None or verdict.basis is not Basis.TRACES:
         return []
-    over = f"{one.model} | {name.benchmark} | {one.policy}"
+    over = f"{map_.model} | {name.benchmark} | {map_.policy}"
     return [PooledEffect(effect.axis, over, effect.p, effect.p, effect.levels) for effect in verdict.effects]
 
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     values = _values(group)
-    found = axis_effect(values if side == 1 else values.transpose(0, 2, 1))
+    effect = axis_effect(values if side == 1 else values.transpose(0, 2, 1))
     axis, levels = group[0].axes[side]
     contrasts = [
-        Contrast(*map(float, each)) for each in zip(found.value, found.low, found.high, found.level_p, strict=True)
+        Contrast(*map(float, numbers))
+        for numbers in zip(effect.value, effect.low, effect.high, effect.level_p, strict=True)
     ]
     over = f"{len(group)} maps" if len(group) > 1 else "1 map"
     return PooledEffect(
-        axis, over, found.p, found.p, tuple(zip(levels, contrasts, strict=True)), found.maps, found.below
+        axis, over, effect.p, effect.p, tuple(zip(levels, contrasts, strict=True)), effect.maps, effect.below
     )
 
 
 def _values(group: Sequence[Map]) -> np.ndarray[Any, np.dtype[np.float64]]:
     (_, rows), (_, columns) = group[0].axes
-    return np.array([[[one.cells[r, c].estimate.value for c in columns] for r in rows] for one in group])
+    return np.array([[[map_.cells[r, c].estimate.value for c in columns] for r in rows] for map_ in group])

@@ -164,7 +164,7 @@ def joint_contrasts(means: Floats, strata: Ints, rows: Floats) -> tuple[float, l
     bottom, top = interval(values, low, high, simultaneous_quantile(alike), strata)
     p = simultaneous_p(score(values, 0.0, low, high, strata), alike)
     centre = values @ weights(strata)
-    return float(p.min()), [Contrast(*map(float, each)) for each in zip(centre, bottom, top, p, strict=True)]
+    return float(p.min()), [Contrast(*map(float, numbers)) for numbers in zip(centre, bottom, top, p, strict=True)]
 
 
 def mean_contrast(values: Floats, strata: Ints | None = None, low: float = -1.0, high: float = 1.0) -> Contrast:
@@ -253,9 +253,9 @@ def holm(p: Sequence[float]) -> list[float]:
     Source: Holm (1979), Scandinavian Journal of Statistics 6:65-70.
     """
     adjusted, so_far = [0.0] * len(p), 0.0
-    for rank, place in enumerate(sorted(range(len(p)), key=lambda one: p[one])):
-        so_far = max(so_far, min(1.0, (len(p) - rank) * p[place]))
-        adjusted[place] = so_far
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        so_far = max(so_far, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = so_far
     return adjusted
 
 
@@ -264,7 +264,7 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
 
     Source: Benjamini and Hochberg (1995), J. Royal Statistical Society B 57:289-300; through scipy.
     """
-    return [float(one) for one in stats.false_discovery_control(p)] if p else []
+    return [float(value) for value in stats.false_discovery_control(p)] if p else []
 
 
 @lru_cache(maxsize=4)
@@ -301,11 +301,11 @@ def _norms(own: Floats) -> Floats:
     return np.asarray(np.sqrt(np.maximum(squares, 1e-18)), np.float64)
 
 
-def _error(each: Floats, strata: Ints) -> tuple[float, int]:
-    """The standard error of the weighed mean of `each` [problems], and its degrees of freedom."""
+def _error(values: Floats, strata: Ints) -> tuple[float, int]:
+    """The standard error of the weighed mean of `values` [problems], and its degrees of freedom."""
     count = int(strata.max()) + 1
-    groups = [each[strata == stratum] for stratum in range(count)]
+    groups = [values[strata == stratum] for stratum in range(count)]
     if any(len(group) < 2 for group in groups):
         return math.inf, 0
     variance = math.fsum(float(group.var(ddof=1)) / len(group) for group in groups) / count**2
-    return math.sqrt(variance), len(each) - count
+    return math.sqrt(variance), len(values) - count

@@ -22,7 +22,7 @@ class Conflict:
 
     model: str
     benchmark: str
-    place: CellCoord
+    coord: CellCoord
     first: float
     second: float
 
@@ -58,16 +58,16 @@ def agreement(first: Sequence[Map], second: Sequence[Map], tolerance: float = RO
     conflicts: list[Conflict] = []
     distances: list[float] = []
     square, freedom = 0.0, 0
-    for one, other in _pairs(first, second):
-        mine, theirs = variance(one), variance(other)
+    for map_, other in _pairs(first, second):
+        mine, theirs = variance(map_), variance(other)
         noise = mine + theirs if mine is not None and theirs is not None else 0.0
-        for place, cell in one.cells.items():
-            if place not in other.cells:
+        for coord, cell in map_.cells.items():
+            if coord not in other.cells:
                 continue
-            values = cell.estimate.value, other.cells[place].estimate.value
+            values = cell.estimate.value, other.cells[coord].estimate.value
             distances.append(abs(values[0] - values[1]))
             if distances[-1] > tolerance + _SLACK:
-                conflicts.append(Conflict(one.model, one.benchmark, place, *values))
+                conflicts.append(Conflict(map_.model, map_.benchmark, coord, *values))
             if noise > 0:
                 square += distances[-1] ** 2 / noise
                 freedom += 1
@@ -87,11 +87,11 @@ def fit_to_mean(maps: Sequence[Map], means: Sequence[Map], tolerance: float = RO
     """
     distances: list[float] = []
     for mean in means:
-        parts = [one for one in maps if one.model == mean.model and _same_policy(one, mean)]
+        parts = [map_ for map_ in maps if map_.model == mean.model and _same_policy(map_, mean)]
         if not parts or (mean.is_mean and mean.averaged != len(parts)):
             continue
-        for place, cell in mean.cells.items():
-            values = [one.cells[place].estimate.value for one in parts if place in one.cells]
+        for coord, cell in mean.cells.items():
+            values = [map_.cells[coord].estimate.value for map_ in parts if coord in map_.cells]
             if len(values) == len(parts):
                 distances.append(abs(math.fsum(values) / len(values) - cell.estimate.value))
     if not distances:
@@ -105,17 +105,17 @@ def fit_to_mean(maps: Sequence[Map], means: Sequence[Map], tolerance: float = RO
 
 def _pairs(first: Sequence[Map], second: Sequence[Map]) -> list[tuple[Map, Map]]:
     return [
-        (one, other)
-        for one in first
+        (map_, other)
+        for map_ in first
         for other in second
-        if (one.model, one.benchmark, one.metric) == (other.model, other.benchmark, other.metric)
-        and [name for name, _ in one.axes] == [name for name, _ in other.axes]
-        and _same_policy(one, other)
+        if (map_.model, map_.benchmark, map_.metric) == (other.model, other.benchmark, other.metric)
+        and [name for name, _ in map_.axes] == [name for name, _ in other.axes]
+        and _same_policy(map_, other)
     ]
 
 
-def _same_policy(one: Map, other: Map) -> bool:
-    return not one.policy or not other.policy or one.policy == other.policy
+def _same_policy(map_: Map, other: Map) -> bool:
+    return not map_.policy or not other.policy or map_.policy == other.policy
 
 
 def which_fits(fits: Mapping[str, MeanCheck]) -> str | None:

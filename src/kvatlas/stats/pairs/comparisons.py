@@ -87,12 +87,12 @@ def _over_cells(
     second_cells: list[CellTraces],
 ) -> Comparison | None:
     pairs = [
-        (one, other)
-        for one in first_cells
+        (cell, other)
+        for cell in first_cells
         for other in second_cells
-        if one.expected.benchmark == other.expected.benchmark and _agree(one.expected.setting, other.expected.setting)
+        if cell.expected.benchmark == other.expected.benchmark and _agree(cell.expected.setting, other.expected.setting)
     ]
-    benchmarks = list(dict.fromkeys(one.expected.benchmark for one, _ in pairs))
+    benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     difference = _difference(pairs)
     if difference is None:
@@ -102,8 +102,8 @@ def _over_cells(
     return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
 
 
-def _agree(one: Setting, other: Setting) -> bool:
-    mine, theirs = one.values, other.values
+def _agree(setting: Setting, other: Setting) -> bool:
+    mine, theirs = setting.values, other.values
     return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
 
 
@@ -131,8 +131,8 @@ def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | 
     """The difference over pairs of cells; None where they share no trace."""
     mine: _Outcomes = {}
     theirs: _Outcomes = {}
-    for number, (one, other) in enumerate(pairs):
-        _add(mine, one, number)
+    for number, (cell, other) in enumerate(pairs):
+        _add(mine, cell, number)
         _add(theirs, other, number)
     if not any(theirs.get(problem, {}).keys() & samples.keys() for problem, samples in mine.items()):
         return None

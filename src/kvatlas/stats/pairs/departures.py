@@ -34,16 +34,16 @@ def departure_p(answers: Sequence[Departures]) -> float:
     of no compression, so an answer that departs has its largest gap behind it with the share of its near ties there
     (drawn towards the share of all by one tie). Answers are independent: their number is Poisson binomial, exactly.
     """
-    before, after = (sum(each.near[side] for each in answers) for side in (0, 1))
+    before, after = (sum(answer.near[side] for answer in answers) for side in (0, 1))
     pooled = (after + 1) / (before + after + 2)
     chances = np.ones(1)
     behind = 0
-    for each in answers:
-        if not any(each.gap):
+    for answer in answers:
+        if not any(answer.gap):
             continue
-        share = (each.near[1] + pooled) / (sum(each.near) + 1)
+        share = (answer.near[1] + pooled) / (sum(answer.near) + 1)
         chances = np.convolve(chances, [1 - share, share])
-        behind += each.gap[1] > each.gap[0]
+        behind += answer.gap[1] > answer.gap[0]
     return min(1.0, float(chances[behind:].sum()))
 
 

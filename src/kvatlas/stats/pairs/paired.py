@@ -37,8 +37,8 @@ def paired_difference(first: Mapping[P, Mapping[S, float]], second: Mapping[P, M
     differences, pairs = problem_differences(first, second)
     if not pairs:
         raise KvatlasError("The two settings have no problem and sample in common, so there is nothing to compare.")
-    found = mean_contrast(differences)
-    return Difference(found.value, found.low, found.high, found.p, len(differences), pairs)
+    contrast = mean_contrast(differences)
+    return Difference(contrast.value, contrast.low, contrast.high, contrast.p, len(differences), pairs)
 
 
 def problem_differences(

@@ -78,7 +78,7 @@ def pairs_of(systems: Sequence[System], seed: int = 0) -> list[tuple[int, int, P
 def pair(first: System, second: System, seed: int = 0) -> Pair:
     """Compare two systems on the problems that both have; KvatlasError if there are fewer than two."""
     mine, theirs = first.means(), second.means()
-    places = tuple(place for place in mine if place in theirs)
+    places = tuple(key for key in mine if key in theirs)
     if len(places) < 2:
         raise KvatlasError(
             f"{first.model} under {first.setting} and {second.model} under {second.setting} have "
@@ -102,7 +102,7 @@ def pair(first: System, second: System, seed: int = 0) -> Pair:
 
 
 def _depths(places: Sequence[ProblemKey], about: Mapping[ProblemKey, Mapping[str, Any]]) -> Floats | None:
-    depths = [about.get(place, {}).get("L") for place in places]
+    depths = [about.get(key, {}).get("L") for key in places]
     return None if any(depth is None for depth in depths) else np.array(depths, float)
 
 
@@ -136,8 +136,8 @@ def _rank_correlation(rows: Floats) -> Floats:
     plain = product(0, 1)
     if len(rows) == 2:
         return plain
-    one, other = product(0, 2), product(1, 2)
-    left = (1 - one**2) * (1 - other**2)
+    mine, other = product(0, 2), product(1, 2)
+    left = (1 - mine**2) * (1 - other**2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        partial = (plain - one * other) / np.sqrt(left)
+        partial = (plain - mine * other) / np.sqrt(left)
     return np.where(left > 1e-9, np.clip(partial, -1, 1), np.nan)

@@ -49,11 +49,11 @@ class System:
         Raises KvatlasError where a problem has fewer samples than the rule needs.
         """
         if self.rule is not None:
-            grades = {place: [samples[n] for n in sorted(samples)] for place, samples in self.outcomes.items()}
-            votes = {place: [samples[n] for n in sorted(samples)] for place, samples in self.votes.items()}
+            grades = {key: [samples[n] for n in sorted(samples)] for key, samples in self.outcomes.items()}
+            votes = {key: [samples[n] for n in sorted(samples)] for key, samples in self.votes.items()}
             self.rule.check(grades)
             return dict(zip(grades, map(float, self.rule.values(grades, votes)), strict=True))
-        return {place: math.fsum(samples.values()) / len(samples) for place, samples in self.outcomes.items()}
+        return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.outcomes.items()}
 
 
 def systems_of(
@@ -85,12 +85,12 @@ def systems_of(
         seen: set[tuple[ProblemKey, str, Setting, int]] = set()
         for run_key, trace in run.traces:
             expected = promised.get((run_key, trace.setting.id, trace.benchmark))
-            place = trace.benchmark, trace.problem
+            problem_key = trace.benchmark, trace.problem
             if expected is None or trace.problem not in expected[1] or not 0 <= trace.sample < expected[2]:
                 continue
-            key = place, trace.model, trace.setting, trace.sample
+            key = problem_key, trace.model, trace.setting, trace.sample
             system = expected[0]
-            if key not in seen and trace.sample in system.outcomes.get(place, {}):
+            if key not in seen and trace.sample in system.outcomes.get(problem_key, {}):
                 raise KvatlasError(
                     f"Two of the runs hold sample {trace.sample} of {trace.problem} for {trace.model} under "
                     f"{trace.setting}; compare runs that do not overlap."
@@ -99,9 +99,9 @@ def systems_of(
             if value is None:
                 system.unmeasured += key not in seen
             else:
-                system.outcomes.setdefault(place, {})[trace.sample] = value
+                system.outcomes.setdefault(problem_key, {})[trace.sample] = value
                 vote = RIGHT if value else trace.grade.answer
-                system.votes.setdefault(place, {})[trace.sample] = vote
+                system.votes.setdefault(problem_key, {})[trace.sample] = vote
             seen.add(key)
     for measure in measures:
         measure.check(measures)

@@ -56,7 +56,7 @@ def verified(reference: Outcomes, served: Outcomes, margin: float) -> Verificati
         standing = Standing.BETTER
     else:
         standing = Standing.EQUIVALENT if loss.shown and gain.shown else Standing.UNDECIDED
-    needs = [each.needed for each in (loss, gain) if not each.shown]
+    needs = [side.needed for side in (loss, gain) if not side.shown]
     open_ = standing is Standing.UNDECIDED and None not in needs
     return Verification(loss, standing, len(strata), max(filter(None, needs), default=None) if open_ else None)
 
@@ -73,12 +73,13 @@ def _differences(reference: Outcomes, served: Outcomes) -> tuple[Floats, Ints]:
     strata: list[int] = []
     for benchmark in dict.fromkeys(name for name, _ in served):
         mine, theirs = (
-            {place: samples for place, samples in each.items() if place[0] == benchmark} for each in (reference, served)
+            {key: samples for key, samples in outcomes.items() if key[0] == benchmark}
+            for outcomes in (reference, served)
         )
-        found, _ = problem_differences(mine, theirs)
-        if len(found):
-            strata += [len(parts)] * len(found)
-            parts.append(found)
+        differences, _ = problem_differences(mine, theirs)
+        if len(differences):
+            strata += [len(parts)] * len(differences)
+            parts.append(differences)
     if not parts:
         raise KvatlasError("The endpoint and the run have no problem and sample in common, so nothing can be compared.")
     return np.concatenate(parts), np.array(strata)

@@ -20,7 +20,7 @@ const link = (address, text, extra = {}) => el("a", { href: address, ...extra },
 /* -- the frame of all pages ---------------------------------------------------------------------------------------- */
 
 function open_(page, heading, crumbs) {
-  for (const each of document.querySelectorAll("[data-page]")) each.hidden = each.id !== page;
+  for (const section of document.querySelectorAll("[data-page]")) section.hidden = section.id !== page;
   byId("heading").textContent = heading;
   document.title = `${heading} | kvatlas`;
   byId("failure").textContent = "";
@@ -125,12 +125,12 @@ async function showCell(number, query) {
   open_("list", `${shortOf(cell.model)} | ${cell.benchmark} | ${cell.short}`, [[state.run, to(state.run)], [cell.short, ""]]);
   byId("list-map").replaceChildren(...mapAround(number));
   if (!table) { showMeanCell(number); return; }
-  const found = await ofRun(state.run, `cell/${number}.json`), loops = new Set(found.loops);
-  const rows = [...found.marks].map((mark, at) => ({ at, mark, cell: number, problem: Math.floor(at / found.samples), sample: at % found.samples, full: found.full?.[at], tokens: found.lengths[at] }));
+  const marked = await ofRun(state.run, `cell/${number}.json`), loops = new Set(marked.loops);
+  const rows = [...marked.marks].map((mark, at) => ({ at, mark, cell: number, problem: Math.floor(at / marked.samples), sample: at % marked.samples, full: marked.full?.[at], tokens: marked.lengths[at] }));
   const fits = { "": () => true, lost: (row) => row.mark !== "r" && row.full === "r", right: (row) => row.mark === "r", wrong: (row) => row.mark !== "r", truncated: (row) => row.mark === "t", loops: (row) => loops.has(row.at) };
   const there = rows.filter((row) => row.mark !== ".");
   const what = fits[query.what] ? query.what : "";
-  const options = Object.entries(filters).filter(([name]) => name !== "lost" || found.full).map(([name, text]) => [name, `${text} (${whole(there.filter(fits[name]).length)})`]);
+  const options = Object.entries(filters).filter(([name]) => name !== "lost" || marked.full).map(([name, text]) => [name, `${text} (${whole(there.filter(fits[name]).length)})`]);
   byId("list-controls").replaceChildren(choice("Show", options, what, (v) => lead(withQuery(to(state.run, "cell", number), { what: v }))));
   const shown = there.filter(fits[what]);
   byId("list-said").textContent = `${[title(cell), ...cellFacts(cell)].join("; ")}. ${whole(shown.length)} of ${whole(there.length)} traces.`;
@@ -171,11 +171,11 @@ async function showFound(query, turn) {
   const hits = [];
   for (let start = 0; known(start) && hits.length < 200;) {
     const path = `${state.run}/find.json?${new URLSearchParams({ text: query.text ?? "", what: query.what ?? "", ...(query.table ? { table: query.table } : {}), start })}`;
-    const found = await fetched(path);
+    const answer = await fetched(path);
     if (turn !== state.turn) return;
-    hits.push(...found.hits);
-    start = found.next;
-    byId("list-said").textContent = `${whole(hits.length)} traces found; ${known(start) ? `${whole(found.seen)} of ${whole(found.total)} looked at` : "all looked at"}${known(start) && hits.length >= 200 ? ", the rest is left out" : ""}.`;
+    hits.push(...answer.hits);
+    start = answer.next;
+    byId("list-said").textContent = `${whole(hits.length)} traces found; ${known(start) ? `${whole(answer.seen)} of ${whole(answer.total)} looked at` : "all looked at"}${known(start) && hits.length >= 200 ? ", the rest is left out" : ""}.`;
     traceRows(hits.map(([cell, problem, sample, mark, around]) => ({ cell, problem, sample, mark, name: `${data.outcomes[tableOf(cell)].problems[problem]}, sample ${sample}`, more: [nameOf(cell), around ? `… ${around} …` : ""] })), ["Cell", "Text"]);
   }
 }
@@ -209,36 +209,36 @@ async function showWhole([cell, problem, sample, token], query, turn) {
 
 function neighbours(trace, problem, sample) {
   const table = data.outcomes[tableOf(trace.cell)], at = problem * table.samples + sample, all = table.problems.length * table.samples;
-  const step = (place, text) => (place < 0 || place >= all ? null : link(withQuery(to(state.run, "trace", trace.cell, Math.floor(place / table.samples), place % table.samples), { beside: here().query.beside }), text));
+  const step = (index, text) => (index < 0 || index >= all ? null : link(withQuery(to(state.run, "trace", trace.cell, Math.floor(index / table.samples), index % table.samples), { beside: here().query.beside }), text));
   return [step(at - 1, "Previous trace"), step(at + 1, "Next trace")];
 }
 
 async function measureTrace(trace, button) {
   button.disabled = true;
   button.textContent = "Measuring …";
-  const found = await fetched(`${state.run}/attention/${trace.cell}/${trace.index}/${trace.sample}.json`);
-  trace.measured = found.measured ?? undefined;
-  trace.departs = found.departs ?? undefined;
-  button.textContent = found.measured || found.departs ? "Measured" : "Nothing to measure";
+  const answer = await fetched(`${state.run}/attention/${trace.cell}/${trace.index}/${trace.sample}.json`);
+  trace.measured = answer.measured ?? undefined;
+  trace.departs = answer.departs ?? undefined;
+  button.textContent = answer.measured || answer.departs ? "Measured" : "Nothing to measure";
   if (trace === state.trace) showTrace(trace);
 }
 
 /* -- two runs ------------------------------------------------------------------------------------------------------ */
 
 async function showCompare(first, second) {
-  const found = await fetched(`compare/${encodeURIComponent(first)}/${encodeURIComponent(second)}.json`);
-  Object.assign(data, found.run);
+  const compared = await fetched(`compare/${encodeURIComponent(first)}/${encodeURIComponent(second)}.json`);
+  Object.assign(data, compared.run);
   state.run = first;
   open_("compare", `${second} minus ${first}`, [[`${first} and ${second}`, ""]]);
   const measure = measures.difference, shown = data.maps.filter((map) => map.cells.flat().some((n) => known(n) && data.cells[n].difference));
-  const scale = span(found.pairs.map((pair) => pair[2]), true);
+  const scale = span(compared.pairs.map((pair) => pair[2]), true);
   const kept_ = mapView.measure;
   mapView.measure = "difference";
   const panels = shown.map((map) => el("div", {}, el("h3", {}, `${map.short} | ${map.benchmark}`), panel(map, measure, scale)));
   mapView.measure = kept_;
-  const rows = found.pairs.map(([one, other, value, low, high, lost, won]) => el("tr", {}, el("th", { scope: "row" }, link(to(first, "cell", one), nameOf(one))), el("td", {}, link(to(second, "cell", other), second)), el("td", { class: "number" }, signed(value)), el("td", { class: "number" }, `${signed(low)} to ${signed(high)}`), el("td", { class: "number" }, whole(lost)), el("td", { class: "number" }, whole(won))));
+  const rows = compared.pairs.map(([mine, other, value, low, high, lost, won]) => el("tr", {}, el("th", { scope: "row" }, link(to(first, "cell", mine), nameOf(mine))), el("td", {}, link(to(second, "cell", other), second)), el("td", { class: "number" }, signed(value)), el("td", { class: "number" }, `${signed(low)} to ${signed(high)}`), el("td", { class: "number" }, whole(lost)), el("td", { class: "number" }, whole(won))));
   const head = ["Cell", "Second", "Difference", "95 % interval", `right in ${first} only`, `right in ${second} only`];
-  byId("compare").replaceChildren(el("p", { class: "soft" }, `Second minus first in points, paired by problem and sample; ${found.pairs.length} cells are in both.`), el("div", { class: "panels" }, ...panels),
+  byId("compare").replaceChildren(el("p", { class: "soft" }, `Second minus first in points, paired by problem and sample; ${compared.pairs.length} cells are in both.`), el("div", { class: "panels" }, ...panels),
     el("div", { class: "scroll" }, el("table", { class: "list" }, el("caption", { class: "unseen" }, "Cells of both runs"), el("thead", {}, el("tr", {}, ...head.map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : null }, name)))), el("tbody", {}, ...rows))));
 }
 
@@ -272,7 +272,7 @@ async function route(fresh = true) {
 }
 
 function say() {
-  const run = state.runs.find((each) => each.name === state.run);
+  const run = state.runs.find((run) => run.name === state.run);
   byId("live").textContent = run ? said(run) : "";
 }
 
@@ -285,7 +285,7 @@ async function live() {
     for (const run of runs) state.versions.set(run.name, run.version);
     const { parts } = here(), name = parts[0];
     const about = parts[0] === "compare" ? parts.slice(1) : parts.length ? [name] : runs.map((run) => run.name);
-    const changed = about.some((each) => before.get(each) !== state.versions.get(each));
+    const changed = about.some((run) => before.get(run) !== state.versions.get(run));
     if (changed && !["trace", "find"].includes(parts[1]) && before.size) {
       const focused = document.activeElement?.dataset?.cell;
       await route(false);
