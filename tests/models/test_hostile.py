@@ -176,7 +176,7 @@ def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, 
         _ = model.stops
 
 
-def test_logits_that_are_no_numbers_end_the_run(handle: ModelHandle) -> None:
+def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle) -> None:
     """They were sampled from as if they were."""
     import torch
 
@@ -184,10 +184,10 @@ def test_logits_that_are_no_numbers_end_the_run(handle: ModelHandle) -> None:
     from kvatlas.core import Sampling, Setting
     from kvatlas.engine import Engine, Request
 
-    model = handle.load()
+    loaded = model.load()
     with torch.no_grad():
-        model.get_input_embeddings().weight[6] = math.nan
+        loaded.get_input_embeddings().weight[6] = math.nan
     policy = policies.of(Setting.of("full"))
-    engine = Engine(handle, model, [policy], Sampling(max_new_tokens=4))
+    engine = Engine(model, loaded, [policy], Sampling(max_new_tokens=4))
     with pytest.raises(KvatlasError, match="logits that are no finite numbers in float32"):
         list(engine.run([Request(0, (5, 6, 7), 1, (policy,))]))

@@ -32,7 +32,7 @@ def model() -> ModelHandle:
 
 @pytest.fixture(scope="module")
 def loaded(model: ModelHandle) -> Any:
-    return model.loaded()
+    return model.load()
 
 
 @pytest.fixture
