@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kvatlas.cli import completing
 from kvatlas.cli.quantities import finite
 from kvatlas.visible import unfiltered, visible
-
-if TYPE_CHECKING:
-    from kvatlas.core import Map
 
 Inputs = Annotated[
     list[str],
@@ -104,11 +101,12 @@ def check(
         _check_cards(first, second, as_json)
         return
     from kvatlas.report.check import as_text, check_maps, to_json
+    from kvatlas.report.map_source import MapSource
 
-    given = {name: _maps(name, partial) for name in (first, second)}
+    given = {name: MapSource.open(name, partial=partial).maps for name in (first, second)}
     if len(given) < 2:
         given = {"A": given[first], "B": given[first]}
-    checked = check_maps(given, _maps(mean, True) if mean else None, tolerance / 100)
+    checked = check_maps(given, MapSource.open(mean, partial=True).maps if mean else None, tolerance / 100)
     typer.echo(json.dumps(to_json(checked), indent=2, allow_nan=False) if as_json else as_text(checked))
 
 
@@ -119,13 +117,6 @@ def _check_cards(first: str, second: str, as_json: bool) -> None:
     typer.echo(json.dumps(card.to_json(checked), indent=2) if as_json else card.as_text(checked))
     if not checked.same:
         raise typer.Exit(1)
-
-
-def _maps(source: str, partial: bool) -> list[Map]:
-    from kvatlas.report.map_figure import maps_of_source
-    from kvatlas.stats.estimates.run_data import RunData
-
-    return maps_of_source(RunData.open(source, partial=partial) if Path(source).is_dir() else source, partial)
 
 
 def report(

@@ -9,6 +9,7 @@ from pathlib import Path
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName
 from kvatlas.figures import style
 from kvatlas.figures.difference_panels import Against
+from kvatlas.report.map_source import MapSource
 from kvatlas.stats.estimates.maps import mean_map, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.resampling import Contrast
@@ -37,15 +38,15 @@ class Compared:
         return Compared(mean_maps(self.maps), against, self.differences)
 
 
-def compare(
-    maps: Sequence[Map], runs: Sequence[RunData], against: str, theirs: Sequence[Map], other: RunData | None
-) -> Compared:
-    """Maps against a baseline, a policy, a model, or `theirs`, the maps of another source and of its run.
+def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: MapSource | None) -> Compared:
+    """Maps against a baseline, a policy, a model, or the maps of the `other` source.
 
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
     """
-    if theirs:
-        return _compared(maps, Path(against).name, theirs, lambda name: name, runs, [other] if other else [])
+    if other is not None:
+        return _compared(
+            maps, Path(against).name, other.maps, lambda name: name, runs, [other.run] if other.run else []
+        )
     if any(against in map_.baselines for map_ in maps):
         paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
         return Compared(maps, Against(against), paired)

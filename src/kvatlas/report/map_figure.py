@@ -15,12 +15,12 @@ from kvatlas.figures.look import Look, check_figure, save
 from kvatlas.figures.panels import Frame, cost_panels, data_csv, metric_panels
 from kvatlas.report.describe import of_policy
 from kvatlas.report.map_differences import compare
-from kvatlas.results.csv_maps import PUBLISHED, read_maps
+from kvatlas.report.map_source import MapSource
+from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import csv_text
 from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.metrics import COSTS
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.inference.map_tests import Verdict
@@ -28,9 +28,6 @@ from kvatlas.stats.run_analysis import RunAnalysis, with_regions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-Source = str | Path | RunData
 
 
 def plot_sources(
@@ -62,12 +59,8 @@ def plot_sources(
     cost = metric if metric in COSTS else None
     graded = None if cost else metric or "pass@1"
 
-    def opened(source: str | Path) -> Source:
-        is_run = Path(source).is_dir()
-        return RunData.open(source, graded, partial, fix, lose_at_most) if is_run else source
-
-    given = [opened(source) for source in sources]
-    runs = [source for source in given if isinstance(source, RunData)]
+    given = [MapSource.open(source, graded, partial, fix, lose_at_most) for source in sources]
+    runs = _runs(given)
     if any(run.is_line for run in runs):
         if len(sources) > 1:
             raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
@@ -78,12 +71,11 @@ def plot_sources(
                 )
         return _line_chart(runs[0], out, cost, policy, look)
     if cost or against:
-        shown = [map_ for source in given for map_ in maps_of_source(source, partial)]
+        shown = _maps(given)
         if against:
             is_source = Path(against).exists() or against.startswith(PUBLISHED)
-            other = opened(against) if is_source else None
-            theirs = [] if other is None else maps_of_source(other, partial)
-            compared = compare(shown, runs, against, theirs, other if isinstance(other, RunData) else None)
+            other = MapSource.open(against, graded, partial, fix, lose_at_most) if is_source else None
+            compared = compare(shown, runs, against, other)
             compared = replace(compared, maps=of_policy(compared.maps, policy))
             compared = compared.of_means() if mean else compared
             panels = (
@@ -95,7 +87,7 @@ def plot_sources(
             shown = of_policy(shown, policy)
             panels = cost_panels(mean_maps(shown) if mean else shown, cost or "")
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
-    first, *also = [_framed(given, policy, mean, frame, partial), *_graded(given, metric, policy, mean, frame)]
+    first, *also = [_framed(given, policy, mean, frame), *_graded(given, metric, policy, mean, frame)]
     unlike = next((map_ for map_ in first if metric and map_.metric != metric), None)
     if unlike is not None:
         raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
@@ -106,41 +98,42 @@ def plot_sources(
 
 def graders_figure(run: RunData) -> Figure:
     """The maps of a run that was graded again, each beside what the other graders say, on one scale."""
-    columns = [maps_of_run(run), *_graded([run], None, None, False, Frame.NONE)]
+    columns = [maps_of_run(run), *_graded([MapSource(run)], None, None, False, Frame.NONE)]
     panels = [panel for maps in zip(*columns, strict=True) for panel in metric_panels(maps, Frame.NONE)]
     return plot(panels, shared=True)
 
 
-def _framed(given: Sequence[Source], policy: str | None, mean: bool, frame: Frame, partial: bool = False) -> list[Map]:
+def _framed(given: Sequence[MapSource], policy: str | None, mean: bool, frame: Frame) -> list[Map]:
     """The maps to draw, with the regions that are framed."""
-    single = of_policy([map_ for source in given for map_ in maps_of_source(source, partial)], policy)
+    single = of_policy(_maps(given), policy)
     shown = mean_maps(single) if mean else single
     if frame is Frame.NONE:
         return shown
-    runs = [source for source in given if isinstance(source, RunData)]
+    runs = _runs(given)
     margin = runs[0].margin if runs else LOSE_AT_MOST / 100
     return with_regions(shown, _verdicts(runs, single, len(given)), margin)
 
 
 def _graded(
-    given: Sequence[Source], metric: str | None, policy: str | None, mean: bool, frame: Frame
+    given: Sequence[MapSource], metric: str | None, policy: str | None, mean: bool, frame: Frame
 ) -> Iterator[list[Map]]:
     """The same maps by each further grader of the runs; none where a metric was asked for, or maps have no traces."""
-    runs = [source for source in given if isinstance(source, RunData)]
+    runs = _runs(given)
     if metric is not None or len(runs) < len(given):
         return
     # What an adaptive sweep decided rests on the verdicts that it saw.
     framed = Frame.NONE if any(run.manifest.allocation for run in runs) else frame
     for grader in runs[0].gradings:
         if grader != runs[0].metric and all(grader in run.gradings for run in runs):
-            yield _framed([replace(run, metric=grader) for run in runs], policy, mean, framed)
+            yield _framed([MapSource(replace(run, metric=grader)) for run in runs], policy, mean, framed)
 
 
-def maps_of_source(source: Source, partial: bool = False) -> list[Map]:
-    """The maps of a run, or of a CSV map with the intervals of the binomial bound."""
-    if isinstance(source, RunData):
-        return maps_of_run(source)
-    return with_binomial_bounds(read_maps(source, partial))
+def _maps(given: Sequence[MapSource]) -> list[Map]:
+    return [map_ for source in given for map_ in source.maps]
+
+
+def _runs(given: Sequence[MapSource]) -> list[RunData]:
+    return [source.run for source in given if source.run is not None]
 
 
 def _verdicts(runs: Sequence[RunData], maps: Sequence[Map], sources: int) -> dict[MapName, Verdict]:
