@@ -13,6 +13,7 @@ from transformers import ByT5Tokenizer
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.words import draw
+from kvatlas.sweeps import parse_spec
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "smollm"
 
@@ -55,3 +56,16 @@ def test_drills_are_right_and_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert row.results == ()
     for name in ("solutions", "masks", "examples"):
         sys.modules.pop(name, None)
+
+
+def test_panels_are_sweeps_in_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPE))
+    import panels
+
+    for name, (budget, _) in panels.PANELS.items():
+        spec = parse_spec(panels.spec(name, 30))
+        assert find(name).name == spec.benchmarks[0].name == name
+        windows = spec.axes["local_window"]
+        assert [round(12 * window / budget) for window in windows] == [1, 4, 7]
+        assert {item.policy for item in spec.baseline} == {"full", *panels.RIVALS}
+    sys.modules.pop("panels")
