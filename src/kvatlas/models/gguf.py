@@ -51,8 +51,9 @@ def converted(file: Path, cache: str = "") -> Path:
     folder = (home if cache else home / "kvatlas") / f"gguf-{digest[:32]}"
     if (folder / "config.json").is_file():
         return folder
-    if find_spec("gguf") is None:
-        raise KvatlasError(f"{file.name!r} is a GGUF, which needs the package gguf: pip install 'kvatlas[gguf]'.")
+    # transformers reads one with both.
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
     print(f"kvatlas: {file.name} is converted once, to {folder}", file=sys.stderr, flush=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
