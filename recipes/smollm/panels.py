@@ -27,6 +27,7 @@ def spec(panel: str, problems: int) -> dict[str, object]:
         "models": ["smollm2-135m-think"],
         "benchmarks": [panel],
         "problems": problems,
+        "samples": 1,
         "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": most},
         "baseline": [{"policy": "full"}, *rivals],
         "settings": [{"policy": "rkv", **common}],
