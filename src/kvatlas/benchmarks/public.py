@@ -75,18 +75,18 @@ class Questions:
         if self.grader == "dynts" or (self.grader != graders.OWN and not choices):
             return graders.GRADERS[self.grader](problem.answer, choices, answer)
         by_letter = bool(choices) or _is_letter(problem.answer)
-        letter = answers.letter(answer, choices) if by_letter else None
-        if letter is None and not choices:
-            letter = answers.final(answer)
-        if letter is None and prompts.asks_nothing(self.prompt_format):
+        given = answers.letter(answer, choices) if by_letter else None
+        if given is None and not choices:
+            given = answers.final(answer)
+        if given is None and prompts.asks_nothing(self.prompt_format):
             # Nobody told the model how to end.
             last = answers.bare(answer)
-            letter = answers.letter(last, choices) if last and by_letter else last
-        if letter is None:
+            given = answers.letter(last, choices) if last and by_letter else last
+        if given is None:
             return graders.graded(Verdict.UNEQUAL, None)
         if by_letter:
-            return graders.graded(Verdict(letter == (_is_letter(problem.answer) or problem.answer)), letter)
-        return graders.graded(equality.same(problem.answer, letter), letter)
+            return graders.graded(Verdict(given == (_is_letter(problem.answer) or problem.answer)), given)
+        return graders.graded(equality.same(problem.answer, given), given)
 
     @cached_property
     def path(self) -> Path:
