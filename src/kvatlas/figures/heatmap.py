@@ -215,7 +215,9 @@ def _foot(panels: Sequence[Panel], layout: _Layout, differ: bool, look: Look) ->
     notes = []
     for note, names in by_note.items():
         whose = "." if len(names) == len(panels) else f" ({', '.join(names)})."
-        notes.append(replace(note, text=f"{note.text[0].upper()}{note.text[1:]}{whose}"))
+        # A parameter's name stays as it is written.
+        first = note.text[0] if "=" in note.text.split()[0] else note.text[0].upper()
+        notes.append(replace(note, text=f"{first}{note.text[1:]}{whose}"))
     policies = {panel.policy for panel in panels} - {""}
     about = [f"Policy: {look.named(policies.pop())}."] if len(policies) == 1 else []
     about += dict.fromkeys(text for panel in panels for text in panel.measure.about if layout.small or text != SMALL)
