@@ -18,7 +18,7 @@ import kvatlas
 from kvatlas.core import Trace
 from kvatlas.stats.pairs.paired import paired_difference
 
-#: Thinking tokens in the cache, three to four fifths of what the full cache thinks; new tokens at most; problems.
+#: Thinking tokens in the cache, four fifths and more of what the full cache thinks; new tokens at most; problems.
 PANELS = {"WORDS9-11": (300, 800, 30), "WORDS12-14": (432, 1000, 20), "WORDS15-17": (576, 1300, 20)}
 RIVALS = ("window", "random", "dynts", "h2o", "snapkv")
 
