@@ -95,7 +95,7 @@ def brought(extra: str) -> set[str]:
                 needed = [Requirement(text) for text in requires(name) or ()]
             except PackageNotFoundError:
                 continue
-            waiting += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": chosen})]
+            waiting += [item for item in needed if item.marker is None or item.marker.evaluate({"extra": chosen})]
     return {name for name, _ in seen}
 
 
