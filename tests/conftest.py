@@ -29,19 +29,9 @@ WINDOW = 24
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: one that began last would leave the other worker without work.
-
-    Tracing for coverage doubles the time of much of the suite. What is slow does the same lines many times, and the
-    variants of a parametrised test do the lines of its first one, so that these are not traced.
-    """
+    """Files with slow tests first: one that began last would leave the other worker without work."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
-    seen: set[tuple[Path, str]] = set()
-    for item in items:
-        test = (item.path, item.nodeid.partition("[")[0])
-        if item.get_closest_marker("slow") or test in seen:
-            item.add_marker("no_cover")
-        seen.add(test)
 
 
 def save_random_model(kind: str, folder: Path) -> ModelHandle:

@@ -118,7 +118,8 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     shown = page.locator("#list-rows tbody tr").count()
     assert shown == page.locator("#list-rows tbody td:has-text('full: right')").count() > 0
     page.click("#list-rows tbody a >> nth=0")
-    page.wait_for_selector("#trace .token")
+    # The trace is drawn alone first, and again when the one beside it has come.
+    page.wait_for_selector("#trace .pair")
     assert cell in page.locator("#trace .facts").inner_text()
     # The full cache's trace stands next to it, and the map of the cell with the cell marked.
     assert page.locator(".pair section").count() == 2
@@ -264,7 +265,7 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
 
 def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: Path) -> None:
     page = served([run], "#/a-run/trace/3/1/1")
-    page.wait_for_selector("#trace .token")
+    page.wait_for_selector("#trace .pair")
     slider, said = page.locator("#trace .motion input"), page.locator("#trace output")
     tokens = page.locator(".pair section >> nth=0").locator(".token")
     with Store.open(run) as store:
