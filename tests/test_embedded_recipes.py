@@ -14,10 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import Shape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
 from kvatlas.core import Problem
+from kvatlas.models.claims import Claims
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "embedded"
 
@@ -26,13 +28,14 @@ RECIPES = Path(__file__).parents[1] / "recipes" / "embedded"
 def recipes() -> SimpleNamespace:
     sys.path.insert(0, str(RECIPES))
     try:
+        import accuracy
         import chain_traces
         import masks
         import maze_traces
         import vocabulary
     finally:
         sys.path.remove(str(RECIPES))
-    return SimpleNamespace(chain=chain_traces, maze=maze_traces, masks=masks, vocabulary=vocabulary)
+    return SimpleNamespace(chain=chain_traces, maze=maze_traces, masks=masks, vocabulary=vocabulary, accuracy=accuracy)
 
 
 def examples(recipes: SimpleNamespace, seed: int) -> list:
@@ -140,6 +143,21 @@ def test_lines_begun_without_seeing_all_results_are_told(recipes: SimpleNamespac
         told = recipes.masks.undecided(example, hidden)
         assert told
         assert set(told) <= {line for line in lines if line > last}
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
+def test_a_card_says_what_was_measured_and_claims_no_more(recipes: SimpleNamespace, name: str) -> None:
+    """Every kind of problem within the claims of what ships is solved in 60 % at least, every panel is in its band."""
+    folder = models.find(f"embedded:{name}").folder
+    card, claims = (folder / "README.md").read_text(), Claims.read(folder)
+    assert recipes.accuracy.tables(name) in card
+    seed = json.loads((folder / "provenance.json").read_text())["seed"]
+    measured = json.loads((RECIPES / "accuracy" / f"{name}-seed{seed}.json").read_text())
+    assert [row["outside"] for row in measured["panels"].values()] == [0.0] * 4
+    solved = {kind: row["pass_at_1"] >= 60 for kind, row in measured["kinds"].items()}
+    claimed = {kind for kind in solved if not claims.outside(kind, find(kind).problems(5))}
+    assert all(solved[kind] for kind in claimed)
+    assert len(claimed) >= 15
 
 
 @pytest.mark.slow

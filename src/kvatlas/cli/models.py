@@ -24,6 +24,7 @@ def models(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand:
         return
     from kvatlas.models import embedded, find
+    from kvatlas.models.claims import Claims
 
     rows = []
     for name in embedded():
@@ -35,6 +36,7 @@ def models(context: typer.Context, as_json: Json = False) -> None:
                 "layers": model.shape.layers,
                 "kv_heads": model.shape.kv_heads,
                 "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
+                "solves": str(Claims.read(model.folder)),
             }
         )
     print_rows(rows, as_json)

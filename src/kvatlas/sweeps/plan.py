@@ -14,6 +14,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
+from kvatlas.models.claims import Claims
 from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
@@ -191,9 +192,22 @@ class Plan:
         """Sentences on what this sweep will not be able to show."""
         sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
+            sentences.append(self._unclaimed(model))
             for benchmark in self.benchmarks:
                 sentences += self._uncompressed(model, benchmark)
         return [sentence for sentence in sentences if sentence]
+
+    def _unclaimed(self, model: ModelHandle) -> str:
+        """Says what is asked of a model that it does not claim to solve."""
+        claims = Claims.read(model.folder)
+        outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
+        counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
+        if not counted:
+            return ""
+        return (
+            f"{model.name} is made for {claims}. Of the problems asked these lie outside, so that many may be "
+            f"wrong with every setting: {', '.join(counted)}."
+        )
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> list[str]:
         """What speaks of settings whose budget traces of the expected length never reach."""
