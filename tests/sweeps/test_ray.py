@@ -188,7 +188,7 @@ from types import SimpleNamespace as Of
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps.ray_executor import _connect
 try:
-    _connect(ray, None, Of(address=sys.argv[1]))
+    _connect(ray, Of(address=sys.argv[1]))
 except KvatlasError as error:
     sys.exit(str(error))
 print("cores", ray.cluster_resources()["CPU"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import signal
 import sqlite3
@@ -18,8 +19,8 @@ from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
-from kvatlas.sweeps.executors import executors, worth
+from kvatlas.sweeps import Progress, make_plan, parse_spec, read_spec, sweep
+from kvatlas.sweeps.executors import WorkerPool, executors, worth
 from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.plan import WorkItem
 from kvatlas.sweeps.work import grade
@@ -55,12 +56,22 @@ def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> No
     assert all(not trace.grade.correct for trace in result.values() if trace.grade.status is Status.TRUNCATED)
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), [(1, 1), (1, 7), (2, 64)])
-def test_workers_and_batch_size_change_nothing(
-    finished: Path, spec_data: Build, tmp_path: Path, workers: int, batch_size: int
+def test_workers_stay_for_the_next_sweep_and_end_with_their_pool(
+    finished: Path, spec_data: Build, tmp_path: Path
 ) -> None:
-    sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=workers, batch_size=batch_size)
+    """Of two idle ones one has died: the next sweep takes the other and starts one."""
+    with WorkerPool(2) as pool:
+        sweep(make_plan(parse_spec(spec_data(samples=1))), tmp_path, pool=pool)
+        lost, stays = pool.idle.values()
+        lost.kill()
+        lost.join()
+        sweep(make_plan(parse_spec(spec_data())), tmp_path, pool=pool)
+        now = list(pool.idle.values())
+        assert stays in now
+        assert lost not in now
+        assert all(process.is_alive() for process in now)
     assert contents(tmp_path) == contents(finished)
+    assert not any(process.is_alive() for process in now)
 
 
 def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Build, tmp_path: Path) -> None:
@@ -77,6 +88,20 @@ def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Bui
     once_more: list[Progress] = []
     sweep(make_plan(parse_spec(spec_data())), tmp_path, workers=1, on_trace=once_more.append)
     assert once_more == []
+
+
+def test_workers_that_die_while_they_start_end_the_sweep(write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    """As in a script without `if __name__ == "__main__"`: each worker runs it again, and fails."""
+    script = tmp_path / "script.py"
+    spec = write_spec(problems=300, samples=8)
+    assert len(pickle.dumps(make_plan(read_spec(spec)).problems)) > 2**16
+    script.write_text(
+        "from pathlib import Path\nfrom kvatlas.sweeps import make_plan, read_spec, sweep\n"
+        f"sweep(make_plan(read_spec(Path({str(spec)!r}))), Path({str(tmp_path / 'run')!r}), workers=2, batch_size=1)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert "The workers ended without a result" in done.stderr
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ def print_run(folder: Path, show: int, as_json: bool = False) -> None:
         return
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("benchmark", "Pass@1", "95 % interval", "problems", "kept tokens", "output tokens"):
+    counted = list(dict.fromkeys([*VERDICTS, *(verdict for cell in run.data.cells for verdict in cell.verdicts)]))
+    for column in ("benchmark", "Pass@1", "95 % interval", "problems", *counted, "kept tokens", "output tokens"):
         table.add_column(column, justify="left" if column == "benchmark" else "right", no_wrap=True)
     for traces in run.data.cells:
         cell = traces.cell()
@@ -46,15 +47,11 @@ def print_run(folder: Path, show: int, as_json: bool = False) -> None:
             percent(estimate.value),
             f"{percent(estimate.low or 0)} to {percent(estimate.high or 0)}" if known else "unknown",
             str(estimate.problems),
+            *(str(traces.verdicts[verdict]) for verdict in counted),
             f"{cell.mean_kv_tokens:.0f}",
             f"{cell.output_tokens_mean:.0f}",
         )
     table_console().print(table)
-    console.print()
-    for traces in run.data.cells:
-        verdicts = dict.fromkeys([*VERDICTS, *traces.verdicts])
-        counted = ", ".join(f"{traces.verdicts[verdict]} {verdict}" for verdict in verdicts)
-        console.print(Text(visible(f"{traces.expected.benchmark}: {counted}")), soft_wrap=True)
     for trace in islice(run.traces(), show):
         answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
         # Model output is data: printed as text, never as markup.

@@ -36,8 +36,8 @@ StrictBudget = Annotated[
     bool,
     typer.Option("--strict-budget", help="Drop what does not fit of a prompt into the ratio, as the published rule."),
 ]
-#: Problems of each benchmark that the demo draws its first maps from.
-_FIRST_LOOK = 4
+#: Problems of each benchmark that the demo draws its first maps from, at every second step of its axes.
+_COARSE = 12
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -290,6 +290,7 @@ def demo(
     from kvatlas.cli.show import finish_demo
     from kvatlas.report.demo import first_look
     from kvatlas.sweeps import make_plan, parse_spec
+    from kvatlas.sweeps.executors import WorkerPool
 
     name = "demo-quick" if quick else "demo"
     data = yaml.safe_load((files("kvatlas.sweeps") / f"{name}.yaml").read_text())
@@ -297,14 +298,18 @@ def demo(
         data["seed"] = seed
     folder = out or Path("runs") / name
     check_start(folder)
-    # A few problems first, the same ones that the whole run has: a map within the first minute.
-    looks = sorted({min(_FIRST_LOOK, data["problems"]), data["problems"]})
-    plans = [make_plan(parse_spec(data | {"problems": problems}, f"{name}.yaml")) for problems in looks]
-    _warn([] if quiet else plans[-1].warnings)
-    for problems, plan in zip(looks, plans, strict=True):
-        _decode(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
-        if problems < data["problems"] and not quiet:
-            _note(f"First look, {problems} of {data['problems']} problems: {first_look(folder)}")
+    plan = make_plan(parse_spec(data, f"{name}.yaml"))
+    _warn([] if quiet else plan.warnings)
+    with WorkerPool(workers) as pool:
+        if data["problems"] > _COARSE:
+            # A coarse grid first, on the first of the same problems: maps within the first minute.
+            axes = {axis: values[::2] for axis, values in data["axes"].items()}
+            coarse = make_plan(parse_spec(data | {"problems": _COARSE, "axes": axes}, f"{name}.yaml"))
+            _decode(coarse, folder, pool=pool, batch_size=batch_size, quiet=quiet)
+            pictures = ", ".join(map(str, first_look(folder)))
+            if not quiet:
+                _note(f"First maps, of every second step and {_COARSE} of {data['problems']} problems: {pictures}")
+        _decode(plan, folder, pool=pool, batch_size=batch_size, quiet=quiet)
     _warn([] if quiet else _findings(folder))
     if not quiet:
         _note("Drawing the figures and the report.")

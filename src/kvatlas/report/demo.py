@@ -19,34 +19,37 @@ from kvatlas.stats.run_analysis import RunAnalysis
 FIGURES = ("png", "svg", "pdf")
 
 
-def first_look(folder: Path) -> Path:
-    """Draw the mean maps of what is finished; returns the picture."""
-    means = RunAnalysis(RunData.open(folder)).means
-    return save(means_figure(means), folder / "means.png", means)[0]
+def first_look(folder: Path) -> list[Path]:
+    """Draw what is finished, as PNG alone; returns the pictures."""
+    return _maps(RunAnalysis(RunData.open(folder)), folder, ("png",))
 
 
 def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     """Draw the figures and write `maps.csv` and `report.html`; returns what the run says and the figures."""
     run = RunData.open(folder)
     analysis = RunAnalysis(run)
-    maps, means = analysis.maps, analysis.means
-    written = []
-    for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
-        series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
-        figure = series_figure(series)
-        for suffix in FIGURES:
-            written += save(figure, folder / f"{model.rpartition(':')[2]}-{policy}.{suffix}", series)[:1]
-    figure = means_figure(means)
-    for suffix in FIGURES:
-        written += save(figure, folder / f"means.{suffix}", means)[:1]
-    shown = _full_and_best(means)
+    written = _maps(analysis, folder, FIGURES)
+    shown = _full_and_best(analysis.means)
     systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in shown]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
     for suffix in FIGURES:
         written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
-    write_maps(maps, folder / "maps.csv")
+    write_maps(analysis.maps, folder / "maps.csv")
     write_report(analysis, folder / "report.html")
     return analysis, written
+
+
+def _maps(analysis: RunAnalysis, folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The means side by side, then a figure for each model and policy; as files of each kind."""
+    maps, written = analysis.maps, []
+    figures = [(means_figure(analysis.means), "means", analysis.means)]
+    for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
+        series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
+        figures.append((series_figure(series), f"{model.rpartition(':')[2]}-{policy}", series))
+    for figure, name, shown in figures:
+        for suffix in suffixes:
+            written += save(figure, folder / f"{name}.{suffix}", shown)[:1]
+    return written
 
 
 def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:

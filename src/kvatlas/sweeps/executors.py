@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,18 +28,33 @@ if TYPE_CHECKING:
 #: bytes of weights that one thread reads in a second.
 WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
 
+#: What a worker says when it has nothing left of a job.
+_DONE = True
 #: Bytes that a process takes with its libraries, before weights and cache.
 PROCESS = 450 * 2**20
 #: A trace with the number of tokens that were decoded for it alone.
 Finished = tuple[Trace, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerPool:
-    """Who decodes: `workers` of them (None: as many as there is room for), at the `address` of a cluster if any."""
+    """Who decodes: `workers` of them (None: as many as there is room for), at the `address` of a cluster if any.
+
+    As a context it ends what an executor has `kept` for further jobs. `idle` are local workers that wait for one, by
+    the lines to them: a worker takes seconds to start.
+    """
 
     workers: int | None = None
     address: str = ""
+    idle: dict[Connection, BaseProcess] = field(default_factory=dict)
+    kept: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(self.idle)
+        self.kept.close()
 
 
 class Executor(Protocol):
@@ -85,17 +102,16 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
-    context = multiprocessing.get_context("spawn")
     share = job.shared_by(workers)
     numbers = iter(range(len(job.units)))
-    # A pipe for each worker and nothing in common: one killed in the middle of a message holds nobody else up.
     processes: dict[Connection, BaseProcess] = {}
     try:
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            processes[ours] = context.Process(target=_work, args=(share, theirs), daemon=True)
-            processes[ours].start()
-            theirs.close()
+            line, process = _hired(pool)
+            processes[line] = process
+        for line in processes:
+            with contextlib.suppress(OSError):  # it has died, as is seen below
+                line.send(share)
         talking = set(processes)
         while talking:
             for line in talking.intersection(multiprocessing.connection.wait(talking)):
@@ -103,17 +119,43 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
                     message = line.recv()
                     if message is None:
                         line.send(next(numbers, None))
-                except (EOFError, OSError):  # the worker has ended, or died
+                except (EOFError, OSError):  # the worker has died
                     talking.remove(line)
                     continue
-                if isinstance(message, str):
+                if message == _DONE:
+                    talking.remove(line)
+                    pool.idle[line] = processes.pop(line)
+                elif isinstance(message, str):
                     raise KvatlasError(message)
-                if message is not None:
+                elif message is not None:
                     yield message
     finally:
-        for process in processes.values():
-            process.terminate()
-            process.join()
+        _end(processes)
+
+
+def _hired(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
+    """A worker without a job, and the line to it; a new one where none is idle.
+
+    A pipe for each worker and nothing in common: one killed in the middle of a message holds nobody else up. No job
+    among what a process starts with: Python would wait for ever to tell one that dies while it starts.
+    """
+    while pool.idle:
+        line, process = pool.idle.popitem()
+        if process.is_alive():
+            return line, process
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _end(processes: dict[Connection, BaseProcess]) -> None:
+    while processes:
+        _, process = processes.popitem()
+        process.terminate()
+        process.join()
 
 
 def _end_with_the_driver() -> None:
@@ -124,7 +166,7 @@ def _end_with_the_driver() -> None:
     os._exit(1)
 
 
-def _work(job: Job, driver: Connection) -> None:
+def _work(driver: Connection) -> None:
     import signal
     import threading
 
@@ -145,8 +187,11 @@ def _work(job: Job, driver: Connection) -> None:
 
     # Where the driver has ended there is nobody to tell, and nothing to say about it.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
-        for message in messages(job, claims()):
-            driver.send(message)
+        while True:
+            for message in messages(driver.recv(), claims()):
+                driver.send(message)
+            driver.send(_DONE)
+            gc.collect()
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:

@@ -21,7 +21,6 @@ from kvatlas.sweeps.executors import Finished, WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
 
 if TYPE_CHECKING:
-    from kvatlas.models import ModelHandle
     from kvatlas.sweeps.job import Job
 
 #: What has to be the same on every node for traces to be the same.
@@ -40,30 +39,24 @@ def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
         import ray
     except ImportError:
         raise KvatlasError("The executor 'ray' needs the package ray: pip install 'kvatlas[ray]'.") from None
-    if ray.is_initialized():
-        yield from _Driver(ray, job, pool).traces()
-        return
-    # Some processes of a Ray that is started here outlive a driver that is killed.
-    with contextlib.nullcontext() if pool.address else ended_with_us():
-        _connect(ray, job.model, pool)
-        try:
-            yield from _Driver(ray, job, pool).traces()
-        finally:
-            ray.shutdown()
+    if not ray.is_initialized():
+        # Some processes of a Ray that is started here outlive a driver that is killed.
+        pool.kept.enter_context(contextlib.nullcontext() if pool.address else ended_with_us())
+        pool.kept.callback(ray.shutdown)
+        _connect(ray, pool)
+    yield from _Driver(ray, job, pool).traces()
 
 
-def _connect(ray: Any, model: ModelHandle, pool: WorkerPool) -> None:
+def _connect(ray: Any, pool: WorkerPool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not pool.address:
         # One thread each: a core too few for the workers that were asked for must not leave some of them waiting.
         room = max(cores(), pool.workers or 0)
-        gpus = None if model.device != "cpu" else 0
         # Said in so many words, or Ray would join a cluster that somebody started on this machine.
         ray.init(
             address="local",
             num_cpus=room,
-            num_gpus=gpus,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE,
             **common,
@@ -103,7 +96,9 @@ class _Driver:
     def __init__(self, ray: Any, job: Job, pool: WorkerPool) -> None:
         self.ray = ray
         resources = ray.cluster_resources()
-        gpus = int(resources.get("GPU", 0)) if job.model.options.device != "cpu" else 0
+        # What a model takes on this machine is known; what it will take on another node is what was asked for.
+        device = job.model.options.device if pool.address else job.model.device
+        gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
         self.needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
         room = pool.workers or gpus or int(resources.get("CPU", 1))
         self.workers = max(1, min(room, len(job.units)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ def sweep(
     executor: str = "local",
     workers: int | None = None,
     address: str = "",
+    pool: WorkerPool | None = None,
     batch_size: int | None = None,
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
@@ -44,7 +46,8 @@ def sweep(
     """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
 
     Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
-    decodes as many sequences together as fit into its memory; `address` is that of a cluster. `on_message` gets what
+    decodes as many sequences together as fit into its memory; `address` is that of a cluster. A `pool` stands for both,
+    and its workers stay for the next sweep. `on_message` gets what
     the plan notes and, of an adaptive plan, which asks block by block, a sentence for each and the reason to stop. Only
     this process writes the store.
     KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
@@ -52,8 +55,9 @@ def sweep(
     for sentence in plan.notes:
         on_message(sentence)
     run = executors.get(executor)
-    pool = WorkerPool(workers, address)
-    with Store.create(folder, provenance()) as store:
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.create(folder, provenance()))
+        pool = pool or stack.enter_context(WorkerPool(workers, address))
         decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(plan.manifest())
