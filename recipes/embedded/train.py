@@ -1,7 +1,7 @@
 """Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes,
-and in a second part, at a rate that falls once again, mostly large problems and nothing asked for that cannot be seen.
+and in a second part, at a rate that falls once again, mostly large problems. Nothing is asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 24e6 --more 9e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 12e6 --more 7e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -13,20 +13,30 @@ import argparse
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from chain_traces import LOOKUP_WEIGHT, chain_example
 from examples import Example
 from masks import batch_mask, undecided, unseen
 from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
 from torch import Tensor, nn
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AttentionInterface,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.utils import logging
 from vocabulary import END, END_THINK, IDS, PAD, VOCABULARY, save_tokenizer
 
 from kvatlas.benchmarks.seqbench import Shape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
+from kvatlas.core import KvatlasError
 
 # Longest sequence in words; among mostly large problems the largest would be cut away by the first.
 LONGEST, LONGEST_LARGE = 720, 960
@@ -45,8 +55,43 @@ HOLES, FLAT = 0.4, 0.55
 AGAIN = 0.6
 # Shares of the tokens of a pool by task.
 TASKS = {"chain": 0.5, "maze": 0.5}
+# Distracting facts of a maze over its supporting ones, in grown mazes uniform between these: a model that always sees
+# the same share takes the length of a plan from the number of facts. The smallest mazes have as many of either: where
+# these had fewer, doors were guessed, and lookups in chains did not form in 5 M tokens.
+NOISE = (0.0, 1.5)
+# Shares of the grown mazes with a locked door, and of the others with a plan of a given length.
+LOCKED, GIVEN_LENGTH = 0.5, 0.4
+# Queries that attend at a time.
+BLOCK = 64
 
 Batch = list[Example]
+
+
+def blockwise(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: object
+) -> tuple[Tensor, None]:
+    """Causal attention by blocks of queries, for transformers: the fused kernel multiplies what the mask hides, too.
+
+    In float32 throughout, as scores are inside that kernel.
+    """
+    with torch.autocast("cpu", enabled=False):
+        rows, heads, length, size = query.shape
+        shared = key.shape[1]
+        # Heads that share keys are multiplied with them together.
+        query = (query.float() * scaling).view(rows, shared, heads // shared, length, size)
+        keys, values = key.float().transpose(2, 3), value.float()
+        blocks = []
+        for start in range(0, length, BLOCK):
+            stop = min(start + BLOCK, length)
+            scores = query[:, :, :, start:stop].flatten(2, 3) @ keys[..., :stop]
+            mask = attention_mask[:, :, start:stop, :stop]
+            weights = (scores.view(rows, heads, -1, stop) + mask).softmax(-1)
+            outputs = weights.view(scores.shape) @ values[:, :, :stop]
+            blocks.append(outputs.view(rows, heads, stop - start, size))
+        return torch.cat(blocks, 2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("blockwise", blockwise)
 
 
 def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
@@ -67,6 +112,7 @@ def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
         "eos_token_id": IDS[END],
         "pad_token_id": IDS[PAD],
         "dtype": "float32",
+        "attn_implementation": "blockwise",
     }
     if name == "tiny-llama":
         return LlamaForCausalLM(LlamaConfig(intermediate_size=352, **common))
@@ -90,13 +136,21 @@ def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
 
     while True:
         if task == "chain":
-            size = size_up_to(4 + round(10 * level))
+            size = size_up_to(4 + round(13 * level))
             example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
         else:
-            side = size_up_to(3 + round(3 * level))
-            keys = int(rng.random() < 0.4 * level)
+            most = 3 + round(3 * level)
+            noise = rng.uniform(*(1.0 + level * (end - 1.0) for end in NOISE))
+            shape = Shape(size_up_to(most), size_up_to(most), shuffle=1.0, noise=noise)
+            if rng.random() < LOCKED * level:
+                shape = replace(shape, doors=1)
+            elif rng.random() < GIVEN_LENGTH * level:
+                shape = replace(shape, length=rng.randint(4, 2 + shape.columns * shape.rows // 2))
             write = maze_drill if rng.random() < 0.8 * (1 - level) else maze_example
-            example = write(draw_maze(Shape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng), rng)
+            try:
+                example = write(draw_maze(shape, rng), rng)
+            except KvatlasError:
+                continue
         if len(example.words) <= (LONGEST_LARGE if large else LONGEST):
             return example
 
@@ -154,27 +208,26 @@ def rate_factor(step: int, progress: float, again: float) -> float:
 
 
 def loss_of(
-    model: LlamaForCausalLM, batch: Batch, holes: bool, fair: bool, rng: random.Random
+    model: LlamaForCausalLM, batch: Batch, holes: bool, rng: random.Random
 ) -> tuple[Tensor, dict[str, tuple[float, float, float]]]:
     """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast.
 
-    If it is `fair`, results that no visible token states count nothing, and that one is unknown counts as much as one
-    that is known: the two are the same decision, and weighed unlike they teach to invent results.
+    Results that no visible token states count nothing, and that one is unknown counts as much as one that is known:
+    the two are the same decision, and weighed unlike they teach to invent results.
     Beside it, by task, the plain mean and the shares of lookups and of choices (told by their weights) that are right.
     """
     ids, targets, weights = padded(batch)
-    mask = None
+    visible = np.tril(np.ones((1, 1, *ids.shape[1:] * 2), dtype=bool))
     if holes:
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
-        mask = torch.from_numpy(visible)
-        for row, example in enumerate(batch if fair else ()):
+        for row, example in enumerate(batch):
             hidden = unseen(example, visible[row])
             if example.words[2] == " = ":
                 hidden += undecided(example, visible[row])
             weights[row, [position - 1 for position in hidden]] = 0.0
-    if fair:
-        weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
+    mask = torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), -torch.inf)
+    weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
     # Eviction leaves positions as they are, so hidden keys do not move the others.
     positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -189,8 +242,8 @@ def loss_of(
     for task, part in (("chain", chains), ("maze", ~chains)):
         if part.any():
             lookups, choices = right[part & (weights > CHOICE_WEIGHT)], right[part & (weights == CHOICE_WEIGHT)]
-            fair = choices.float().mean().item() if task == "maze" else 1.0
-            seen[task] = (losses[part].mean().item(), lookups.float().mean().item(), fair)
+            chosen = choices.float().mean().item() if task == "maze" else 1.0
+            seen[task] = (losses[part].mean().item(), lookups.float().mean().item(), chosen)
     return (losses * weights).sum() / weights.sum(), seen
 
 
@@ -218,7 +271,7 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = args.rate * rate_factor(step, progress, again)
-            loss, result = loss_of(model, batch, progress > HOLES, large, random.Random(f"holes {args.seed} {step}"))
+            loss, result = loss_of(model, batch, progress > HOLES, random.Random(f"holes {args.seed} {step}"))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
@@ -252,8 +305,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
-    parser.add_argument("--tokens", type=float, default=24e6)
-    parser.add_argument("--more", type=float, default=9e6, help="tokens of the second part")
+    parser.add_argument("--tokens", type=float, default=12e6)
+    parser.add_argument("--more", type=float, default=7e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
