@@ -169,7 +169,8 @@ def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
 
     def train(more: int) -> list[dict]:
         done = subprocess.run(
-            [sys.executable, RECIPES / "train.py", "--model", name, "--out", tmp_path, "--tokens", "4000",
+            [sys.executable, RECIPES / "train.py", "--model", name, "--out", tmp_path, "--growth", "2000",
+             "--tokens", "2000",
              "--more", str(more), "--batch-tokens", "600", "--log-every", "1"],
             capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

@@ -72,8 +72,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/embedded"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="where the finished model folders go")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", default="12e6", help="training tokens of each model in the first part")
-    parser.add_argument("--more", default="7e6", help="and in the second")
+    parser.add_argument("--tokens", default="7e6", help="training tokens of each model once it has grown")
+    parser.add_argument("--more", default="7e6", help="and in the second part")
     options = parser.parse_args()
     started = time.monotonic()
     folders = {name: options.work / f"{name}-seed{options.seed}" for name in NAMES}
@@ -89,14 +89,15 @@ def main() -> None:
     )
     for name, folder in folders.items():
         weights = models.find(f"hf:{folder}").weights_digest
+        state = torch.load(folder / "checkpoint.pt", weights_only=True)
         provenance = {
             "name": name,
             "program": "recipes/embedded/build.py",
             "date": datetime.now(UTC).date().isoformat(),
             "license": "Apache-2.0",
             "seed": options.seed,
-            "tokens": int(float(options.tokens) + float(options.more)),
-            "training_seconds": round(torch.load(folder / "checkpoint.pt", weights_only=True)["seconds"]),
+            "tokens": state["tokens"],
+            "training_seconds": round(state["seconds"]),
             "statistics_seconds": round(time.monotonic() - trained),
             "weights_digest": weights,
             "versions": {package: version(package) for package in ("torch", "transformers")},

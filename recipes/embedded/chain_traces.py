@@ -8,6 +8,7 @@ places, as in the traces of large reasoning models.
 from __future__ import annotations
 
 import random
+import string
 from dataclasses import replace
 
 from examples import Example, Scribe
@@ -21,6 +22,8 @@ CHECK_RATE = 0.5
 ATTEMPT_RATE = 0.15
 # Lookups count more than free choices: at weight 1 each kind of lookup forms millions of tokens later.
 LOOKUP_WEIGHT = 3.0
+# Letters of a drill of lookups.
+DRILLED = (4, 12)
 
 
 def chain_example(size: int, rng: random.Random, drill: bool = False) -> Example:
@@ -52,6 +55,33 @@ def solution(system: System, rng: random.Random, drill: bool = False) -> Example
             until_recap = 1 if drill else rng.choice((3, 4))
             _recap(scribe, known, 8 if drill else rng.randint(2, 4), rng)
     return scribe.finish(words(system.answer))
+
+
+def lookup_drill(rng: random.Random) -> Example:
+    """Lookups alone, among many letters: definitions restated from the prompt, given values over and over.
+
+    With three or four letters a value can be guessed well enough that some seeds never learn to look it up.
+    """
+    names = rng.sample(string.ascii_lowercase, rng.randint(*DRILLED))
+    known = {name: rng.randrange(10) for name in names[: len(names) // 2]}
+    definitions = [Definition(name, "", "", "", value) for name, value in known.items()]
+    for name in names[len(known) :]:
+        left, right = rng.choices(list(known), k=2)
+        definitions.append(Definition(name, rng.choice("+-"), left, right, 0))
+    stated = rng.sample(range(len(names)), len(names))
+    scribe = Scribe(System(tuple(definitions), tuple(stated), tuple(names[-1:])).question)
+    for definition in (*rng.sample(definitions, len(names)), *rng.sample(definitions, len(names))):
+        if definition.operator:
+            _definition(scribe, definition)
+        else:
+            scribe.say(definition.name, " = ")
+            scribe.heavy(LOOKUP_WEIGHT, str(definition.value))
+            scribe.say(" , ")
+            scribe.result(definition.name, definition.name, str(definition.value))
+        scribe.say(" .\n")
+    for _ in range(2):
+        _recap(scribe, known, len(known), rng)
+    return scribe.finish([])
 
 
 def _definition(scribe: Scribe, definition: Definition) -> None:

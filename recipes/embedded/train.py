@@ -1,7 +1,8 @@
-"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes,
-and in a second part, at a rate that falls once again, mostly large problems. Nothing is asked for that cannot be seen.
+"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed. Once both
+tasks have grown come holes, at a rate that falls, and in a second part, at one that falls again, mostly large problems.
+Nothing is asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 12e6 --more 7e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 7e6 --more 7e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from chain_traces import LOOKUP_WEIGHT, chain_example
+from chain_traces import LOOKUP_WEIGHT, chain_example, lookup_drill
 from examples import Example
 from masks import batch_mask, undecided, unseen
 from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
@@ -49,12 +50,13 @@ ANSWER_WEIGHT = 5.0
 # Problems of a task grow, and drills fade, by one LEVEL whenever GOOD a share of its lookups and FAIR a share of its
 # choices (among doors, where chance has a say) was right in a pool.
 GOOD, FAIR, LEVEL = 0.9, 0.65, 0.05
-# Shares of the tokens of the first part: holes come after HOLES, and the rate falls from FLAT on.
-HOLES, FLAT = 0.4, 0.55
+# Share of the tokens of the first part after which the rate falls.
+FLAT = 0.2
 # The second part starts with this share of the highest rate, after the warm-up.
 AGAIN = 0.6
-# Shares of the tokens of a pool by task.
+# Shares of the tokens of a pool by task, and until chains begin to grow.
 TASKS = {"chain": 0.5, "maze": 0.5}
+FIRST = {"chain": 0.75, "maze": 0.25}
 # Distracting facts of a maze over its supporting ones, in grown mazes uniform between these: a model that always sees
 # the same share takes the length of a plan from the number of facts. The smallest mazes have as many of either: where
 # these had fewer, doors were guessed, and lookups in chains did not form in 5 M tokens.
@@ -136,6 +138,8 @@ def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
 
     while True:
         if task == "chain":
+            if rng.random() < 0.5 * (1 - level):
+                return lookup_drill(rng)
             size = size_up_to(4 + round(13 * level))
             example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
         else:
@@ -160,8 +164,9 @@ def batches(seed: int, pool: int, levels: dict[str, float], large: bool, batch_t
     rng = random.Random(f"kvatlas embedded train {seed} pool {pool}")
     rows: list[Example] = []
     tokens = dict.fromkeys(TASKS, 0)
+    shares = TASKS if levels["chain"] else FIRST
     while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
-        task = min(TASKS, key=lambda item: tokens[item] / TASKS[item])
+        task = min(TASKS, key=lambda item: tokens[item] / shares[item])
         rows.append(draw(task, levels[task], large, rng))
         tokens[task] += len(rows[-1].words)
     rows.sort(key=lambda example: len(example.words))
@@ -200,7 +205,10 @@ def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(step: int, progress: float, again: float) -> float:
-    """Warm-up, flat to FLAT, then linear to 2 %; in the second part up again and linear to 2 % as `again` goes to 1."""
+    """Warm-up, flat to FLAT of the first part, then linear to 2 %; in the second up again and linear to 2 %.
+
+    `progress` in the first part is 0 until both tasks have grown, `again` in the second until it begins.
+    """
     if again:
         return max(0.02, AGAIN * min(1.0 - again, again / 0.03))
     decay = 0.98 * max(0.0, progress - FLAT) / (1.0 - FLAT)
@@ -252,6 +260,7 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     opts = optimizers(model, args.rate)
     checkpoint = args.out / "checkpoint.pt"
     step, pool, tokens, seconds = 0, 0, 0, 0.0
+    grown: int | None = None
     levels = dict.fromkeys(TASKS, 0.0)
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -259,19 +268,21 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
         for opt, opt_state in zip(opts, state["optimizers"], strict=True):
             opt.load_state_dict(opt_state)
         step, pool, tokens, seconds = state["step"], state["pool"], state["tokens"], state["seconds"]
-        levels = state["levels"]
+        levels, grown = state["levels"], state["grown"]
     model.train()
     started, saved = time.monotonic() - seconds, time.monotonic()
-    while tokens < args.tokens + args.more:
-        large = tokens >= args.tokens
+    # Tokens since both tasks have grown.
+    since = 0 if grown is None else tokens - grown
+    while since < args.tokens + args.more:
+        large = since >= args.tokens
         seen: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
         for batch in batches(args.seed, pool, levels, large, args.batch_tokens):
-            progress = tokens / args.tokens
-            again = (tokens - args.tokens) / args.more if large else 0.0
+            progress = since / args.tokens
+            again = (since - args.tokens) / args.more if large else 0.0
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = args.rate * rate_factor(step, progress, again)
-            loss, result = loss_of(model, batch, progress > HOLES, random.Random(f"holes {args.seed} {step}"))
+            loss, result = loss_of(model, batch, grown is not None, random.Random(f"holes {args.seed} {step}"))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
@@ -280,6 +291,7 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
             for task, item in result.items():
                 seen[task].append(item)
             step, tokens = step + 1, tokens + sum(len(example.words) for example in batch)
+            since = 0 if grown is None else tokens - grown
         seconds = time.monotonic() - started
         line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
         for task in TASKS:
@@ -288,14 +300,16 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
                 levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
             line[task] = {"loss": round(loss, 4), "lookups": round(lookups, 3)}
             line[task] |= {"choices": round(choices, 3), "level": levels[task]}
+        if grown is None and (min(levels.values()) == 1.0 or tokens >= args.growth):
+            grown = tokens
         if pool % args.log_every == 0:
             print(json.dumps(line), flush=True)
         pool += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens + args.more:
+        if time.monotonic() - saved > CHECKPOINT_SECONDS or since >= args.tokens + args.more:
             saved = time.monotonic()
             state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
             state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": saved - started}
-            state |= {"levels": levels}
+            state |= {"levels": levels, "grown": grown}
             torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
             save_model(model, args.out)
@@ -305,7 +319,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
-    parser.add_argument("--tokens", type=float, default=12e6)
+    parser.add_argument("--growth", type=float, default=12e6, help="most tokens until both tasks are at full size")
+    parser.add_argument("--tokens", type=float, default=7e6, help="tokens of the first part, after that")
     parser.add_argument("--more", type=float, default=7e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
