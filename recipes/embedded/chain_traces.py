@@ -60,16 +60,21 @@ def solution(system: System, rng: random.Random, drill: bool = False) -> Example
 def lookup_drill(rng: random.Random) -> Example:
     """Lookups alone, among many letters: definitions restated from the prompt, given values over and over.
 
-    With three or four letters a value can be guessed well enough that some seeds never learn to look it up.
+    Each value is followed by its letter once more (`e4e`), so that a head forms that looks one token back.
     """
     names = rng.sample(string.ascii_lowercase, rng.randint(*DRILLED))
-    known = {name: rng.randrange(10) for name in names[: len(names) // 2]}
+    known = {name: rng.randrange(10) for name in names[: (len(names) + 1) // 2]}
     definitions = [Definition(name, "", "", "", value) for name, value in known.items()]
     for name in names[len(known) :]:
         left, right = rng.choices(list(known), k=2)
         definitions.append(Definition(name, rng.choice("+-"), left, right, 0))
     stated = rng.sample(range(len(names)), len(names))
     scribe = Scribe(System(tuple(definitions), tuple(stated), tuple(names[-1:])).question)
+
+    def echoed(name: str) -> None:
+        _recall(scribe, name, str(known[name]))
+        scribe.heavy(LOOKUP_WEIGHT, name)
+
     for definition in (*rng.sample(definitions, len(names)), *rng.sample(definitions, len(names))):
         if definition.operator:
             _definition(scribe, definition)
@@ -77,10 +82,15 @@ def lookup_drill(rng: random.Random) -> Example:
             scribe.say(definition.name, " = ")
             scribe.heavy(LOOKUP_WEIGHT, str(definition.value))
             scribe.say(" , ")
-            scribe.result(definition.name, definition.name, str(definition.value))
+            echoed(definition.name)
         scribe.say(" .\n")
     for _ in range(2):
-        _recap(scribe, known, len(known), rng)
+        scribe.say("so far, ")
+        for i, name in enumerate(rng.sample(list(known), len(known))):
+            if i:
+                scribe.say(" , ")
+            echoed(name)
+        scribe.say(" .\n")
     return scribe.finish([])
 
 
