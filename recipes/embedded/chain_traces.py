@@ -58,9 +58,10 @@ def solution(system: System, rng: random.Random, drill: bool = False) -> Example
 
 
 def lookup_drill(rng: random.Random) -> Example:
-    """Lookups alone, among many letters: definitions restated from the prompt, given values over and over.
+    """Lookups alone, among many letters that come again at random, so that little can be guessed.
 
-    Each value is followed by its letter once more (`e4e`), so that a head forms that looks one token back.
+    With three or four letters a value can be guessed so well that some seeds never learn to look it up. Each value is
+    followed by its letter once more (`e4er9r`), so that a head forms that looks one token back.
     """
     names = rng.sample(string.ascii_lowercase, rng.randint(*DRILLED))
     known = {name: rng.randrange(10) for name in names[: (len(names) + 1) // 2]}
@@ -75,22 +76,20 @@ def lookup_drill(rng: random.Random) -> Example:
         _recall(scribe, name, str(known[name]))
         scribe.heavy(LOOKUP_WEIGHT, name)
 
-    for definition in (*rng.sample(definitions, len(names)), *rng.sample(definitions, len(names))):
-        if definition.operator:
-            _definition(scribe, definition)
-        else:
-            scribe.say(definition.name, " = ")
-            scribe.heavy(LOOKUP_WEIGHT, str(definition.value))
-            scribe.say(" , ")
-            echoed(definition.name)
+    for name, value in known.items():
+        scribe.say(name, " = ")
+        scribe.heavy(LOOKUP_WEIGHT, str(value))
+        scribe.say(" , ")
+        echoed(name)
         scribe.say(" .\n")
-    for _ in range(2):
+    for _ in range(4):
         scribe.say("so far, ")
-        for i, name in enumerate(rng.sample(list(known), len(known))):
-            if i:
-                scribe.say(" , ")
+        for name in rng.choices(list(known), k=8):
             echoed(name)
         scribe.say(" .\n")
+        for definition in rng.choices(definitions[len(known) :], k=3):
+            _definition(scribe, definition)
+            scribe.say(" .\n")
     return scribe.finish([])
 
 
