@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,22 +159,23 @@ def test_a_card_says_what_was_measured_and_claims_no_more(recipes: SimpleNamespa
     assert len(claimed) >= 15
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
 def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
-    recipes: SimpleNamespace, name: str, tmp_path: Path
+    recipes: SimpleNamespace,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def train(more: int) -> list[dict]:
-        done = subprocess.run(
-            [sys.executable, RECIPES / "train.py", "--model", name, "--out", tmp_path, "--growth", "2000",
-             "--tokens", "2000",
-             "--more", str(more), "--batch-tokens", "600", "--log-every", "1"],
-            capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        monkeypatch.syspath_prepend(RECIPES)
+        words = ["--model", name, "--out", str(tmp_path), "--growth", "2000", "--tokens", "2000", "--more", str(more),
+                 "--batch-tokens", "600", "--log-every", "1"]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", [str(RECIPES / "train.py"), *words])
+        runpy.run_path(str(RECIPES / "train.py"), run_name="__main__")
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     first = train(0)
     again = train(5_000)

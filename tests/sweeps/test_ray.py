@@ -78,40 +78,25 @@ def test_a_ray_started_here_changes_nothing_and_goes_on_with_a_local_run(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_only_its_unfinished_problems(
+def test_a_killed_worker_and_a_lost_node_cost_only_their_unfinished_problems(
     finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
 ) -> None:
     killed: list[int] = []
-    told: list[Progress] = []
-
-    def on_trace(progress: Progress) -> None:
-        told.append(progress)
-        if len(told) in (5, 30):
-            killed.append(workers(cluster)[0])
-            os.kill(killed[-1], signal.SIGKILL)
-
-    plan = make_plan(parse_spec(spec_data()))
-    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, on_trace=on_trace)
-    assert len(set(killed)) == 2
-    assert len(told) == plan.traces
-    assert contents(tmp_path) == contents(finished)
-
-
-@pytest.mark.slow
-def test_a_lost_node_costs_only_its_unfinished_problems(
-    finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
-) -> None:
     lost: list[Any] = []
     told: list[Progress] = []
 
     def on_trace(progress: Progress) -> None:
         told.append(progress)
-        if len(told) == 20:
+        if len(told) == 5:
+            killed.append(workers(cluster)[0])
+            os.kill(killed[-1], signal.SIGKILL)
+        elif len(told) == 40:
             lost.append(cluster.list_all_nodes()[-1])
             cluster.remove_node(lost[-1], allow_graceful=False)
 
     plan = make_plan(parse_spec(spec_data()))
-    sweep(plan, tmp_path, executor="ray", address=cluster.address, batch_size=4, on_trace=on_trace)
+    sweep(plan, tmp_path, executor="ray", workers=2, address=cluster.address, batch_size=4, on_trace=on_trace)
+    assert killed
     assert lost
     assert len(told) == plan.traces
     assert contents(tmp_path) == contents(finished)

@@ -62,9 +62,12 @@ def one_by_one(
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
-    """A Ray on this machine that is there already: sweeps do not start one for every model."""
+    """A Ray on this machine that is there already: sweeps do not start one for every model.
+
+    Of one core: two workers are tried in test_ray.py.
+    """
     ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
     yield
     ray.shutdown()
 
