@@ -18,14 +18,20 @@ import resource
 import subprocess
 import sys
 import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
-from kvatlas.predictor import answer_attention
+# The process that starts the others imports nothing heavy: their peak memory begins with that of the one that started
+# them.
 
 
 def llama(options: argparse.Namespace) -> LlamaForCausalLM:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=1024,
         hidden_size=options.hidden,
@@ -40,13 +46,19 @@ def llama(options: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def peak(device: str) -> int:
+    import torch
+
     if device != "cpu":
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@torch.inference_mode()
 def measure(options: argparse.Namespace) -> dict[str, float]:
+    import torch
+
+    from kvatlas.predictor import answer_attention
+
+    torch.set_grad_enabled(False)
     torch.set_num_threads(1)
     model = llama(options)
     tokens = [i * 7919 % 1000 for i in range(options.one)]
@@ -66,6 +78,14 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     began = time.perf_counter()
     work(options.one)
     return {"bytes": peak(options.device) - before, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def hardware(device: str) -> str:
+    if device == "cpu":
+        return platform.processor() or platform.machine()
+    import torch
+
+    return str(torch.cuda.get_device_name())
 
 
 def exponent(result: dict[str, dict[str, float]]) -> float | None:
@@ -101,14 +121,13 @@ def main() -> None:
 
     blocks = {str(length): apart(length) for length in options.lengths}
     matrix = {str(length): apart(length, "--matrix") for length in options.matrix_lengths}
-    hardware = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     print(
         json.dumps(
             {
                 "bench": "labels",
                 "options": {name: value for name, value in vars(options).items() if name not in ("one", "matrix")},
-                "torch": torch.__version__,
-                "hardware": hardware,
+                "torch": version("torch"),
+                "hardware": hardware(options.device),
                 "blocks": blocks,
                 "matrix": matrix,
                 "exponent": {"blocks": exponent(blocks), "matrix": exponent(matrix)},

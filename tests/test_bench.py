@@ -68,7 +68,7 @@ def test_without_a_gpu_it_says_so(run: Run, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.slow
 def test_the_memory_of_labels_does_not_grow_with_the_square() -> None:
     words = [str(BENCH / "labels.py"), "--lengths", "1024", "4096", "--matrix-lengths", "--answer", "64"]
-    # The peak memory of a process begins with that of the one that started it: not in this one.
+    # Not in this process, whose peak those it starts would begin with.
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["exponent"]["blocks"] < 1.4

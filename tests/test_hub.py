@@ -15,6 +15,7 @@ import pytest
 
 from kvatlas.models import ModelHandle
 from tests.hub_server import hub
+from tests.packaging.environments import COMMANDS
 from tests.r1 import AIME, save_model
 
 
@@ -33,6 +34,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kvatlas(cache: Path, endpoint: str, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return python(cache, endpoint, "-m", "kvatlas", *map(str, words), **more)
+
+
+def python(cache: Path, endpoint: str, *words: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         "HF_ENDPOINT": endpoint,
@@ -42,8 +47,8 @@ def kvatlas(cache: Path, endpoint: str, *words: object, **more: str) -> subproce
         **more,
     }
     environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in more else None
-    command = [sys.executable, "-m", "kvatlas", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, *words]
+    return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, check=False)
 
 
 def cpu() -> float:
@@ -82,60 +87,69 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
         assert sorted(shards) == sorted(file.name for file in r1.folder.glob("model-*.safetensors"))
         assert len(shards) > 2
     # Without a hub, from the cache alone: the same weights, hence the same run keys, hence nothing to do.
-    again = kvatlas(
-        tmp_path / "cache", "http://127.0.0.1:9", "sweep", path, "--out", tmp_path / "run", HF_HUB_OFFLINE="1"
-    )
-    assert again.returncode == 0, again.stderr
-    assert "traces, " not in again.stderr
     local = tmp_path / "local.yaml"
     local.write_text(path.read_text().replace("hf:owner/r1", r1.name))
-    same = kvatlas(tmp_path / "cache", "http://127.0.0.1:9", "sweep", local, "--out", tmp_path / "run")
-    assert same.returncode == 0, same.stderr
-    assert "traces, " not in same.stderr
+    commands = [["sweep", str(asked), "--out", str(tmp_path / "run")] for asked in (path, local)]
+    process = python(
+        tmp_path / "cache", "http://127.0.0.1:9", "-c", COMMANDS, stdin=json.dumps(commands), HF_HUB_OFFLINE="1"
+    )
+    assert process.returncode == 0, process.stderr
+    for code, _, err in json.loads(process.stdout):
+        assert code == 0, err
+        assert "traces, " not in err
+
+
+NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
 
 
 @pytest.mark.parametrize(
-    ("words", "more", "sentence"),
+    ("more", "refused"),
     [
-        (("benchmarks", "show", "GPQA_D"), {}, "'Idavidrein/gpqa' is gated: accept its terms on http"),
-        (("benchmarks", "show", "AIME24"), {}, "'HuggingFaceH4/aime_2024' is not on http"),
-        (("benchmarks", "show", "MATH500"), {}, "holds no file test.jsonl; name a local file: MATH500@FILE"),
-        (("run", "hf:owner/none", "CHAIN4"), {}, "The model 'owner/none' is not on http"),
         (
-            ("run", "hf:owner/r1", "CHAIN4", "--model-option", "revision=v9"),
             {},
-            "The model 'owner/r1' at revision 'v9' is not on http",
+            [
+                (("benchmarks", "show", "GPQA_D"), "'Idavidrein/gpqa' is gated: accept its terms on http"),
+                (("benchmarks", "show", "AIME24"), "'HuggingFaceH4/aime_2024' is not on http"),
+                (("benchmarks", "show", "MATH500"), "holds no file test.jsonl; name a local file: MATH500@FILE"),
+                (NONE, "The model 'owner/none' is not on http"),
+                (
+                    (*R1, "--model-option", "revision=v9"),
+                    "The model 'owner/r1' at revision 'v9' is not on http",
+                ),
+            ],
         ),
-        (("run", "hf:owner/r1", "CHAIN4"), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to fetch it"),
-        (("run", "hf:owner/r1", "CHAIN4"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached; name a local"),
-        (("run", "hf:owner/r1", "CHAIN4"), {"HF_ENDPOINT": "http://192.0.2.1"}, "cannot be reached; name a local"),
+        ({"HF_HUB_OFFLINE": "1"}, [(R1, "HF_HUB_OFFLINE forbids to fetch it")]),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [(R1, "cannot be reached; name a local")]),
+        ({"HF_ENDPOINT": "http://192.0.2.1"}, [(R1, "cannot be reached; name a local")]),
         (
-            ("run", "hf:owner/r1", "CHAIN4"),
             {"HF_ENDPOINT": "http://192.0.2.1", "KVATLAS_HUB_SECONDS": "0.25"},
-            "(KVATLAS_HUB_SECONDS, here 0.25, is how long",
+            [(R1, "(KVATLAS_HUB_SECONDS, here 0.25, is how long")],
         ),
-        (("run", "hf:owner/r1", "CHAIN4"), {"KVATLAS_HUB_SECONDS": "soon"}, "KVATLAS_HUB_SECONDS is 'soon'; valid are"),
-        (("benchmarks", "show", "AIME24"), {"HTTPS_PROXY": "http://127.0.0.1:9"}, "is not on http"),
+        ({"KVATLAS_HUB_SECONDS": "soon"}, [(R1, "KVATLAS_HUB_SECONDS is 'soon'; valid are")]),
+        ({"HTTPS_PROXY": "http://127.0.0.1:9"}, [(("benchmarks", "show", "AIME24"), "is not on http")]),
     ],
+    ids=lambda item: " ".join(f"{name}={value}" for name, value in item.items()) if isinstance(item, dict) else "",
 )
 def test_what_the_hub_refuses_is_one_sentence_and_soon(
-    r1: ModelHandle, data: Path, tmp_path: Path, words: tuple[str, ...], more: dict[str, str], sentence: str
+    r1: ModelHandle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, str],
+    refused: list[tuple[tuple[str, ...], str]],
 ) -> None:
-    import tests.hub_server as server
-
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "README.md").write_text("nothing")
-    before, server.GATED = server.GATED, "Idavidrein/gpqa"
-    try:
-        with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
-            began, before_cpu = time.perf_counter(), cpu()
-            done = kvatlas(tmp_path / "cache", endpoint, *words, **more)
-            took, took_cpu = time.perf_counter() - began, cpu() - before_cpu
-    finally:
-        server.GATED = before
-    assert (done.returncode, done.stdout) == (2, "")
-    assert sentence in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1
+    monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
+    with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
+        began, before_cpu = time.perf_counter(), cpu()
+        commands = json.dumps([words for words, _ in refused])
+        process = python(tmp_path / "cache", endpoint, "-c", COMMANDS, stdin=commands, **more)
+        took, took_cpu = time.perf_counter() - began, cpu() - before_cpu
+    assert process.returncode == 0, process.stderr
+    for (code, out, err), (_, sentence) in zip(json.loads(process.stdout), refused, strict=True):
+        assert (code, out) == (2, "")
+        assert sentence in err, err
+        assert err.count("\n") == 1
     # Two seconds on an idle machine. This one may be busy, so that the work and the waiting are bounded apart: a client
     # that waits for a host that does not answer takes 20 seconds and more.
     assert took_cpu < 4

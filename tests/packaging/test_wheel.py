@@ -71,7 +71,7 @@ def test_a_package_is_built_without_kernels_where_they_do_not_compile(
 def test_the_demo_runs_from_the_wheel(installed: Environment, tmp_path: Path) -> None:
     where = installed.run(tmp_path, "-c", "import kvatlas; print(kvatlas.__file__)").stdout
     assert where.startswith(str(installed.folder))
-    done = installed.run(tmp_path, "-m", "kvatlas", "demo", "--quick", "--quiet")
+    done = installed.run(tmp_path, "-m", "kvatlas", "demo", "--quick", "--quiet", "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "demo-quick" / "run.sqlite").is_file()
     assert list((tmp_path / "runs" / "demo-quick").rglob("*.html"))
