@@ -10,12 +10,14 @@ CORE = src/kvatlas/engine src/kvatlas/policies src/kvatlas/stats
 # As mutmut names what is in a file: kvatlas.stats.estimates.cells.*
 MUTATED = $(shell git diff --name-only --diff-filter=AM $(SINCE) -- $(CORE) | sed -n 's|^src/\(.*\)\.py$$|"\1.*"|p' | tr / .)
 BIN = $(VENV)/bin
+# Compiled modules are kept, also where that is switched off: tests and sweeps start many processes of the package.
+export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
 # Clients of the server with what each needs beside the development environment, which wants other versions of it.
 CLIENTS = tests/server/clients/newer.txt tests/server/clients/older.txt
 
-.PHONY: env demo test conformance deep bench embedded example site clean
+.PHONY: env demo test types tests conformance deep bench embedded example site clean
 
 env: $(VENV)/user.stamp
 
@@ -39,10 +41,16 @@ demo: $(VENV)/user.stamp
 test: $(VENV)/dev.stamp $(VENV)/clients.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --jobs 2 types tests
+
+types:
+	$(BIN)/mypy
+
+# Three processes for two cores: some tests wait for others' processes.
+tests:
 	mkdir -p build
-	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
 	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
 

@@ -119,7 +119,7 @@ def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) 
         expected = []
         for name, start, end in example.results:
             # Values that the prompt gives can be read there.
-            if first.setdefault(name, start) != start and not re.search(rf"(^| ){name}  =  \d", text):
+            if first.setdefault(name, start) != start and not re.search(rf"(^| ){name} =  \d", text):
                 expected += range(start, end)
         assert told == expected
         result += len(told)

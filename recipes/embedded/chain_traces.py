@@ -8,7 +8,6 @@ places, as in the traces of large reasoning models.
 from __future__ import annotations
 
 import random
-import string
 from dataclasses import replace
 
 from examples import Example, Scribe
@@ -22,8 +21,6 @@ CHECK_RATE = 0.5
 ATTEMPT_RATE = 0.15
 # Lookups count more than free choices: at weight 1 each kind of lookup forms millions of tokens later.
 LOOKUP_WEIGHT = 3.0
-# Letters of a drill of lookups.
-DRILLED = (4, 12)
 
 
 def chain_example(size: int, rng: random.Random, drill: bool = False) -> Example:
@@ -57,52 +54,16 @@ def solution(system: System, rng: random.Random, drill: bool = False) -> Example
     return scribe.finish(words(system.answer))
 
 
-def lookup_drill(rng: random.Random) -> Example:
-    """Lookups alone, among many letters that come again at random, so that little can be guessed.
-
-    With three or four letters a value can be guessed so well that some seeds never learn to look it up. Each value is
-    followed by its letter once more (`e4er9r`), so that a head forms that looks one token back.
-    """
-    names = rng.sample(string.ascii_lowercase, rng.randint(*DRILLED))
-    known = {name: rng.randrange(10) for name in names[: (len(names) + 1) // 2]}
-    definitions = [Definition(name, "", "", "", value) for name, value in known.items()]
-    for name in names[len(known) :]:
-        left, right = rng.choices(list(known), k=2)
-        definitions.append(Definition(name, rng.choice("+-"), left, right, 0))
-    stated = rng.sample(range(len(names)), len(names))
-    scribe = Scribe(System(tuple(definitions), tuple(stated), tuple(names[-1:])).question)
-
-    def echoed(name: str) -> None:
-        _recall(scribe, name, str(known[name]))
-        scribe.heavy(LOOKUP_WEIGHT, name)
-
-    for name, value in known.items():
-        scribe.say(name, " = ")
-        scribe.heavy(LOOKUP_WEIGHT, str(value))
-        scribe.say(" , ")
-        echoed(name)
-        scribe.say(" .\n")
-    for _ in range(4):
-        scribe.say("so far, ")
-        for name in rng.choices(list(known), k=8):
-            echoed(name)
-        scribe.say(" .\n")
-        for definition in rng.choices(definitions[len(known) :], k=3):
-            _definition(scribe, definition)
-            scribe.say(" .\n")
-    return scribe.finish([])
-
-
 def _definition(scribe: Scribe, definition: Definition) -> None:
-    scribe.say(definition.name, " = ")
-    scribe.heavy(LOOKUP_WEIGHT, definition.left, f" {definition.operator} ", definition.right)
+    scribe.say(f"{definition.name} = ")
+    scribe.heavy(LOOKUP_WEIGHT, definition.left, f" {definition.operator} {definition.right}")
     scribe.say(" : ")
 
 
 def _step(scribe: Scribe, definition: Definition, known: dict[str, int], rng: random.Random) -> None:
     name, value = definition.name, str(definition.value)
     if not definition.operator:
-        scribe.say(name, " = ", value, " , ")
+        scribe.say(f"{name} = ", value, " , ")
         scribe.result(name, name, value)
         scribe.say(" .\n")
         return

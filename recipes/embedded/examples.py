@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vocabulary import ASSISTANT, END, END_THINK, THINK, USER, words
+from vocabulary import ASSISTANT, END, END_THINK, NAMES, THINK, USER, words
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class Example:
     prompt: int
     results: tuple[tuple[str, int, int], ...]
     weights: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def task(self) -> str:
+        """ "chain" or "maze"."""
+        return "chain" if self.words[1] in NAMES else "maze"
 
     @property
     def thinking_end(self) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 from examples import Example
+from vocabulary import NAMES
 
 Mask = npt.NDArray[np.bool_]
 
@@ -53,7 +55,7 @@ def unseen(example: Example, visible: Mask) -> list[int]:
     same learns to invent results where it sees none.
     """
     prompt = example.words[: example.prompt]
-    given = {a for a, b, c in zip(prompt, prompt[1:], prompt[2:], strict=False) if b == " = " and c.isdigit()}
+    given = {a[0] for a, b in pairwise(prompt) if a in NAMES and b.isdigit()}
     stated: dict[str, list[int]] = {}
     places: list[int] = []
     for name, first, last in example.results:

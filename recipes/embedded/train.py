@@ -2,7 +2,7 @@
 tasks have grown come holes, at a rate that falls, and in a second part, at one that falls again, mostly large problems.
 Nothing is asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 7e6 --more 7e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 5e6 --more 5e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from chain_traces import LOOKUP_WEIGHT, chain_example, lookup_drill
+from chain_traces import LOOKUP_WEIGHT, chain_example
 from examples import Example
 from masks import batch_mask, undecided, unseen
 from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
@@ -33,7 +33,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 from transformers.utils import logging
-from vocabulary import END, END_THINK, IDS, PAD, VOCABULARY, save_tokenizer
+from vocabulary import DIGITS, END, END_THINK, IDS, LETTERS, PAD, TERMS, VOCABULARY, save_tokenizer
 
 from kvatlas.benchmarks.seqbench import Shape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
@@ -47,22 +47,28 @@ CHECKPOINT_SECONDS = 60.0
 IGNORE = -100
 # Answers are about 5 % of the tokens; at weight 1 their recall is learnt long after that of the steps.
 ANSWER_WEIGHT = 5.0
-# Problems of a task grow, and drills fade, by one LEVEL whenever GOOD a share of its lookups and FAIR a share of its
-# choices (among doors, where chance has a say) was right in a pool.
-GOOD, FAIR, LEVEL = 0.9, 0.65, 0.05
+# Problems of a task grow, and drills fade, by one LEVEL whenever these shares were right in a pool. In chains of each
+# kind of lookup (values, first operands, second ones with their operators), because one that has not formed when the
+# drills fade may not form any more. Choices are among doors, where chance has a say.
+GOOD = {"values": 0.95, "first": 0.95, "second": 0.95, "lookups": 0.9, "choices": 0.65}
+LEVEL = 0.05
 # Share of the tokens of the first part after which the rate falls.
 FLAT = 0.2
 # The second part starts with this share of the highest rate, after the warm-up.
 AGAIN = 0.6
-# Shares of the tokens of a pool by task, and until chains begin to grow.
-TASKS = {"chain": 0.5, "maze": 0.5}
-FIRST = {"chain": 0.75, "maze": 0.25}
+TASKS = ("chain", "maze")
 # Distracting facts of a maze over its supporting ones, in grown mazes uniform between these: a model that always sees
 # the same share takes the length of a plan from the number of facts. The smallest mazes have as many of either: where
 # these had fewer, doors were guessed, and lookups in chains did not form in 5 M tokens.
 NOISE = (0.0, 1.5)
 # Shares of the grown mazes with a locked door, and of the others with a plan of a given length.
 LOCKED, GIVEN_LENGTH = 0.5, 0.4
+# What is looked up in chains: values, first operands, second operands with their operators.
+VALUES, FIRST, SECOND = (torch.tensor([IDS[word] for word in words]) for words in (DIGITS, LETTERS, TERMS))
+# Length of an embedding's own part at the start: much shorter, and the first hundred steps would change it altogether.
+EMBEDDING = 1.0
+# Length of the keys and queries at the start that look back, in each of their angles.
+FOCUS = 10.0
 # Queries that attend at a time.
 BLOCK = 64
 
@@ -117,8 +123,33 @@ def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
         "attn_implementation": "blockwise",
     }
     if name == "tiny-llama":
-        return LlamaForCausalLM(LlamaConfig(intermediate_size=352, **common))
-    return Qwen2ForCausalLM(Qwen2Config(intermediate_size=352, **common))
+        model = LlamaForCausalLM(LlamaConfig(intermediate_size=352, **common))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(intermediate_size=352, **common))
+    look_back(model)
+    return model
+
+
+@torch.no_grad()
+def look_back(model: LlamaForCausalLM | Qwen2ForCausalLM) -> None:
+    """Let two heads of the first layer begin by looking one and two tokens back, whatever the tokens are.
+
+    Lookups need such heads, and whether they formed was luck (LOG.md). All embeddings get one vector in common, as long
+    as their own; from it alone come the keys and the queries of these heads, turned back by one and two positions.
+    """
+    attention, embeddings = model.model.layers[0].self_attn, model.model.embed_tokens.weight
+    size, width = model.config.head_dim, model.config.hidden_size
+    # Neighbours differ in the fastest angles of RoPE only.
+    angles = model.model.rotary_emb.inv_freq[:4]
+    rest = torch.zeros(size // 2 - len(angles))
+    common = torch.full((width,), width**-0.5)
+    own = nn.functional.normalize(embeddings - embeddings.mean(dim=1, keepdim=True))
+    embeddings.copy_(EMBEDDING * (own + common))
+    # Half of a normed embedding, whose square is `width`, is the common vector's.
+    read = FOCUS * common / (width / 2) ** 0.5
+    keys, queries = attention.k_proj.weight, attention.q_proj.weight
+    for weight, back in ((keys[:size], 0), (queries[:size], 1), (queries[size : 2 * size], 2)):
+        weight += torch.cat([(back * angles).cos(), rest, -(back * angles).sin(), rest])[:, None] * read
 
 
 def save_model(model: nn.Module, folder: Path) -> None:
@@ -138,8 +169,6 @@ def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
 
     while True:
         if task == "chain":
-            if rng.random() < 0.5 * (1 - level):
-                return lookup_drill(rng)
             size = size_up_to(4 + round(13 * level))
             example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
         else:
@@ -164,9 +193,8 @@ def batches(seed: int, pool: int, levels: dict[str, float], large: bool, batch_t
     rng = random.Random(f"kvatlas embedded train {seed} pool {pool}")
     rows: list[Example] = []
     tokens = dict.fromkeys(TASKS, 0)
-    shares = TASKS if levels["chain"] else FIRST
     while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
-        task = min(TASKS, key=lambda item: tokens[item] / shares[item])
+        task = min(TASKS, key=tokens.__getitem__)
         rows.append(draw(task, levels[task], large, rng))
         tokens[task] += len(rows[-1].words)
     rows.sort(key=lambda example: len(example.words))
@@ -217,12 +245,12 @@ def rate_factor(step: int, progress: float, again: float) -> float:
 
 def loss_of(
     model: LlamaForCausalLM, batch: Batch, holes: bool, rng: random.Random
-) -> tuple[Tensor, dict[str, tuple[float, float, float]]]:
+) -> tuple[Tensor, dict[str, dict[str, float]]]:
     """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast.
 
     Results that no visible token states count nothing, and that one is unknown counts as much as one that is known:
     the two are the same decision, and weighed unlike they teach to invent results.
-    Beside it, by task, the plain mean and the shares of lookups and of choices (told by their weights) that are right.
+    Beside it, by task, the plain mean and the shares that are right of what GOOD names.
     """
     ids, targets, weights = padded(batch)
     visible = np.tril(np.ones((1, 1, *ids.shape[1:] * 2), dtype=bool))
@@ -231,7 +259,7 @@ def loss_of(
         visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
         for row, example in enumerate(batch):
             hidden = unseen(example, visible[row])
-            if example.words[2] == " = ":
+            if example.task == "chain":
                 hidden += undecided(example, visible[row])
             weights[row, [position - 1 for position in hidden]] = 0.0
     mask = torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), -torch.inf)
@@ -245,13 +273,17 @@ def loss_of(
     losses = nn.functional.cross_entropy(logits.float(), targets[learnt], reduction="none")
     weights = weights[learnt]
     right = logits.argmax(-1) == targets[learnt]
-    chains = torch.tensor([example.words[2] == " = " for example in batch])[:, None].expand(ids.shape)[learnt]
-    seen = {}
-    for task, part in (("chain", chains), ("maze", ~chains)):
-        if part.any():
-            lookups, choices = right[part & (weights > CHOICE_WEIGHT)], right[part & (weights == CHOICE_WEIGHT)]
-            chosen = choices.float().mean().item() if task == "maze" else 1.0
-            seen[task] = (losses[part].mean().item(), lookups.float().mean().item(), chosen)
+    chains = torch.tensor([example.task == "chain" for example in batch])[:, None].expand(ids.shape)[learnt]
+    asked, targets = weights > CHOICE_WEIGHT, targets[learnt]
+    chain = {"values": VALUES, "first": FIRST, "second": SECOND}
+    kinds = {
+        "chain": {"loss": chains, **{name: chains & asked & torch.isin(targets, ids) for name, ids in chain.items()}},
+        "maze": {"loss": ~chains, "lookups": ~chains & asked, "choices": ~chains & (weights == CHOICE_WEIGHT)},
+    }
+    seen = {
+        task: {name: (losses if name == "loss" else right)[part].float().mean().item() for name, part in parts.items()}
+        for task, parts in kinds.items()
+    }
     return (losses * weights).sum() / weights.sum(), seen
 
 
@@ -271,14 +303,17 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
         levels, grown = state["levels"], state["grown"]
     model.train()
     started, saved = time.monotonic() - seconds, time.monotonic()
-    # Tokens since both tasks have grown.
-    since = 0 if grown is None else tokens - grown
-    while since < args.tokens + args.more:
-        large = since >= args.tokens
-        seen: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
+
+    def since() -> int:
+        """Tokens since both tasks have grown."""
+        return 0 if grown is None else tokens - grown
+
+    while since() < args.tokens + args.more:
+        large = since() >= args.tokens
+        seen: dict[str, list[dict[str, float]]] = {task: [] for task in TASKS}
         for batch in batches(args.seed, pool, levels, large, args.batch_tokens):
-            progress = since / args.tokens
-            again = (since - args.tokens) / args.more if large else 0.0
+            progress = since() / args.tokens
+            again = (since() - args.tokens) / args.more if large else 0.0
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = args.rate * rate_factor(step, progress, again)
@@ -291,21 +326,20 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
             for task, item in result.items():
                 seen[task].append(item)
             step, tokens = step + 1, tokens + sum(len(example.words) for example in batch)
-            since = 0 if grown is None else tokens - grown
         seconds = time.monotonic() - started
         line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
-        for task in TASKS:
-            loss, lookups, choices = (sum(item) / len(item) for item in zip(*seen[task], strict=True))
-            if lookups >= GOOD and choices >= FAIR:
+        for task, items in seen.items():
+            # A batch without any of a kind has no share.
+            line[task] = {name: round(float(np.nanmean([item[name] for item in items])), 4) for name in items[0]}
+            if all(share >= GOOD[name] for name, share in line[task].items() if name != "loss"):
                 levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
-            line[task] = {"loss": round(loss, 4), "lookups": round(lookups, 3)}
-            line[task] |= {"choices": round(choices, 3), "level": levels[task]}
+            line[task]["level"] = levels[task]
         if grown is None and (min(levels.values()) == 1.0 or tokens >= args.growth):
             grown = tokens
         if pool % args.log_every == 0:
             print(json.dumps(line), flush=True)
         pool += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS or since >= args.tokens + args.more:
+        if time.monotonic() - saved > CHECKPOINT_SECONDS or since() >= args.tokens + args.more:
             saved = time.monotonic()
             state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
             state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": saved - started}
@@ -320,8 +354,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
     parser.add_argument("--growth", type=float, default=12e6, help="most tokens until both tasks are at full size")
-    parser.add_argument("--tokens", type=float, default=7e6, help="tokens of the first part, after that")
-    parser.add_argument("--more", type=float, default=7e6, help="tokens of the second part")
+    parser.add_argument("--tokens", type=float, default=5e6, help="tokens of the first part, after that")
+    parser.add_argument("--more", type=float, default=5e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
