@@ -85,6 +85,18 @@ def test_every_result_is_where_it_says(recipes: SimpleNamespace) -> None:
             assert example.words[first] == name.split(" ")[0]
 
 
+def test_where_several_words_are_right_all_of_them_are_asked_for(recipes: SimpleNamespace) -> None:
+    chain, *mazes = examples(recipes, 5)
+    assert chain.choices == ()
+    for maze in mazes:
+        doors = set(re.findall(r"Room (\w\d) and (\w\d)", "".join(maze.words[: maze.prompt])))
+        assert maze.choices
+        for position, right in maze.choices:
+            room = maze.words[position - 2]
+            assert maze.words[position] in right
+            assert all({(room, other), (other, room)} & doors for other in right)
+
+
 def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(recipes: SimpleNamespace) -> None:
     batch = examples(recipes, 4)
     hidden = 0
@@ -126,22 +138,18 @@ def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) 
     assert result > 20
 
 
-def test_lines_begun_without_seeing_all_results_are_told(recipes: SimpleNamespace) -> None:
+def test_what_a_chain_wants_without_seeing_what_it_wanted_is_told(recipes: SimpleNamespace) -> None:
     for example in examples(recipes, 6):
         length, thinking = len(example.words), example.words.index("</think>")
         everything = np.tril(np.ones((2, length, length), bool))
         assert recipes.masks.undecided(example, everything) == []
-        lines = [
-            position for position in range(example.prompt + 1, thinking + 1) if example.words[position - 1] == " .\n"
-        ]
-        assert lines[-1] == thinking
-        hidden = everything.copy()
-        _, _, last = example.results[2]
-        hidden[:, last + 1 :, example.prompt : last] = False
-        # Some of the first three is stated nowhere else, or not at once.
-        told = recipes.masks.undecided(example, hidden)
-        assert told
-        assert set(told) <= {line for line in lines if line > last}
+        for number, goal in enumerate(example.goals):
+            assert example.words[goal - 1] == "want "
+            hidden = everything.copy()
+            hidden[:, goal + 1 :, goal] = False
+            last = number == len(example.goals) - 1
+            after = [thinking] if last else [example.goals[number + 1] - 1, example.goals[number + 1]]
+            assert recipes.masks.undecided(example, hidden) == after
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])

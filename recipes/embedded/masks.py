@@ -67,20 +67,12 @@ def unseen(example: Example, visible: Mask) -> list[int]:
 
 
 def undecided(example: Example, visible: Mask) -> list[int]:
-    """Places of words that begin a line, or end the thinking, while some result stated before cannot be seen.
-
-    What is left to do follows from what is done: a model that is asked for it without seeing that learns to stop early.
-    """
-    stated: dict[str, list[int]] = {}
-    results = sorted(example.results, key=lambda result: result[2])
+    """Places of words that say what a chain wants next, or end the thinking, while what it wanted cannot be seen."""
     places: list[int] = []
-    for position in range(example.prompt + 1, example.thinking_end + 1):
-        if example.words[position - 1] == " .\n":
-            while results and results[0][2] <= position:
-                name, _, last = results.pop(0)
-                stated.setdefault(name, []).append(last - 1)
-            if not all(visible[:, position - 1, copies].any() for copies in stated.values()):
-                places.append(position)
+    for goal, place in zip(example.goals, (*example.goals[1:], example.thinking_end), strict=False):
+        first = place if place == example.thinking_end else place - 1
+        if not visible[:, first - 1, goal].any():
+            places += range(first, place + 1)
     return places
 
 

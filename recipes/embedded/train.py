@@ -2,7 +2,7 @@
 tasks have grown come holes, at a rate that falls, and in a second part, at one that falls again, mostly large problems.
 Nothing is asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 5e6 --more 5e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 4e6 --more 4e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -22,7 +22,7 @@ import torch
 from chain_traces import LOOKUP_WEIGHT, chain_example
 from examples import Example
 from masks import batch_mask, undecided, unseen
-from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
+from maze_traces import maze_drill, maze_example
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -33,7 +33,20 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 from transformers.utils import logging
-from vocabulary import DIGITS, END, END_THINK, IDS, LETTERS, PAD, TERMS, VOCABULARY, save_tokenizer
+from vocabulary import (
+    DIGITS,
+    END,
+    END_THINK,
+    IDS,
+    LETTERS,
+    NAMES,
+    PAD,
+    ROOMS,
+    STATES,
+    TERMS,
+    VOCABULARY,
+    save_tokenizer,
+)
 
 from kvatlas.benchmarks.seqbench import Shape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
@@ -47,10 +60,10 @@ CHECKPOINT_SECONDS = 60.0
 IGNORE = -100
 # Answers are about 5 % of the tokens; at weight 1 their recall is learnt long after that of the steps.
 ANSWER_WEIGHT = 5.0
-# Problems of a task grow, and drills fade, by one LEVEL whenever these shares were right in a pool. In chains of each
-# kind of lookup (values, first operands, second ones with their operators), because one that has not formed when the
-# drills fade may not form any more. Choices are among doors, where chance has a say.
-GOOD = {"values": 0.95, "first": 0.95, "second": 0.95, "lookups": 0.9, "choices": 0.65}
+# Problems of a task grow, and drills fade, by one LEVEL whenever these shares of all it looks up were right in a pool.
+# In chains of each kind, because one that has not formed when the drills fade may not form any more: the definition
+# that comes next, values, letters wanted and first operands, second ones with their operators.
+GOOD = {"next": 0.95, "values": 0.95, "letters": 0.9, "second": 0.95, "facts": 0.9}
 LEVEL = 0.05
 # Share of the tokens of the first part after which the rate falls.
 FLAT = 0.2
@@ -63,8 +76,10 @@ TASKS = ("chain", "maze")
 NOISE = (0.0, 1.5)
 # Shares of the grown mazes with a locked door, and of the others with a plan of a given length.
 LOCKED, GIVEN_LENGTH = 0.5, 0.4
-# What is looked up in chains: values, first operands, second operands with their operators.
-VALUES, FIRST, SECOND = (torch.tensor([IDS[word] for word in words]) for words in (DIGITS, LETTERS, TERMS))
+LOOKED_UP = {
+    "chain": {"next": NAMES, "values": DIGITS, "letters": LETTERS, "second": TERMS},
+    "maze": {"facts": (*ROOMS, *STATES)},
+}
 # Length of an embedding's own part at the start: much shorter, and the first hundred steps would change it altogether.
 EMBEDDING = 1.0
 # Length of the keys and queries at the start that look back, in each of their angles.
@@ -246,8 +261,9 @@ def rate_factor(step: int, progress: float, again: float) -> float:
 def loss_of(
     model: LlamaForCausalLM, batch: Batch, holes: bool, rng: random.Random
 ) -> tuple[Tensor, dict[str, dict[str, float]]]:
-    """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast.
+    """Weighted mean of -log p over the tokens to be learnt, p of all words that are right there; under bf16 autocast.
 
+    To ask for the one word that was drawn among several would teach nothing, and drown what is to be learnt in noise.
     Results that no visible token states count nothing, and that one is unknown counts as much as one that is known:
     the two are the same decision, and weighed unlike they teach to invent results.
     Beside it, by task, the plain mean and the shares that are right of what GOOD names.
@@ -258,9 +274,7 @@ def loss_of(
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
         for row, example in enumerate(batch):
-            hidden = unseen(example, visible[row])
-            if example.task == "chain":
-                hidden += undecided(example, visible[row])
+            hidden = unseen(example, visible[row]) + undecided(example, visible[row])
             weights[row, [position - 1 for position in hidden]] = 0.0
     mask = torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), -torch.inf)
     weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
@@ -269,21 +283,22 @@ def loss_of(
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
         learnt = targets != IGNORE
-        logits = model.lm_head(hidden[learnt])
-    losses = nn.functional.cross_entropy(logits.float(), targets[learnt], reduction="none")
-    weights = weights[learnt]
-    right = logits.argmax(-1) == targets[learnt]
+        logits = model.lm_head(hidden[learnt]).float()
+    right = nn.functional.one_hot(targets.clamp(min=0), len(VOCABULARY)).bool()
+    for row, example in enumerate(batch):
+        for position, allowed in example.choices:
+            right[row, position - 1] = False
+            right[row, position - 1, [IDS[word] for word in allowed]] = True
+    right, targets, weights = right[learnt], targets[learnt], weights[learnt]
+    losses = -nn.functional.log_softmax(logits, -1).masked_fill(~right, -torch.inf).logsumexp(-1)
+    hits = right.gather(1, logits.argmax(-1, keepdim=True))[:, 0]
     chains = torch.tensor([example.task == "chain" for example in batch])[:, None].expand(ids.shape)[learnt]
-    asked, targets = weights > CHOICE_WEIGHT, targets[learnt]
-    chain = {"values": VALUES, "first": FIRST, "second": SECOND}
-    kinds = {
-        "chain": {"loss": chains, **{name: chains & asked & torch.isin(targets, ids) for name, ids in chain.items()}},
-        "maze": {"loss": ~chains, "lookups": ~chains & asked, "choices": ~chains & (weights == CHOICE_WEIGHT)},
-    }
-    seen = {
-        task: {name: (losses if name == "loss" else right)[part].float().mean().item() for name, part in parts.items()}
-        for task, parts in kinds.items()
-    }
+    seen: dict[str, dict[str, float]] = {}
+    for task, part in (("chain", chains), ("maze", ~chains)):
+        seen[task] = {"loss": losses[part].mean().item()}
+        for name, words in LOOKED_UP[task].items():
+            asked = torch.isin(targets, torch.tensor([IDS[word] for word in words])) & (weights == LOOKUP_WEIGHT)
+            seen[task][name] = hits[part & asked].float().mean().item()
     return (losses * weights).sum() / weights.sum(), seen
 
 
@@ -354,8 +369,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
     parser.add_argument("--growth", type=float, default=12e6, help="most tokens until both tasks are at full size")
-    parser.add_argument("--tokens", type=float, default=5e6, help="tokens of the first part, after that")
-    parser.add_argument("--more", type=float, default=5e6, help="tokens of the second part")
+    parser.add_argument("--tokens", type=float, default=4e6, help="tokens of the first part, after that")
+    parser.add_argument("--more", type=float, default=4e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)

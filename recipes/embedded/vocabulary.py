@@ -29,7 +29,7 @@ SHARED = (" , ", " : ", " .\n", "\n", "yes", "no", "so far, ", "wait, let me che
 NAMES = tuple(f"{letter} = " for letter in LETTERS)
 TERMS = tuple(f" {operator} {letter}" for operator in "+-" for letter in LETTERS)
 # Of sums of digits the signs stand alone.
-CHAIN = (*NAMES, *TERMS, " = ", " + ", " - ", " ; ", " ? ", " unknown")
+CHAIN = (*NAMES, *TERMS, "want ", " = ", " + ", " - ", " ; ", " ? ", " unknown")
 FACTS = (
     "Room ",
     " and ",
