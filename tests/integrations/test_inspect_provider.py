@@ -31,7 +31,7 @@ from inspect_ai.solver import generate, system_message
 
 
 @task
-def native():
+def native(name):
     return Task(dataset=[Sample(input="a = 3 . ? a", target="3"), Sample(input="b = 4 . ? b", target="4")],
                 solver=[generate(max_tokens=30, temperature=0)], scorer=includes())
 """
@@ -113,14 +113,14 @@ def test_choices_stops_lengths_and_refusals() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("native", [False, True])
-def test_inspect_eval_runs_on_an_embedded_model(tmp_path: Path, native: bool) -> None:
+def test_inspect_eval_runs_on_an_embedded_model(tmp_path: Path) -> None:
+    """A task of Inspect's own and ours, in one process."""
     from inspect_ai.log import list_eval_logs, read_eval_log
 
     (tmp_path / "native.py").write_text(NATIVE)
-    task = ["native.py"] if native else ["kvatlas/benchmark", "-T", "name=CHAIN3", "--limit", "4", "--epochs", "2"]
+    tasks = ["native.py", "kvatlas/benchmark", "-T", "name=CHAIN3", "--limit", "4", "--epochs", "2"]
     setting = [word for name, value in VALUES.items() for word in ("-M", f"{name}={value}")]
-    words = ["eval", *task, "--model", NAME, "-M", "policy=dynts", *setting, "--log-dir", str(tmp_path / "logs")]
+    words = ["eval", *tasks, "--model", NAME, "-M", "policy=dynts", *setting, "--log-dir", str(tmp_path / "logs")]
     done = subprocess.run(
         [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
         cwd=tmp_path,
@@ -129,11 +129,11 @@ def test_inspect_eval_runs_on_an_embedded_model(tmp_path: Path, native: bool) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (info,) = list_eval_logs(str(tmp_path / "logs"))
-    log = read_eval_log(info)
-    assert log.status == "success"
-    assert log.samples is not None
-    assert len(log.samples) == (2 if native else 8)
-    assert {sample.output.stop_reason for sample in log.samples} <= {"stop", "max_tokens"}
-    assert all(sample.output.usage.output_tokens > 0 for sample in log.samples)
-    assert log.eval.model_args["policy"] == "dynts"
+    logs = [read_eval_log(info) for info in list_eval_logs(str(tmp_path / "logs"))]
+    assert {log.eval.task: len(log.samples or ()) for log in logs} == {"native": 4, "kvatlas/benchmark": 8}
+    for log in logs:
+        assert log.status == "success"
+        assert log.samples is not None
+        assert {sample.output.stop_reason for sample in log.samples} <= {"stop", "max_tokens"}
+        assert all(sample.output.usage.output_tokens > 0 for sample in log.samples)
+        assert log.eval.model_args["policy"] == "dynts"
