@@ -16,9 +16,8 @@ from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.pass_at_1 import BINOMIAL_NOTE, with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import findings
-from kvatlas.stats.inference.choice import choices
-from kvatlas.stats.inference.map_tests import verdicts
 from kvatlas.stats.pairs.comparisons import comparisons
+from kvatlas.stats.run_analysis import RunAnalysis
 from tests.stats.synthetic import grid, manifest, traces
 
 
@@ -125,7 +124,8 @@ def test_every_sentence_has_its_number(description):
 def test_trends_are_claimed_where_a_test_supports_them():
     plan = manifest(grid("dynts"), problems=40)
     run = list(traces(plan, lambda s: {0.1: 0.1, 0.3: 0.5, 0.5: 0.9}.get(s.values.get("ratio"), 0.9)))
-    description = describe(maps_of_run(RunData(plan, run)), verdicts=verdicts(RunData(plan, run)))
+    analysis = RunAnalysis(RunData(plan, run))
+    description = describe(analysis.maps, verdicts=analysis.verdicts)
     result = to_json(description)
     trends = {effect["axis"]: effect["trend"] for effect in result["maps"][0]["effects"]}
     assert trends["ratio"]["supported"]
@@ -164,10 +164,10 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
         for key, item in traces(plan)
     ]
     cells = gather(plan, run)
-    maps = maps_of_run(RunData(plan, run))
+    analysis = RunAnalysis(RunData(plan, run))
     limits = findings(cells)
-    for chosen in (choices(RunData(plan, run)), None):
-        described = describe(maps, verdicts=verdicts(RunData(plan, run)), choices=chosen, findings=limits)
+    for chosen in (analysis.choices, None):
+        described = describe(analysis.maps, verdicts=analysis.verdicts, choices=chosen, findings=limits)
         description = to_json(described)
         assert json.loads(json.dumps(description, allow_nan=False)) == description
         assert [finding["kind"] for finding in description["findings"]] == ["unanswered", "uncompressed", "no_choice"]

@@ -1,14 +1,18 @@
 """The page that `describe` prints: short, and every number of it stands on a map or in the JSON."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from kvatlas.core import Setting
+from kvatlas.figures.panels import metric_panels
 from kvatlas.report.describe import describe_sources
 from kvatlas.report.description import describe
 from kvatlas.report.description_json import to_json
+from kvatlas.report.map_figure import plot_sources
 from kvatlas.report.summary import one_page
+from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -73,6 +77,65 @@ def test_the_recommended_setting_is_shown_and_what_breaks_the_margin_is_marked(r
     assert "is the cheapest shown to lose at most 3 points; it loses 0.0" in page
     assert page.count("!") - 1 == 12
     assert page.count("*") - 1 == sum(cell["shown"] for item in result["means"] for cell in item["estimates"])
+
+
+def borderline(benchmarks):
+    """By the settings of one policy alone some are shown to keep the margin, over all of a model's settings none is."""
+    plan = manifest(grid("dynts", "random", "h2o"), benchmarks=benchmarks, problems=40, samples=1)
+    chances = {"dynts": 0.98, "random": 0.8, "h2o": 0.7}
+    return plan, list(traces(plan, lambda one: chances.get(one.policy, 1.0), seed=1))
+
+
+@pytest.mark.parametrize(("benchmarks", "margin"), [(("CHAIN6",), 14), (("CHAIN6", "CHAIN8"), 7)])
+def test_marks_frames_and_recommendation_agree_in_borderline_runs(benchmarks, margin):
+    plan, stored = borderline(benchmarks)
+    analysis = RunAnalysis(RunData(plan, stored, lose_at_most=margin))
+    description = describe_sources([analysis])
+    result, page = to_json(description), one_page(description)
+    entries = result["means"] or result["maps"]
+    (choice,) = result["recommendation"]["all"]
+    decided = {entry.pop("setting"): entry for entry in choice["losses"]}
+    assert not choice["shown"]
+    assert "no setting is shown to lose at most" in page
+    assert page.count("*") == 1
+    assert page.count("!") - 1 == sum(entry["broken"] for entry in decided.values())
+    for map_, entry in zip(analysis.means or analysis.maps, entries, strict=True):
+        assert map_.keeps == frozenset()
+        assert "no cell is shown to lose at most" in metric_panels([map_])[0].notes[-1].text
+        for cell in entry["estimates"]:
+            loss = decided[str(map_.cells[cell["local_window"], cell["ratio"]].setting)]
+            assert loss | cell == cell | {"broken": loss["broken"]}
+
+    # The page of one policy looks them up, too.
+    alone = to_json(describe_sources([analysis], policy="dynts"))
+    assert (alone["means"] or alone["maps"]) == [entry for entry in entries if entry["policy"] == "dynts"]
+    assert [loss.pop("setting") for loss in alone["recommendation"]["losses"]] == list(decided)[:9]
+    assert alone["recommendation"]["losses"] == list(decided.values())[:9]
+
+
+def test_policies_in_runs_of_their_own_have_the_limits_of_one_run(tmp_path):
+    plan, stored = borderline(("CHAIN6",))
+    runs = []
+    for policy in ("dynts", "random", "h2o"):
+        own = {policy, "full"}
+        with Store.create(tmp_path / policy) as store:
+            store.put_manifest(replace(plan, expected=tuple(c for c in plan.expected if c.setting.policy in own)))
+            for key, trace in stored:
+                if trace.setting.policy in own:
+                    store.add(key, trace)
+        runs.append(tmp_path / policy)
+    whole, split = (
+        [
+            [cell["loses_low"], cell["loses_high"]]
+            for map_ in to_json(describe_sources(sources))["maps"]
+            for cell in map_["estimates"]
+        ]
+        for sources in ([RunAnalysis(RunData(plan, stored))], runs)
+    )
+    # The quantile is simulated, and a new order of problems draws other numbers.
+    assert split == [pytest.approx(limits, abs=0.3) for limits in whole]
+    figure, *_ = plot_sources(runs, tmp_path / "maps.svg", lose_at_most=14)
+    assert "Outlined" not in figure.read_text("utf-8")
 
 
 def test_where_nothing_is_shown_it_says_what_would():

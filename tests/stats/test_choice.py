@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.choice import choices
+from kvatlas.stats.run_analysis import RunAnalysis
 from tests.stats.synthetic import grid, manifest, trace
 
 
@@ -23,6 +23,6 @@ def test_costs_that_are_not_shown_to_be_higher_are_ties():
             item = trace(expected, problem, 0, correct=True)
             usage = replace(item.usage, mean_kv_tokens=100 + more + off, seconds=(100 + more) / 100)
             traces.append((expected.run_key, replace(item, usage=usage)))
-    (choice,) = choices(RunData(plan, traces))
+    (choice,) = RunAnalysis(RunData(plan, traces)).choices
     assert choice.by_memory.setting == choice.by_time.setting == settings[0]
     assert (choice.tied, choice.tied_by_time) == (2, 1)

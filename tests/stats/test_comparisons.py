@@ -1,11 +1,17 @@
 """Which settings of a run meet, and what comes out."""
 
+from dataclasses import astuple, replace
+
+import numpy as np
 import pytest
 
+from kvatlas.api import Run
 from kvatlas.core import Setting
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.comparisons import CHOSEN, SELECTED, comparisons
-from tests.stats.synthetic import WINDOWS, grid, manifest, setting, traces
+from kvatlas.stats.pairs.pairwise import pair
+from kvatlas.stats.pairs.systems import choose, systems_of
+from tests.stats.synthetic import WINDOWS, grid, manifest, setting, trace, traces
 
 
 def _chance(item):
@@ -20,6 +26,44 @@ def test_policies_meet_at_equal_parameters_pooled_over_benchmarks():
     assert (difference.problems, difference.pairs) == (24, 18 * 12 * 2)
     assert difference.low < 0.4 < difference.high
     assert difference.p < 0.001
+
+
+@pytest.fixture(scope="module")
+def unequal():
+    """30 problems of CHAIN6, on which `dynts` is ahead of `random`, and 198 of CHAIN8, where it is behind."""
+    plan, rng = manifest(grid("dynts", "random"), problems=198, samples=1), np.random.default_rng(0)
+    short = {"CHAIN6": 30, "CHAIN8": 198}
+    plan = replace(plan, expected=tuple(replace(c, problems=c.problems[: short[c.benchmark]]) for c in plan.expected))
+    chances = {("CHAIN6", "dynts"): 0.7, ("CHAIN8", "random"): 0.65}
+    made = [
+        (cell.run_key, trace(cell, problem, 0, rng.random() < chances.get((cell.benchmark, cell.setting.policy), 0.5)))
+        for cell in plan.expected
+        for problem in cell.problems
+    ]
+    return Run(RunData(plan, made, lose_at_most=60))
+
+
+def test_a_pooled_difference_is_that_of_the_means_shown(unequal):
+    """Of policies over all cells, of two settings, of systems on the pairwise figure, and beside a recommendation."""
+    means = {map_.policy: map_ for map_ in unequal.maps(mean=True)}
+    pooled = [float(np.mean([cell.estimate.value for cell in means[name].cells.values()])) for name in means]
+    (between,) = unequal.compare("dynts", "random")
+    assert between.difference.value == pytest.approx(pooled[0] - pooled[1])
+    assert between.difference.low < between.difference.value < between.difference.high
+
+    at = (16, 0.3)
+    own, other = means["dynts"].cells[at].estimate.value, means["random"].cells[at].estimate.value
+    names = [f"{policy} local_window=16 ratio=0.3" for policy in ("dynts", "random")]
+    (settings,) = unequal.compare(*names)
+    systems = pair(*choose(systems_of([unequal.data], "pass@1"), names)).difference
+    assert settings.difference.value == pytest.approx(own - other)
+    assert astuple(systems)[:4] == pytest.approx(astuple(settings.difference)[:4])
+
+    (choice,) = unequal.recommend()
+    chosen = choice.by_memory.setting
+    (against,) = choice.against[chosen.id].values()
+    (same,) = unequal.compare(" ".join([chosen.policy, *(f"{k}={v}" for k, v in chosen.parameters)]), "full")
+    assert astuple(same.difference)[:4] == pytest.approx(astuple(against)[:4])
 
 
 def test_a_policy_with_one_of_the_axes_meets_at_that_axis():

@@ -14,6 +14,17 @@ def test_boundaries_are_those_of_the_tables(looks, bound):
     assert last_quantile(1, looks) == pytest.approx(bound, abs=6e-4)
 
 
+@pytest.mark.parametrize(("settings", "looks"), [(1, 5), (1, 20), (20, 20), (1, 100)])
+def test_boundaries_are_crossed_by_brownian_motions_in_five_percent(settings, looks):
+    """Independent settings, up to the most looks that a spec allows; four standard errors of 40,000 sweeps."""
+    rng, bound, crossed = np.random.default_rng(looks), last_quantile(settings, looks), 0
+    sweeps = 40_000 // settings
+    for _ in range(10):
+        paths = rng.standard_normal((sweeps // 10, settings, looks)).cumsum(2) / np.sqrt(looks)
+        crossed += int((np.abs(paths) > bound).any((1, 2)).sum())
+    assert crossed / sweeps == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / sweeps))
+
+
 def test_what_is_equal_is_shown_and_what_is_far_worse_is_dropped_early():
     rng = np.random.default_rng(0)
     differences = np.stack([np.zeros(400), -(rng.random(400) < 0.4).astype(float), np.zeros(400)])

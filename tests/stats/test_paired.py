@@ -9,7 +9,7 @@ from kvatlas.stats.pairs.paired import paired_difference
 
 
 def test_no_difference_at_all():
-    same = {f"p{i}": {0: 1.0, 1: 0.0} for i in range(30)}
+    same = {("A", f"p{i}"): {0: 1.0, 1: 0.0} for i in range(30)}
     result = paired_difference(same, same)
     assert (result.value, result.p) == (0.0, 1.0)
     assert -0.2 < result.low < 0 < result.high < 0.2
@@ -26,9 +26,9 @@ def test_size_of_the_test_under_no_difference():
 
 
 def test_only_common_problems_and_samples_count():
-    first = {"a": {0: 1.0, 1: 1.0}, "b": {0: 1.0}, "c": {0: 1.0}}
-    second = {"a": {1: 0.0, 2: 0.0}, "b": {0: 1.0}, "d": {0: 0.0}}
+    first = {("A", "a"): {0: 1.0, 1: 1.0}, ("A", "b"): {0: 1.0}, ("A", "c"): {0: 1.0}}
+    second = {("A", "a"): {1: 0.0, 2: 0.0}, ("A", "b"): {0: 1.0}, ("A", "d"): {0: 0.0}}
     result = paired_difference(first, second)
     assert (result.value, result.problems, result.pairs) == (0.5, 2, 2)
     with pytest.raises(KvatlasError, match="in common"):
-        paired_difference(first, {"z": {0: 1.0}})
+        paired_difference(first, {("B", "a"): {0: 1.0}})

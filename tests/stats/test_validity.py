@@ -12,7 +12,7 @@ from kvatlas.stats.estimates.cells import gather
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import Kind, findings, validities, validity
-from kvatlas.stats.inference.choice import choices
+from kvatlas.stats.run_analysis import RunAnalysis
 from tests.stats.synthetic import grid, manifest, traces
 
 NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
@@ -63,7 +63,7 @@ def test_a_sound_run_has_nothing_to_say() -> None:
 def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous, kind: Kind, clause: str) -> None:
     result = cells(change)
     assert {checked.vacuous for checked in validities(result.cells).values()} == {reason}
-    (choice,) = choices(result)
+    (choice,) = RunAnalysis(result).choices
     assert (choice.by_memory, choice.by_time, choice.vacuous) == (None, None, clause)
     assert choice.candidates == 18
     assert [finding.benchmark for finding in findings(result.cells) if finding.kind is kind] == ["CHAIN6", "CHAIN8"]
@@ -75,7 +75,7 @@ def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous,
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
     assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]
-    (choice,) = choices(result)
+    (choice,) = RunAnalysis(result).choices
     assert choice.vacuous is None
     assert choice.losses is not None
     assert len(choice.losses) == choice.candidates

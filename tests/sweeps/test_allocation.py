@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.figures.panels import metric_panels
+from kvatlas.models import find
 from kvatlas.report.describe import describe_sources
 from kvatlas.report.description_json import to_json
 from kvatlas.report.markdown import as_text
@@ -25,7 +27,6 @@ from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.cells import gather
 from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.map_tests import verdicts
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.allocation import order
@@ -114,10 +115,8 @@ def test_the_map_of_its_means_outlines_the_settings_that_keep_the_margin(adaptiv
 
 
 def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]], tmp_path: Path) -> None:
-    run = RunData.open(adaptive[0])
-    analysis = RunAnalysis(run)
+    analysis = RunAnalysis(RunData.open(adaptive[0]))
     assert (list(analysis.comparisons), len(analysis.choices), len(analysis.verdicts)) == ([], 1, 1)
-    assert verdicts(run) == {}
     write_report(analysis, tmp_path / "page.html", measure=0)
     assert "0 paired comparisons" in (tmp_path / "page.html").read_text("utf-8")
 
@@ -131,6 +130,23 @@ def test_a_second_start_decides_the_same_and_decodes_nothing(
     sweep(plan, adaptive[0], workers=1, on_trace=lambda _: pytest.fail("decoded"), on_message=said.append)
     assert said == adaptive[1]
     assert contents(adaptive[0]) == before
+
+
+def test_it_goes_on_where_its_model_was_moved_to(
+    adaptive: tuple[Path, list[str]], spec_data: Build, tmp_path: Path
+) -> None:
+    """A model is known by its weights: under another name the stored traces count, and nothing is decoded."""
+    model, run = tmp_path / "moved", tmp_path / "run"
+    shutil.copytree(find("embedded:tiny-llama").folder, model)
+    shutil.copytree(adaptive[0], run)
+    said: list[str] = []
+    plan = make_plan(parse_spec(spec_data(**{**TINY, "models": [f"hf:{model}"]})))
+    sweep(plan, run, workers=1, on_trace=lambda _: pytest.fail("decoded"), on_message=said.append)
+    assert [line.partition(": ")[2] for line in said] == [
+        line.removeprefix("embedded:tiny-llama: ") for line in adaptive[1]
+    ]
+    with Store.open(run) as store:
+        assert {cell.model for cell in store.manifest().expected} == {plan.models[0].name}
 
 
 @pytest.mark.slow
@@ -194,6 +210,10 @@ def test_the_order_is_drawn_from_the_seed() -> None:
         (
             {"allocate": "adaptive", "axes": {}, "settings": [{"policy": "full"}], "baseline": []},
             "at least two settings",
+        ),
+        (
+            {"allocate": {"kind": "adaptive", "blocks": 101}},
+            "allocate.blocks: input should be less than or equal to 100, given 101",
         ),
         ({"allocate": "adaptive", "problems": 1}, "needs at least two problems of every benchmark"),
     ],

@@ -58,13 +58,13 @@ def describe_sources(
     compared: list[Comparison] = []
     verdicts: dict[MapName, Verdict] = {}
     choices: list[Choice] = []
-    for joined in _joined(runs):
-        whole = policy is None or joined.is_adaptive
-        analysis = joined if whole else joined.with_cells(_of_policy(joined.run.cells, policy))
+    for whole in joined(runs):
+        every = policy is None or whole.is_adaptive
+        analysis = whole if every else whole.part(_of_policy(whole.run.cells, policy))
         verdicts |= analysis.verdicts
         choices += analysis.choices
         notes += analysis.notes
-        compared += joined.comparisons
+        compared += whole.comparisons
     if policy is not None:
         compared = [comparison for comparison in compared if policy in comparison.first or policy in comparison.second]
     limits = findings([cell for run in runs for cell in _of_policy(run.run.cells, policy)])
@@ -81,17 +81,17 @@ def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     return kept
 
 
-def _joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
+def joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
     """Adaptive runs as they are, others with the same axes as one."""
     by_axes: dict[Axes, list[RunAnalysis]] = {}
     for run in runs:
         if not run.is_adaptive:
             by_axes.setdefault(run.run.axes, []).append(run)
-    joined = [
-        alike[0] if len(alike) == 1 else alike[0].with_cells([cell for run in alike for cell in run.run.cells])
-        for alike in by_axes.values()
-    ]
-    return [*(run for run in runs if run.is_adaptive), *joined]
+    whole = [run for run in runs if run.is_adaptive]
+    for first, *others in by_axes.values():
+        cells = [cell for run in (first, *others) for cell in run.run.cells]
+        whole.append(RunAnalysis(first.run.with_cells(cells)) if others else first)
+    return whole
 
 
 def _of_policy(cells: Sequence[CellTraces], policy: str | None) -> list[CellTraces]:

@@ -13,7 +13,7 @@ from kvatlas.figures.difference_panels import cost_change_panels, difference_pan
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.look import Look, check_figure, save
 from kvatlas.figures.panels import Frame, cost_panels, data_csv, metric_panels
-from kvatlas.report.describe import of_policy
+from kvatlas.report.describe import joined, of_policy
 from kvatlas.report.map_differences import compare
 from kvatlas.report.map_source import MapSource
 from kvatlas.results.csv_maps import PUBLISHED
@@ -139,8 +139,8 @@ def _runs(given: Sequence[MapSource]) -> list[RunData]:
 def _verdicts(runs: Sequence[RunData], maps: Sequence[Map], sources: int) -> dict[MapName, Verdict]:
     """From the traces of runs, and by the bound where there are CSV maps."""
     by_map = verdicts_of_maps(maps) if len(runs) < sources else {}
-    for run in runs:
-        by_map |= RunAnalysis(run).verdicts
+    for analysis in joined([RunAnalysis(run) for run in runs]):
+        by_map |= analysis.verdicts
     return by_map
 
 

@@ -19,7 +19,7 @@ from kvatlas.stats.inference.adaptive import (
     standings,
 )
 from kvatlas.stats.inference.choice import Choice, choices
-from kvatlas.stats.inference.map_tests import Verdict, verdicts
+from kvatlas.stats.inference.map_tests import GridLosses, Verdict, losses_of, verdicts
 from kvatlas.stats.pairs.comparisons import Comparison, comparisons
 from kvatlas.stats.pairs.differences import Differences, differences_of_run
 
@@ -29,10 +29,11 @@ class RunAnalysis:
     """Maps, their tests, what to choose, and paired comparisons of one run, each computed when it is asked for.
 
     Of an adaptive run only what is valid at any stop: its means have verdicts, and nothing is compared in pairs.
-    Raises KvatlasError as `maps_of_run` does.
+    `whole` are the losses of the run that these cells are a part of. Raises KvatlasError as `maps_of_run` does.
     """
 
     run: RunData
+    whole: GridLosses | None = None
 
     @cached_property
     def maps(self) -> list[Map]:
@@ -48,17 +49,20 @@ class RunAnalysis:
     def verdicts(self) -> Mapping[MapName, Verdict]:
         """By map, means over benchmarks included."""
         if not self.is_adaptive:
-            return verdicts(self.run)
+            return verdicts(self.run, self.losses)
         return adaptive_verdicts(self._standings, self.run, maps_of_run(self.run))
+
+    @cached_property
+    def losses(self) -> GridLosses:
+        """Losses against the full cache, in which maps, frames, tables and recommendations look up theirs."""
+        return losses_of(self.run) if self.whole is None else self.whole
 
     @cached_property
     def choices(self) -> Sequence[Choice]:
         """What to choose, for each model."""
-        return (
-            adaptive_choices(self._standings, self.run.cells, self.run.margin)
-            if self.is_adaptive
-            else choices(self.run)
-        )
+        if self.is_adaptive:
+            return adaptive_choices(self._standings, self.run.cells, self.run.margin)
+        return choices(self.run, self.losses)
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
@@ -76,9 +80,9 @@ class RunAnalysis:
         """What limits what the run can show."""
         return findings(self.run.cells)
 
-    def with_cells(self, cells: Sequence[CellTraces]) -> RunAnalysis:
-        """The same, of these cells alone; they may come from other runs with the same axes."""
-        return RunAnalysis(self.run.with_cells(cells))
+    def part(self, cells: Sequence[CellTraces]) -> RunAnalysis:
+        """The same, of these of its cells alone, whose losses are still those of the whole run."""
+        return RunAnalysis(self.run.with_cells(cells), self.losses)
 
     @property
     def notes(self) -> Sequence[Note]:

@@ -17,7 +17,7 @@ from kvatlas.stats.inference.adaptive import known
 from kvatlas.stats.inference.group_sequential import Decision, begin, complete, cut, look
 from kvatlas.sweeps.plan import Plan, WorkItem
 
-#: (model, benchmark, setting id).
+#: (run key, setting id, benchmark), as traces are stored: a model that was moved has another name and the same key.
 CellKey = tuple[str, str, str]
 
 
@@ -25,15 +25,14 @@ CellKey = tuple[str, str, str]
 class Adaptive:
     """An adaptive sweep in progress: the grades so far, and which blocks each setting was given.
 
-    `given[model][setting id]` counts blocks; baselines get every block that any setting gets. `stopped[model]` says in
-    words why no more was asked for.
+    `cells` has several of a key where models have the same weights. `given[model][setting id]` counts
+    blocks; baselines get every block that any setting gets. `stopped[model]` says in words why no more was asked for.
     """
 
     plan: Plan
     orders: Mapping[str, tuple[str, ...]]
     blocks: int
-    cells: Mapping[CellKey, CellTraces]
-    output_tokens: dict[str, int] = field(default_factory=dict)
+    cells: Mapping[CellKey, Sequence[CellTraces]]
     given: dict[str, dict[str, int]] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
 
@@ -46,22 +45,20 @@ class Adaptive:
         blocks = min(plan.spec.allocate.blocks, *(len(problems) for problems in orders.values()))
         if blocks < 2:
             raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
-        expected = plan.manifest().expected
-        cells = {(cell.model, cell.benchmark, cell.setting.id): CellTraces(cell) for cell in expected}
+        cells: dict[CellKey, list[CellTraces]] = {}
+        for cell in plan.manifest().expected:
+            cells.setdefault((cell.run_key, cell.setting.id, cell.benchmark), []).append(CellTraces(cell))
         allocation = cls(plan, orders, blocks, cells)
         for model in plan.models:
             allocation.given[model.name] = {policy.setting.id: 1 for policy, _ in plan.policies}
-        keys = {key: cell.expected.run_key for key, cell in cells.items()}
         for run_key, trace in traces:
-            key = (trace.model, trace.benchmark, trace.setting.id)
-            if keys.get(key) == run_key:
-                allocation.add(trace)
+            allocation.add(run_key, trace)
         return allocation
 
-    def add(self, trace: Trace) -> None:
-        """Count a trace that is in the store."""
-        self.cells[trace.model, trace.benchmark, trace.setting.id].add(trace, METRICS["pass@1"])
-        self.output_tokens[trace.model] = self.output_tokens.get(trace.model, 0) + (trace.usage.output_tokens or 0)
+    def add(self, run_key: str, trace: Trace) -> None:
+        """Count a trace that is in the store, if the plan has its cell."""
+        for cell in self.cells.get((run_key, trace.setting.id, trace.benchmark), ()):
+            cell.add(trace, METRICS["pass@1"])
 
     def stages(self, model: ModelHandle) -> Iterator[str]:
         """Block after block until the question is answered; yields a sentence when blocks have been given out.
@@ -70,7 +67,7 @@ class Adaptive:
         """
         given, margin = self.given[model.name], margin_of({"lose_at_most": self.plan.spec.lose_at_most})
         sizes = {name: len(problems) for name, problems in self.orders.items()}
-        own = [cell for (owner, _, _), cell in self.cells.items() if owner == model.name]
+        own = [cell for cells in self.cells.values() for cell in cells if cell.expected.model == model.name]
         baselines = [policy.setting.id for policy, baseline in self.plan.policies if baseline]
         yield self._said(model.name, len(given))
         settings, seen = known(own, self.orders, sizes, self.blocks)
@@ -79,7 +76,7 @@ class Adaptive:
             if not complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
             state = look(state, seen, margin)
-            reason = self._reason(model.name, state)
+            reason = self._reason(state, sum(sum(cell.output_tokens) for cell in own))
             if reason is not None:
                 self.stopped[model.name] = reason
                 return
@@ -88,10 +85,10 @@ class Adaptive:
             yield self._said(model.name, int(state.next.sum()) + len(baselines))
             _, seen = known(own, self.orders, sizes, self.blocks)
 
-    def _reason(self, model: str, state: Decision) -> str | None:
+    def _reason(self, state: Decision, spent: int) -> str | None:
         left = int(state.open.sum())
         where = f"after block {state.blocks.max()} of {self.blocks}, with {left} of {len(state.open)} settings open"
-        spent, budget = self.output_tokens.get(model, 0), self.plan.spec.allocate.token_budget
+        budget = self.plan.spec.allocate.token_budget
         if not left:
             shown = "shown" if state.recommended is not None else "not to be shown"
             return f"a cheapest setting that keeps the margin is {shown}, {where}"

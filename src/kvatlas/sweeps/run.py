@@ -94,7 +94,7 @@ class _Decode:
         self.plan, self.store, self.batch_size = plan, store, batch_size
         self.run, self.pool, self.on_trace, self.on_message = run, pool, on_trace, on_message
         self.halvings = 0
-        self.seen: Callable[[Trace], None] = lambda _: None
+        self.seen: Callable[[str, Trace], None] = lambda *_: None
         self.decoded = self.saved = 0
         #: Run keys of the full cache's traces, which a screen reads.
         self.full_keys = replace(plan, policies=((policies.of(FULL), True),), screened=False).keys
@@ -121,8 +121,9 @@ class _Decode:
             )
             before = self.finished
             for trace, own in self.run(job, self.pool):
-                self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
-                self.seen(trace)
+                key = self.plan.keys[model.name, trace.benchmark, trace.setting]
+                self.store.add(key, trace)
+                self.seen(key, trace)
                 self.finished += 1
                 self.decoded += own
                 self.saved += len(trace.tokens) - own

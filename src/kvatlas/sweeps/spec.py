@@ -92,7 +92,7 @@ class Allocation(BaseModel):
 
     kind: Literal["full", "adaptive"] = "full"
     token_budget: int | None = Field(default=None, ge=1)
-    blocks: int = Field(default=20, ge=2)
+    blocks: int = Field(default=20, ge=2, le=100)
 
 
 class Spec(BaseModel):

@@ -138,12 +138,13 @@ class CellTraces:
         value = fixed_size.value
         return Estimate(value, min(low, value), max(high, value), fixed_size.problems, fixed_size.samples)
 
-    def compared(self) -> dict[str, dict[int, float]]:
-        """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
+    def compared(self) -> dict[tuple[str, str], dict[int, float]]:
+        """What paired comparisons compare, by benchmark and problem: the grades by sample, or what a rule makes."""
+        benchmark = self.expected.benchmark
         if self.rule is None or self.rule.kind == "bayes":
-            return self.outcomes
+            return {(benchmark, problem): samples for problem, samples in self.outcomes.items()}
         values = self.rule.values(*self._by_sample())
-        return {problem: {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}
+        return {(benchmark, problem): {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}
 
     def _by_sample(self) -> tuple[dict[str, list[float]], dict[str, list[str | None]]]:
         grades = {problem: [by_n[n] for n in sorted(by_n)] for problem, by_n in self.outcomes.items()}

@@ -15,7 +15,7 @@ from kvatlas.stats.estimates.maps import mean_cell
 from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.estimates.validity import validity
 from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.map_tests import Verdict, losses_of, table
+from kvatlas.stats.inference.map_tests import GridLosses, Verdict, by_benchmark, id_of, table
 from kvatlas.stats.inference.noninferiority import Loss
 from kvatlas.stats.inference.pooled_effects import PooledEffect
 from kvatlas.stats.inference.resampling import Contrast
@@ -75,25 +75,26 @@ class Choice:
         return self.settings[setting], max(count - self.problems, 1)
 
 
-def choices(run: RunData) -> list[Choice]:
-    """One choice for each model of a run, among the grid cells of all its policies on the mean over benchmarks."""
-    grid: dict[str, dict[str, list[CellTraces]]] = {}
-    for name, group in run.groups.items():
-        grid.setdefault(name.model, {}).setdefault(name.benchmark, []).extend(group)
+def choices(run: RunData, lost: GridLosses) -> list[Choice]:
+    """One choice for each model of a run, among the grid cells of all its policies on the mean over benchmarks.
+
+    `lost` has the losses of these settings, and may have those of others.
+    """
     made = []
-    for model, benchmarks in grid.items():
+    for model, benchmarks in by_benchmark(run).items():
         rows = list(benchmarks.values())
-        cells = table(rows, _id)
+        cells = table(rows, id_of)
         if cells is None:
             continue
         best = resampling.plateau(cells.means, cells.strata)
         tied = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
-        losses = losses_of(rows, run, _id)
+        every = lost.get((model, frozenset(benchmarks)))
+        losses = every and {setting: loss for setting, loss in every.items() if setting in cells.columns}
         ids = tied if losses is None else [setting for setting, loss in losses.items() if loss.shown]
         choice = _choice(
             (model, next(iter(benchmarks)) if len(benchmarks) == 1 else mean_of(len(benchmarks))),
             (len(cells.columns), len(tied)),
-            [mean_cell([cell.cell() for row in rows for cell in row if _id(cell) == setting]) for setting in ids],
+            [mean_cell([cell.cell() for row in rows for cell in row if id_of(cell) == setting]) for setting in ids],
             {str(setting): float(lost) for setting, lost in zip(cells.columns, best.may_lose, strict=True)},
         )
         choice = replace(
@@ -101,9 +102,9 @@ def choices(run: RunData) -> list[Choice]:
             margin=run.margin,
             losses=losses,
             problems=len(cells.strata),
-            settings={_id(cell): cell.expected.setting for row in rows for cell in row},
+            settings={id_of(cell): cell.expected.setting for row in rows for cell in row},
         )
-        choice = with_ties(choice, [cell for row in rows for cell in row if _id(cell) in ids])
+        choice = with_ties(choice, [cell for row in rows for cell in row if id_of(cell) in ids])
         baselines = [cell for cell in run.cells if cell.expected.baseline and cell.expected.model == model]
         made.append(replace(choice, against=_against(choice, benchmarks, baselines)))
     return made
@@ -115,10 +116,6 @@ def unless_vacuous(choice: Choice, checked: Validity | None) -> Choice:
     return choice if reason is None else replace(choice, by_memory=None, by_time=None, vacuous=reason)
 
 
-def _id(cell: CellTraces) -> str:
-    return cell.expected.setting.id
-
-
 def _against(
     choice: Choice, benchmarks: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]
 ) -> dict[str, dict[Setting, Contrast]]:
@@ -127,11 +124,11 @@ def _against(
     contrasts: dict[str, dict[Setting, Contrast]] = {setting: {} for setting in chosen}
     for baseline in dict.fromkeys(cell.expected.setting for cell in baselines):
         rows = [
-            [cell for cell in group if _id(cell) in chosen]
+            [cell for cell in group if id_of(cell) in chosen]
             + [b for b in baselines if (b.expected.benchmark, b.expected.setting) == (benchmark, baseline)]
             for benchmark, group in benchmarks.items()
         ]
-        cells = table(rows, lambda cell: (cell.expected.baseline, _id(cell)))
+        cells = table(rows, lambda cell: (cell.expected.baseline, id_of(cell)))
         if cells is None or (True, baseline.id) not in cells.columns:
             continue
         other = cells.columns.index((True, baseline.id))
@@ -212,7 +209,7 @@ def _ties(
     """
     by_setting: dict[str, dict[tuple[str, str], list[float]]] = {}
     for cell in members:
-        own = by_setting.setdefault(_id(cell), {})
+        own = by_setting.setdefault(id_of(cell), {})
         for (problem, _), value in cost(cell).items():
             own.setdefault((cell.expected.benchmark, problem), []).append(value)
     if chosen is None:

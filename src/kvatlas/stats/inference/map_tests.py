@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, Note, NoteKind
+from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import Axes
 from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints
@@ -19,10 +19,12 @@ from kvatlas.stats.inference import resampling
 from kvatlas.stats.inference.noninferiority import Loss, losses_by_name
 from kvatlas.stats.inference.resampling import Contrast, Need, Plateau, Test, TestMethod
 
+T = TypeVar("T")
 _TIE = 1e-9
-#: The policy against which losses are counted.
-FULL = "full"
-
+#: The setting against which losses are counted.
+FULL = Setting.of("full")
+#: Losses by setting id: of a model on these benchmarks.
+GridLosses = Mapping[tuple[str, frozenset[str]], Mapping[str, Loss]]
 
 #: Contrasts of rows of coefficients over cells, with limits that hold together, and the p-value of none.
 Measure = Callable[[Floats], tuple[float, list[Contrast]]]
@@ -132,55 +134,68 @@ def table(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTrac
     return Table(tuple(columns), grades, np.array(strata), left_out)
 
 
-def losses_of(
-    groups: Sequence[Sequence[CellTraces]], run: RunData, column: Callable[[CellTraces], Any]
-) -> dict[Any, Loss] | None:
-    """What the cells of one or more benchmarks lose against the full cache, by `column`, over all of them together.
+def by_benchmark(run: RunData) -> dict[str, dict[str, list[CellTraces]]]:
+    """The grid cells of all policies, by model and benchmark."""
+    grid: dict[str, dict[str, list[CellTraces]]] = {}
+    for name, group in run.groups.items():
+        grid.setdefault(name.model, {}).setdefault(name.benchmark, []).extend(group)
+    return grid
 
-    None where a benchmark has no full cache, or shares no problem with it.
+
+def losses_of(run: RunData) -> GridLosses:
+    """The losses of the grid's settings against the full cache, on the benchmarks of each map and of each mean.
+
+    The limits hold over all settings of a model on these benchmarks together, whatever their policies. Benchmarks are
+    missing where one has no full cache, or shares no problem with it.
     """
-    joined = []
-    for group in groups:
-        owner = group[0].expected
-        full = [cell for cell in run.cells if is_full(cell) and cell.expected.model == owner.model]
-        joined.append([*(cell for cell in full if cell.expected.benchmark == owner.benchmark), *group])
-    if not all(is_full(cells[0]) for cells in joined):
-        return None
-    cells = table(joined, lambda cell: FULL if is_full(cell) else column(cell))
-    if cells is None or FULL not in cells.columns:
-        return None
-    own = cells.columns.index(FULL)
-    others = [number for number in range(len(cells.columns)) if number != own]
-    differences = (cells.means[:, others] - cells.means[:, [own]]).T
-    return losses_by_name([cells.columns[number] for number in others], differences, cells.strata, run.margin)
+    full = {(cell.expected.model, cell.expected.benchmark): cell for cell in run.cells if is_full(cell)}
+    grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, Loss]]()
+    for model, on in set(map(_family, with_means(run.groups).values())):
+        named = [name for name in grid[model] if name in on and (model, name) in full]
+        cells = table([[full[model, name], *grid[model][name]] for name in named], id_of)
+        if len(named) == len(on) and cells is not None and cells.columns[0] == FULL.id:
+            differences = (cells.means[:, 1:] - cells.means[:, :1]).T
+            made[model, on] = losses_by_name(list(map(str, cells.columns[1:])), differences, cells.strata, run.margin)
+    return made
+
+
+def id_of(cell: CellTraces) -> str:
+    """The id of the cell's setting."""
+    return cell.expected.setting.id
 
 
 def is_full(cell: CellTraces) -> bool:
     """Whether it is the full cache, next to the grid."""
-    return cell.expected.baseline and cell.expected.setting.policy == FULL
+    return cell.expected.baseline and cell.expected.setting == FULL
 
 
-def verdicts(run: RunData) -> dict[MapName, Verdict]:
-    """The verdict of each map of a run's cells, and of the mean over benchmarks.
+def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
+    """Each map with its own value alone, then each mean over benchmarks with the values of its maps."""
+    by_policy: dict[tuple[str, str], list[T]] = {}
+    for name, value in maps.items():
+        by_policy.setdefault((name.model, name.policy), []).append(value)
+    means = {MapName.of_mean(model, len(own), policy): own for (model, policy), own in by_policy.items()}
+    return {name: [value] for name, value in maps.items()} | {n: own for n, own in means.items() if len(own) > 1}
 
-    Maps without a problem that all their cells have are missing. Cells of adaptive sweeps are passed over:
-    `stats.inference.adaptive` judges them.
+
+def _family(groups: Sequence[Sequence[CellTraces]]) -> tuple[str, frozenset[str]]:
+    """The model and the benchmarks of a map or mean."""
+    return groups[0][0].expected.model, frozenset(group[0].expected.benchmark for group in groups)
+
+
+def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
+    """The verdict of each map of a run's cells, and of the mean over benchmarks, with their part of the `losses`.
+
+    Maps without a problem that all their cells have are missing. `stats.inference.adaptive` judges adaptive sweeps.
     """
     by_map: dict[MapName, Verdict] = {}
-    by_policy: dict[tuple[str, str], list[list[CellTraces]]] = {}
-
-    def judge(name: MapName, groups: Sequence[Sequence[CellTraces]]) -> None:
+    for name, groups in with_means(run.groups).items():
         cells = table(groups, lambda cell: cell.coord(run.axes))
         if cells is not None:
-            lost = losses_of(groups, run, lambda cell: cell.coord(run.axes))
-            by_map[name] = replace(verdict(cells, run.axes), losses=lost)
-
-    for name, group in run.with_cells([cell for cell in run.cells if not cell.adaptive]).groups.items():
-        by_policy.setdefault((name.model, name.policy), []).append(group)
-        judge(name, [group])
-    for (model, policy), groups in by_policy.items():
-        if len(groups) > 1:
-            judge(MapName.of_mean(model, len(groups), policy), groups)
+            lost = losses.get(_family(groups))
+            at = {id_of(cell): cell.coord(run.axes) for cell in groups[0]}
+            own = None if lost is None else {at[id_]: loss for id_, loss in lost.items() if id_ in at}
+            by_map[name] = replace(verdict(cells, run.axes), losses=own)
     return by_map
 
 

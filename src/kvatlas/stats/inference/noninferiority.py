@@ -8,7 +8,7 @@ setting is worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +80,7 @@ class Loss:
     needed: int | None = None
 
 
-def losses_by_name(names: Sequence[Hashable], differences: Floats, strata: Ints, margin: float) -> dict[Hashable, Loss]:
+def losses_by_name(names: Sequence[str], differences: Floats, strata: Ints, margin: float) -> dict[str, Loss]:
     """`losses` by setting."""
     loss = losses(differences, strata, margin)
     needed = problems_to_show(loss, differences.shape[1], margin)

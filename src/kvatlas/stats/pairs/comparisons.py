@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -13,14 +13,12 @@ from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import table
 from kvatlas.stats.inference.resampling import chosen_best
 from kvatlas.stats.pairs.paired import Difference, paired_difference
+from kvatlas.stats.pairs.systems import ProblemKey
 
 SELECTED = "the best cell was chosen on these same traces, which flatters it"
 CHOSEN = (
     "the best cell was chosen on these same traces, which flatters its value; p allows for the choice among {} cells"
 )
-
-#: problem -> (cell pair, sample) -> grade: the cells of one policy side by side under one name each.
-_Outcomes = dict[Hashable, dict[Hashable, float]]
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,10 @@ def comparisons(run: RunData) -> list[Comparison]:
     """All paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
-    have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells and benchmarks.
-    The same for each policy and each pair of models. For each map: its best cell against each baseline. None for the
-    cells of adaptive sweeps: which problems two of them share depends on their outcomes. Raises KvatlasError as
-    `maps_of_run` does for axes and metric.
+    have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells, benchmarks of
+    equal weight. The same for each policy and each pair of models. For each map: its best cell against each baseline.
+    None for the cells of adaptive sweeps: which problems two of them share depends on their outcomes. Raises
+    KvatlasError as `maps_of_run` does for axes and metric.
     """
     run = run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
     policies = _policies(run)
@@ -129,17 +127,16 @@ def _with_baseline(
 
 def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:
     """The difference over pairs of cells; None where they share no trace."""
-    mine: _Outcomes = {}
-    theirs: _Outcomes = {}
-    for number, (cell, other) in enumerate(pairs):
-        _add(mine, cell, number)
-        _add(theirs, other, number)
+    mine, theirs = _outcomes([cell for cell, _ in pairs]), _outcomes([other for _, other in pairs])
     if not any(theirs.get(problem, {}).keys() & samples.keys() for problem, samples in mine.items()):
         return None
     return paired_difference(mine, theirs)
 
 
-def _add(outcomes: _Outcomes, cell: CellTraces, number: int) -> None:
-    for problem, samples in cell.compared().items():
-        graded = outcomes.setdefault((cell.expected.benchmark, problem), {})
-        graded.update(((number, sample), grade) for sample, grade in samples.items())
+def _outcomes(cells: Sequence[CellTraces]) -> dict[ProblemKey, dict[tuple[int, int], float]]:
+    """The grades of cells side by side, by problem and by the cell's number and sample."""
+    outcomes: dict[ProblemKey, dict[tuple[int, int], float]] = {}
+    for number, cell in enumerate(cells):
+        for problem, samples in cell.compared().items():
+            outcomes.setdefault(problem, {}).update(((number, sample), grade) for sample, grade in samples.items())
+    return outcomes

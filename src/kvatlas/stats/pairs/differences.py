@@ -10,7 +10,7 @@ from kvatlas.core import CellCoord, MapName
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import Axes, short_names
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.map_tests import table
+from kvatlas.stats.inference.map_tests import table, with_means
 from kvatlas.stats.inference.resampling import Contrast, joint_contrasts
 
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes. Intervals and p-values hold over all
@@ -40,7 +40,7 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
         other = base.get((name.model, name.benchmark))
         if other is not None:
             sides[name] = group, {cell.coord(run.axes): other for cell in group}
-    return _with_means(sides, run.axes)
+    return {name: _contrasts(parts, run.axes) for name, parts in with_means(sides).items()}
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
@@ -55,24 +55,11 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
     for name, group in _groups(run).items():
         if partner(name) in theirs and (other is not run or partner(name) != name):
             sides[name] = group, {cell.coord(run.axes): cell for cell in theirs[partner(name)]}
-    return _with_means(sides, run.axes)
+    return {name: _contrasts(parts, run.axes) for name, parts in with_means(sides).items()}
 
 
 def _groups(run: RunData) -> Mapping[MapName, Sequence[CellTraces]]:
     return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive]).groups
-
-
-def _with_means(sides: Mapping[MapName, _Sides], axes: Axes) -> Differences:
-    by_policy: dict[tuple[str, str], list[_Sides]] = {}
-    for name, of_map in sides.items():
-        by_policy.setdefault((name.model, name.policy), []).append(of_map)
-    means = {
-        MapName.of_mean(model, len(parts), policy): parts
-        for (model, policy), parts in by_policy.items()
-        if len(parts) > 1
-    }
-    single = {name: [of_map] for name, of_map in sides.items()}
-    return {name: _contrasts(parts, axes) for name, parts in {**single, **means}.items()}
 
 
 def _contrasts(parts: Sequence[_Sides], axes: Axes) -> dict[CellCoord, Contrast]:

@@ -14,6 +14,7 @@ from scipy import stats
 
 from kvatlas.core import KvatlasError
 from kvatlas.stats.inference.resampling import Contrast, mean_contrast
+from kvatlas.stats.pairs.paired import strata_of
 from kvatlas.stats.pairs.systems import ProblemKey, System
 
 #: Resamples of problems behind the intervals of correlations.
@@ -38,8 +39,8 @@ class Pair:
     """System x against system y. `x`, `y` [problems] are means over samples; `depth` [problems] is L where known.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y with its 95 % interval over problems. Correlations are None where a side, or L,
-    does not vary; `given_depth` is the partial Spearman correlation given L.
+    `difference` is the mean of x - y over benchmarks of equal weight, with its 95 % interval. Correlations are None
+    where a side, or L, does not vary; `given_depth` is the partial Spearman correlation given L.
     """
 
     places: tuple[ProblemKey, ...]
@@ -95,7 +96,7 @@ def pair(first: System, second: System, seed: int = 0) -> Pair:
         above=float(np.mean(ahead > EQUAL)),
         on=float(np.mean(np.abs(ahead) <= EQUAL)),
         below=float(np.mean(ahead < -EQUAL)),
-        difference=mean_contrast(-ahead),
+        difference=mean_contrast(-ahead, strata_of(places)),
         spearman=correlation(np.stack([x, y]), seed),
         given_depth=None if depth is None else correlation(np.stack([x, y, depth]), seed),
     )

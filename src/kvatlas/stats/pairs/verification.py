@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
 from kvatlas.core import KvatlasError
 from kvatlas.stats.estimates.bounded_mean import Floats, Ints
 from kvatlas.stats.inference.noninferiority import Loss, losses_by_name
@@ -69,17 +67,7 @@ def length_shift(reference: Outcomes, served: Outcomes) -> Contrast:
 
 def _differences(reference: Outcomes, served: Outcomes) -> tuple[Floats, Ints]:
     """[problems] each: reference minus served, and the number of the benchmark."""
-    parts: list[Floats] = []
-    strata: list[int] = []
-    for benchmark in dict.fromkeys(name for name, _ in served):
-        mine, theirs = (
-            {key: samples for key, samples in outcomes.items() if key[0] == benchmark}
-            for outcomes in (reference, served)
-        )
-        differences, _ = problem_differences(mine, theirs)
-        if len(differences):
-            strata += [len(parts)] * len(differences)
-            parts.append(differences)
-    if not parts:
+    differences, strata, pairs = problem_differences(reference, served)
+    if not pairs:
         raise KvatlasError("The endpoint and the run have no problem and sample in common, so nothing can be compared.")
-    return np.concatenate(parts), np.array(strata)
+    return differences, strata
