@@ -330,7 +330,7 @@ def test_a_run_with_one_problem_or_all_alike_is_described(
 
 
 def test_metrics_over_several_samples(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    for metric in ("pass@2", "avg@1", "maj@2", "bayes"):
+    for metric in ("pass@2", "avg@1", "maj@2"):
         code, out, err = kvatlas("describe", run, "--metric", metric, "--json")
         assert (code, err) == (0, "")
         assert json.loads(out)["maps"][0]["metric"] == metric

@@ -32,7 +32,7 @@ def metrics(incomplete: str) -> list[str]:
     """Metrics that every run has, `pass@2` for those of several samples."""
     from kvatlas.stats.estimates.metrics import METRICS, RULES
 
-    names = [*METRICS, *(name.replace("K", "2") for name in RULES), "bayes"]
+    names = [*METRICS, *(name.replace("K", "2") for name in RULES)]
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -23,7 +23,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Metric = Annotated[
     str,
     typer.Option(
-        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes, or what the benchmark measures itself.",
+        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or what the benchmark measures itself.",
         autocompletion=completing.metrics,
     ),
 ]
