@@ -9,23 +9,17 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli import completing
 from kvatlas.cli.quantities import finite
 from kvatlas.visible import unfiltered, visible
 
 Inputs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.", autocompletion=completing.maps
-    ),
+    typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME."),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Metric = Annotated[
     str,
-    typer.Option(
-        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or what the benchmark measures itself.",
-        autocompletion=completing.metrics,
-    ),
+    typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or what the benchmark measures itself."),
 ]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
 PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
