@@ -95,7 +95,6 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/calibration.py --quick
-	$(BIN)/python bench/seqbench.py
 	$(BIN)/python bench/screening.py --problems 4
 	$(BIN)/python bench/serving.py
 

@@ -22,9 +22,7 @@ import numpy as np
 from scipy import stats
 
 import spreads
-from kvatlas.stats.estimates.at_k import bayes_at_n
 from kvatlas.stats.estimates.bounded_mean import Z, interval, p_value, score
-from kvatlas.stats.estimates.pass_at_1 import conditional_interval
 from kvatlas.stats.inference import resampling
 from kvatlas.stats.inference.axis_permutation import axis_effect
 from kvatlas.stats.inference.group_sequential import replay
@@ -54,11 +52,6 @@ def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
         error = means.std(1, ddof=1) / np.sqrt(problems)
         row = {"spread": spread.name, "problems": problems, "samples": samples, "coverage": share(np.abs(result) <= Z)}
         row |= {"width": share(high - low), "normal": share(np.abs(means.mean(1) - truth) <= Z * error)}
-        if samples > 1:
-            within = means * (1 - means) / (samples - 1)
-            given_low, given_high = conditional_interval(means, within, samples)
-            given = chance.mean(1)
-            row["conditional"] = share((given_low <= given + 1e-12) & (given - 1e-12 <= given_high))
         rows.append(row)
     return rows
 
@@ -122,20 +115,6 @@ def pass_at_k(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
             values = 1 - np.prod([np.maximum(wrong - i, 0) / (samples - i) for i in range(k)], axis=0)
             row = {"spread": spread.name, "problems": problems, "samples": samples, "k": k}
             rows.append(row | {"coverage": share(np.abs(score(values, truth)) <= Z)})
-    return rows
-
-
-def bayes(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
-    rows = []
-    spread = (spreads.SINGLE_KEPT if final else spreads.SINGLE)[0]
-    for samples in (1, 5, 64):
-        hits = []
-        for _ in range(rounds):
-            chance, _ = spread.draw((30,), rng)
-            right = rng.binomial(samples, chance)
-            result = bayes_at_n({str(i): [1.0] * r + [0.0] * (samples - r) for i, r in enumerate(right)})
-            hits.append((result.low or 0) <= chance.mean() <= (result.high or 1))
-        rows.append({"spread": spread.name, "problems": 30, "samples": samples, "coverage_given_problems": share(hits)})
     return rows
 
 
@@ -250,7 +229,7 @@ def permutation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 
 #: Each part with its rounds.
 PARTS: tuple[tuple[Part, int], ...] = (
-    (pass_at_1, 1_500), (pairs, 1_500), (means_over_benchmarks, 1_000), (pass_at_k, 2_000), (bayes, 500),
+    (pass_at_1, 1_500), (pairs, 1_500), (means_over_benchmarks, 1_000), (pass_at_k, 2_000),
     (maps, 400), (recommendation, 60), (permutation, 400),
 )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,22 +62,6 @@ def test_without_a_gpu_it_says_so(run: Run, capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "bench/gpu.py needs a GPU that PyTorch can use; --tiny tries it on this CPU.\n"
-
-
-@pytest.mark.slow
-def test_the_memory_of_labels_does_not_grow_with_the_square() -> None:
-    words = [str(BENCH / "labels.py"), "--lengths", "1024", "4096", "--matrix-lengths", "--answer", "64"]
-    # Not in this process, whose peak those it starts would begin with.
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-    document = json.loads(done.stdout.splitlines()[-1])
-    assert document["exponent"]["blocks"] < 1.4
-    assert document["exponent"]["matrix"] is None
-
-
-def test_the_kept_measurements_are_whole() -> None:
-    kept = json.loads((BENCH / "results" / "labels.json").read_text())
-    assert kept["exponent"]["blocks"] < 1.2 < 1.8 < kept["exponent"]["matrix"]
-    assert set(kept["blocks"]) == {"2048", "4096", "8192", "16384"}
 
 
 def kept(name: str) -> dict[str, Any]:
@@ -198,25 +181,6 @@ def test_more_gpus_take_less_time_in_the_model_of_a_published_grid(run: Run) -> 
     assert result["tokens"] == {"separate": counted["separate"], "trees": counted["shared"]}
 
 
-def test_the_program_of_policies_measures_every_one_of_them(run: Run) -> None:
-    from kvatlas.policies import policies
-
-    result = run("policies.py", "--tokens", "320", "--layers", "2", "--hidden", "128", "--rounds", "2")
-    rows = result["cached_tokens"]["320"]
-    assert list(rows) == [name for name in policies.names() if name != "oracle"]
-    assert all(row["step_ms"] > 0 and row["step_against_window"] > 0 for row in rows.values())
-    assert all(row["compression_ms"] > 0 for name, row in rows.items() if name != "full")
-    assert set(result["fast"]["320"]) == {"full", "window", "streaming", "random", "keydiff", "dynts"}
-
-
-def test_the_program_of_redundancy_compares_both_ways(run: Run) -> None:
-    result = run("redundancy.py", "--tokens", "256", "--matrix-tokens", "256", "--heads", "2")["cached_tokens"]["256"]
-    assert set(result) == {"model", "unlike"}
-    assert all(row["seconds"] > 0 and row["relative_difference"] < 2e-6 for row in result.values())
-    rows = kept("redundancy.json")["cached_tokens"]["16384"]
-    assert all(row["seconds"] < 5 and row["relative_difference"] < 2e-6 for row in rows.values())
-
-
 def test_the_program_of_screens_reads_in_fewer_passes_than_decoding(run: Run) -> None:
     grid = run("screening.py", "--spec", "demo-quick", "--problems", "1")["grid"]
     assert grid["decoded"]["tokens"] > 0
@@ -247,12 +211,3 @@ def test_the_kept_verifications_find_what_pass_at_1_does_not_show() -> None:
     for sound in ("sound", "sound, bfloat16"):
         assert all(text["alarm"] <= 0.05 for text in texts[sound].values())
     assert all(grade["alarm"] == 0 for grade in grades["sound"].values())
-
-
-def test_all_that_was_attacked_held() -> None:
-    result = kept("attack.json")
-    assert result["held"] is True
-    assert {"input", "models", "logs", "stores", "requests", "memory", "clients", "kills"} <= set(result["kinds"])
-    assert all(entry["tried"] == entry["held"] > 0 for entry in result["kinds"].values())
-    now, before = (result["kinds"]["clients"][when] for when in ("now", "before"))
-    assert now["behind_two_of_128"] < before["behind_two_of_128"] / 2

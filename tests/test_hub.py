@@ -120,12 +120,6 @@ NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
         ),
         ({"HF_HUB_OFFLINE": "1"}, [(R1, "HF_HUB_OFFLINE forbids to fetch it")]),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [(R1, "cannot be reached; name a local")]),
-        ({"HF_ENDPOINT": "http://192.0.2.1"}, [(R1, "cannot be reached; name a local")]),
-        (
-            {"HF_ENDPOINT": "http://192.0.2.1", "KVATLAS_HUB_SECONDS": "0.25"},
-            [(R1, "(KVATLAS_HUB_SECONDS, here 0.25, is how long")],
-        ),
-        ({"KVATLAS_HUB_SECONDS": "soon"}, [(R1, "KVATLAS_HUB_SECONDS is 'soon'; valid are")]),
         ({"HTTPS_PROXY": "http://127.0.0.1:9"}, [(("benchmarks", "show", "AIME24"), "is not on http")]),
     ],
     ids=lambda item: " ".join(f"{name}={value}" for name, value in item.items()) if isinstance(item, dict) else "",
@@ -150,7 +144,6 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
         assert (code, out) == (2, "")
         assert sentence in err, err
         assert err.count("\n") == 1
-    # Two seconds on an idle machine. This one may be busy, so that the work and the waiting are bounded apart: a client
-    # that waits for a host that does not answer takes 20 seconds and more.
+    # Work and waiting are bounded apart, since the machine may be busy.
     assert took_cpu < 4
     assert took < 15

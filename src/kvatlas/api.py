@@ -182,7 +182,7 @@ def open_run(
 ) -> Run:
     """Open the run in a folder.
 
-    `metric` is `pass@1` (the default), `progress`, `pass@K`, `avg@K`, `maj@K`, `bayes`, or what the benchmark measures
+    `metric` is `pass@1` (the default), `progress`, `pass@K`, `avg@K`, `maj@K`, or what the benchmark measures
     itself. With `partial` missing traces are noted on maps and no error. `fix` holds axes beyond two to one value each,
     such as `{"kv_budget": 288}`. `lose_at_most` points may be lost by what is recommended. KvatlasError for a folder
     without a run.

@@ -186,11 +186,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % intervals, its standard errors and what it rests on; None where nothing is known.
-
-    `low`, `high` and `se_clustered` are clustered by problem: they speak of problems like these. `given_low`,
-    `given_high` and `se_conditional` take these very problems as given: they speak of new samples of them.
-    """
+    """A mean with its 95 % interval and standard error, both clustered by problem; None where nothing is known."""
 
     value: float
     low: float | None
@@ -198,9 +194,6 @@ class Estimate:
     problems: int | None
     samples: int | None
     se_clustered: float | None = None
-    se_conditional: float | None = None
-    given_low: float | None = None
-    given_high: float | None = None
 
 
 @dataclass(frozen=True)

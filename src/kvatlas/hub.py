@@ -1,28 +1,21 @@
-"""Files of the Hugging Face hub: from the cache where they are there, else downloaded; in words where neither works.
+"""Files of the Hugging Face hub: from the cache where they are there, else downloaded; errors as sentences.
 
-The cache comes first and the network is tried only when something is missing, so that nothing ever waits for a hub that
-cannot be reached: `HF_HUB_OFFLINE` is obeyed, and a host that does not answer is noticed within `KVATLAS_HUB_SECONDS`.
+`HF_HUB_OFFLINE=1` forbids to ask the hub.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from kvatlas.core import KvatlasError, reason
 
-#: Seconds in which the hub's host must accept a connection, unless KVATLAS_HUB_SECONDS says otherwise.
-REACH = 1.2
-#: Seconds for one answer of the hub once it was reached.
-ANSWER = 20.0
+#: Seconds to wait for an answer of the hub.
+ANSWER = 10.0
 
 
 @dataclass(frozen=True)
@@ -90,15 +83,6 @@ def _asked(repository: Repository, ask: Any) -> Any:
     """What the hub answers; KvatlasError in one sentence where it cannot be asked or refuses."""
     from huggingface_hub import constants, errors
 
-    if constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE:
-        raise KvatlasError(f"The {repository} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it.")
-    seconds = _patience()
-    if not _reachable(constants.ENDPOINT, seconds):
-        raise KvatlasError(
-            f"The {repository} is not in the cache, and {constants.ENDPOINT} cannot be reached; name a local "
-            f"{'folder' if repository.kind == 'model' else 'file'} instead, or fill the cache where there is a network "
-            f"(KVATLAS_HUB_SECONDS, here {seconds:g}, is how long its host is waited for)."
-        )
     try:
         return ask()
     except errors.GatedRepoError as error:
@@ -112,47 +96,10 @@ def _asked(repository: Repository, ask: Any) -> Any:
         raise KvatlasError(
             f"The {repository} is not on {constants.ENDPOINT}, or is private and you are not logged in."
         ) from error
-    except Exception as error:
+    except errors.HfHubHTTPError as error:
         raise KvatlasError(f"The {repository} could not be fetched ({reason(error)}).") from error
-
-
-def _patience() -> float:
-    given = os.environ.get("KVATLAS_HUB_SECONDS", "")
-    try:
-        seconds = float(given or REACH)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise KvatlasError(f"KVATLAS_HUB_SECONDS is {given!r}; valid are numbers above 0.")
-    return seconds
-
-
-def _reachable(endpoint: str, seconds: float) -> bool:
-    """Whether the hub's host, or the proxy before it, accepts a connection soon; the look-up of its name counts."""
-    url = urlsplit(_proxy(endpoint) or endpoint)
-    port = url.port or (443 if url.scheme == "https" else 80)
-    reachable = threading.Event()
-
-    def connect() -> None:
-        try:
-            socket.create_connection((url.hostname or "", port), timeout=seconds).close()
-            reachable.set()
-        except OSError:
-            pass
-        finally:
-            tried.set()
-
-    tried = threading.Event()
-    threading.Thread(target=connect, daemon=True).start()
-    tried.wait(seconds)
-    return reachable.is_set()
-
-
-def _proxy(endpoint: str) -> str | None:
-    from urllib.request import getproxies, proxy_bypass
-
-    host = urlsplit(endpoint).hostname or ""
-    if proxy_bypass(host):
-        return None
-    proxy = getproxies().get(urlsplit(endpoint).scheme) or os.environ.get("ALL_PROXY")
-    return proxy if proxy is None or "//" in proxy else f"http://{proxy}"
+    except Exception as error:
+        offline = "HF_HUB_OFFLINE forbids to fetch it"
+        why = offline if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
+        local = "folder" if repository.kind == "model" else "file"
+        raise KvatlasError(f"The {repository} is not in the cache, and {why}; name a local {local}.") from error

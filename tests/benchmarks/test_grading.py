@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -17,8 +18,44 @@ from kvatlas.benchmarks.equality import pools, same
 from kvatlas.benchmarks.judges import Judges, Verdict
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, Problem, Status
-from tests.benchmarks.verdicts import ALL
 
+HOSTILE: list[tuple[str, str, bool]] = [
+    ("7", r"\boxed{" + "{" * 200 + "7" + "}" * 200 + "}", True),
+    ("7", r"\boxed{" * 5000 + "7" + "}" * 5000, True),
+    ("7", r"\boxed{" * 5000, False),
+    ("7", "{" * 50_000 + r"\boxed{7}", True),
+    ("7", r"\boxed{" + "7" * 100_000 + "}", False),
+    ("7", "x" * 100_000, False),
+    ("7", "x" * 100_000 + r"\boxed{7}", True),
+    ("7", r"\boxed{7}" + " \n" * 50_000, True),
+    ("7", "The answer is " * 8000 + "7.", True),
+    ("7", "answer:" * 15_000, False),
+    ("3", r"\boxed{9^{9^{9^9}}}", False),
+    ("3", r"\boxed{10^{1000000000}}", False),
+    ("3", r"\boxed{100000!}", False),
+    ("3", r"\boxed{1e999999999}", False),
+    ("3", r"\boxed{\int_0^1 \int_0^1 e^{xyz^{99}} dx dy}", False),
+    ("3", r"\boxed{__import__('os').system('true')}", False),
+    ("3", r"\boxed{\input{/etc/passwd}}", False),
+    ("3", "\\boxed{3\u200b}", True),
+    ("3", "\\boxed{\x00}", False),
+    ("3", "\\boxed{\ud83d\ude00}", False),
+    ("3", r"\boxed{\frac{\frac{\frac{\frac{1}{2}}{3}}{4}}{5}}", False),
+    ("3", r"\boxed{" + "+".join(["x"] * 400) + "}", False),
+    ("3", r"\boxed{" + ",".join(["3"] * 400) + "}", False),
+    ("3", r"\boxed{((((((((((((((((((((((((3))))))))))))))))))))))))}", True),
+    ("3", r"\boxed{" + "-" * 600 + "3}", False),
+    ("3", r"\boxed{\\\\\\}", False),
+    ("3", "\\boxed{3\\", True),
+]
+#: Answers with the verdict that a careful person gives: (reference, what the model wrote after thinking, correct).
+ALL = [
+    *(
+        (row["reference"], row["text"], row["correct"])
+        for row in map(json.loads, (Path(__file__).parent / "verdicts.jsonl").read_text("utf-8").split("\n")[:-1])
+    ),
+    *HOSTILE,
+]
 CHOICES = ("3 eV", "10^{-4} eV", "a photon", "none of these")
 
 

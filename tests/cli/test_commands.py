@@ -224,18 +224,6 @@ def test_the_version_is_printed(kvatlas: Call) -> None:
     assert kvatlas("--version") == (0, f"kvatlas {version('kvatlas')}\n", "")
 
 
-def test_the_shell_completes_metrics_and_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvatlas.cli import completing
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "demo").mkdir(parents=True)
-    assert completing.metrics("p") == ["pass@1", "progress", "pass@2"]
-    assert "seconds" in completing.metrics_and_costs("")
-    assert completing.maps("ru") == ["runs/"]
-    assert completing.maps("runs/") == ["runs/demo/"]
-    assert "published:dynts_r1_llama" in completing.maps("publ")
-
-
 def test_a_run_with_holes_is_refused_unless_asked_for(
     kvatlas: Call, write_spec: Callable[..., Path], spec_data: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -330,7 +318,7 @@ def test_a_run_with_one_problem_or_all_alike_is_described(
 
 
 def test_metrics_over_several_samples(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    for metric in ("pass@2", "avg@1", "maj@2", "bayes"):
+    for metric in ("pass@2", "avg@1", "maj@2"):
         code, out, err = kvatlas("describe", run, "--metric", metric, "--json")
         assert (code, err) == (0, "")
         assert json.loads(out)["maps"][0]["metric"] == metric

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,27 +120,3 @@ def differ_by_ties_alone(ours: Nested, theirs: Nested, scores: Tensor) -> bool:
             if results and not max(results) - min(results) <= EQUAL * max(map(abs, results)):
                 return False
     return True
-
-
-def table(document: dict[str, Any]) -> str:
-    """The document's agreements as a Markdown table: one line for a policy and a peer, the worst over its settings."""
-    lines = [
-        "| policy | against | settings | choices | least Jaccard | largest difference of scores |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in document["agreements"]:
-        groups.setdefault((row["policy"], row["peer"], row["departs"]), []).append(row)
-    for (policy, peer, departs), rows in sorted(groups.items()):
-        differences = [row["score_difference"] for row in rows if row["score_difference"] is not None]
-        worst = _short(max(differences)) if differences else ""
-        least = min(row["jaccard_least"] for row in rows)
-        jaccard = f"{least:.3g}" + (" (equal scores)" if any(row["ties"] for row in rows) else "")
-        against = f"{peer}; {departs}" if departs else peer
-        choices = sum(row["choices"] for row in rows)
-        lines.append(f"| `{policy}` | {against} | {len(rows)} | {choices} | {jaccard} | {worst} |")
-    return "\n".join(lines)
-
-
-def _short(number: float) -> str:
-    return "0" if number == 0 else f"{number:.0e}".replace("e-0", "e-") if math.isfinite(number) else "inf"

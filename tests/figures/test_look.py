@@ -134,7 +134,7 @@ def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
         path, *_ = save(figure, tmp_path / "f.svg", look=look)
         svg = path.read_text()
         assert look.ground in svg, kind
-        assert "font-family:'DejaVu Serif'" in svg, kind
+        assert "font-family: 'DejaVu Serif'" in svg, kind
         assert "95 %" not in svg, kind
         assert (tmp_path / "c.tex").read_text().startswith(r"\caption{"), kind
         shown = {text.get_text() for text in figure.findobj(Text)}

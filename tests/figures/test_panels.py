@@ -360,22 +360,6 @@ def test_dark_figures_have_light_text_on_a_dark_ground(llama, tmp_path):
     assert figure.axes[0].xaxis.label.get_color() == look.ink
 
 
-def test_the_svg_carries_its_font(llama, tmp_path):
-    (path,) = save(series_figure(llama), tmp_path / "f.svg")
-    svg = path.read_text()
-    assert svg.count("@font-face") == 2
-    assert "font-family:'DejaVu Sans'" in svg
-    assert len(svg) < 400_000
-    import base64
-    import re
-
-    from fontTools.ttLib import TTFont
-
-    coded = re.search(r"base64,([^)]*)\)", svg)[1]
-    font = TTFont(io.BytesIO(base64.b64decode(coded)))
-    assert {ord(letter) for letter in "R1-LlamaAIME2449.3–%"} <= set(font.getBestCmap())
-
-
 @pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.DIFFERENCES])
 def test_text_is_readable_on_every_colour(colours):
     def light(colour):

@@ -20,7 +20,6 @@ GGUF = "Reading x.gguf needs the extra: pip install 'kvatlas[gguf]'."
 @pytest.mark.parametrize(
     ("hidden", "words", "sentence"),
     [
-        ("reasoning_gym", ["plan", "SPEC"], "Benchmarks RG-... need the extra: pip install 'kvatlas[reasoning-gym]'."),
         (
             "inspect_ai",
             ["import", "LOG.json", "run"],
@@ -43,7 +42,7 @@ GGUF = "Reading x.gguf needs the extra: pip install 'kvatlas[gguf]'."
 )
 def test_a_missing_extra_is_named(tmp_path: Path, hidden: str, words: list[str], sentence: str) -> None:
     (tmp_path / "SPEC").write_text(
-        "models: [embedded:tiny-llama]\nbenchmarks: [RG-chain_sum]\nsamples: 1\nbaseline: {policy: full}\n"
+        "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nsamples: 1\nbaseline: {policy: full}\n"
     )
     (tmp_path / "LOG.json").write_text("{}")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
@@ -62,7 +61,6 @@ USES = {
     "parquet": "import pandas; pandas.DataFrame([{{'answer': 1}}]).to_parquet('x.parquet'); from kvatlas.benchmarks "
     "import tables; from pathlib import Path; tables.read_rows(Path('x.parquet'))",
     "ray": "import ray, kvatlas.sweeps.ray_executor",
-    "reasoning-gym": "from kvatlas.benchmarks import find; find('RG-chain_sum').problems(1)",
     "serve": "import kvatlas.server.app",
 }
 #: As if distributions were not installed whose modules are not given.

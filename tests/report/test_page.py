@@ -2,14 +2,11 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-import kvatlas
 from kvatlas.core import EvictionTrace, KvatlasError, Setting
 from kvatlas.report.escaping import visible
 from kvatlas.report.page import write_report
@@ -63,41 +60,6 @@ def data_of(html):
 @pytest.fixture
 def html(tmp_path):
     return report(tmp_path, manifest(grid("dynts", "random")))
-
-
-def test_a_metric_walks_one_way_to_the_page(tmp_path):
-    """The files of docs/architecture.md's walk, in order; packages called anew after the page's data was begun."""
-    package = Path(kvatlas.__file__).parent
-    calls: dict[object, tuple[str, str, str]] = {}
-
-    def note(frame, event, _):
-        code, caller = frame.f_code, frame.f_back and frame.f_back.f_code.co_filename
-        if event == "call" and code.co_filename.startswith(str(package)) and code not in calls:
-            names = [
-                Path(name or "").as_posix().removeprefix(f"{package.as_posix()}/")
-                for name in (code.co_filename, caller)
-            ]
-            calls[code] = (*names, code.co_name)
-
-    sys.setprofile(note)
-    try:
-        report(tmp_path, manifest(grid("dynts")), measure=0)
-    finally:
-        sys.setprofile(None)
-    walked = [module for module, _, _ in calls.values()]
-    walked = walked[walked.index("report/page.py") :]
-    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
-    steps = text.split("## Follow one metric")[1].split("\nOnce ")[0]
-    named = re.findall(r"`([a-z0-9_/]+\.py)`", steps)
-    assert [module for module in dict.fromkeys(walked) if module in named] == named
-    assert len(named) < 20
-    begun = [name for _, _, name in calls.values()].index("page_json")
-    again = {
-        str(Path(module).parent)
-        for module, caller, _ in [*calls.values()][begun:]
-        if module.startswith(("results/", "stats/")) and caller.startswith(("report/", "figures/"))
-    }
-    assert again <= {"results", "stats/pairs"}
 
 
 def test_it_holds_words_maps_comparisons_traces_and_provenance(html):

@@ -1,4 +1,4 @@
-"""pass@k, avg@k, maj@k and Bayes@N: against enumeration and against scorio."""
+"""pass@k, avg@k, maj@k: against enumeration and against scorio."""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ import pytest
 from scorio import eval as scorio
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.estimates.at_k import RIGHT, Rule, any_right, bayes_at_n, majority, rule
+from kvatlas.stats.estimates.at_k import RIGHT, Rule, any_right, majority, rule
 from kvatlas.stats.estimates.bounded_mean import interval
 
 GRADES = {
@@ -29,14 +29,6 @@ def test_pass_at_k_is_the_share_of_subsets_and_scorios(k):
     assert estimate.value == pytest.approx(float(scorio.pass_at_k(MATRIX, k)))
     assert 0 <= estimate.low < estimate.value < estimate.high <= 1
     assert (estimate.problems, estimate.samples) == (5, 6)
-
-
-def test_bayes_at_n_is_scorios():
-    estimate = bayes_at_n(GRADES)
-    mean, error = scorio.bayes(MATRIX)
-    assert estimate.value == pytest.approx(mean)
-    assert estimate.se_conditional == pytest.approx(error)
-    assert estimate.low == pytest.approx(mean - 1.959964 * error, abs=1e-5)
 
 
 def test_avg_at_k_takes_the_first_k():
@@ -83,7 +75,6 @@ def test_many_samples_are_counted_quickly():
 
 def test_names_and_too_few_samples():
     assert rule("pass@4") == Rule("pass", 4)
-    assert rule("bayes") == Rule("bayes")
     assert [rule(name) for name in ("pass@1", "progress", "pass@0", "maj@", "pass@-1")] == [None] * 5
     with pytest.raises(KvatlasError, match="maj@7 needs 7 samples of every problem; the fewest that one has is 6"):
         Rule("maj", 7).estimate(GRADES, {})

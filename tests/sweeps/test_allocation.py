@@ -81,9 +81,6 @@ def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path,
     for map_ in maps:
         good, bad = (max((map_.cells[w, n].estimate for w in (4, 8)), key=lambda e: e.problems) for n in (400, 72))
         assert bad.problems < good.problems
-        # Wider than an interval of fixed size: it holds wherever one stops.
-        assert good.high - good.low > 0.3
-        assert good.se_clustered is None
 
 
 def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list[str]]) -> None:

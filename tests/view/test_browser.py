@@ -216,21 +216,6 @@ def test_a_sweep_that_goes_on_is_followed(served: Callable[..., Any], tmp_path: 
         assert page.evaluate("document.activeElement.dataset.cell") == cell
 
 
-def test_two_runs_stand_against_each_other(served: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    page = served([run, store_of(tmp_path / "b", 1.0)])
-    page.click("text=with b")
-    page.wait_for_selector("#compare td[data-cell]")
-    rows = page.locator("#compare .list tbody tr")
-    assert rows.count() == 2 * 10
-    values = [float(row.replace("−", "-")) for row in page.locator("#compare .list td:nth-child(3)").all_inner_texts()]
-    assert max(values) > 0
-    # Where both have the full cache, they have it alike.
-    assert min(values) == 0
-    page.click("#compare .list a >> nth=1")
-    heading(page, "CHAIN6")
-    assert page.evaluate("here().parts[0]") == "b"
-
-
 def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., Any], run: Path) -> None:
     page = served([run])
     page.wait_for_selector("#runs a")

@@ -16,7 +16,6 @@ from kvatlas.results import Store
 from kvatlas.view.app import application, named
 from kvatlas.view.bundle import write_bundle
 from kvatlas.view.find import Query, find
-from kvatlas.view.loops import period
 from kvatlas.view.run_view import RunView
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -112,28 +111,11 @@ def test_searches_find_exactly_what_fits(view: RunView) -> None:
 
     assert count() == len(stored)
     assert count(text="WAIT, again") == sum("Wait, again" in item.text for item in stored) > 0
-    assert count(filter="loops") == sum(item.tokens == LOOPED for item in stored) > 0
     # The full cache is right everywhere.
     assert count(filter="lost") == count(filter="wrong") == sum(not item.grade.correct for item in stored) > 0
     assert count(filter="right", table=0) == sum(item.grade.correct and item.benchmark == "CHAIN6" for item in stored)
-    with pytest.raises(KvatlasError, match="lost, right, wrong, truncated, loops"):
+    with pytest.raises(KvatlasError, match="lost, right, wrong, truncated"):
         Query(filter="else")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "length"),
-    [
-        (LOOPED, 3),
-        ([*range(100), *([5] * 48)], 1),
-        ([*range(100), *([5] * 47)], None),
-        (list(range(1000)), None),
-        ([*range(128)] * 4, 128),
-        ([*range(129)] * 4, None),
-        ([], None),
-    ],
-)
-def test_loops_are_ends_that_repeat(tokens: list[int], length: int | None) -> None:
-    assert period(tokens) == length
 
 
 def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
@@ -160,19 +142,6 @@ def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
     names = [(cell["model"], cell["benchmark"], cell["name"]) for cell in half["cells"]]
     count = len(plan.expected)
     assert names[:count] == [(cell["model"], cell["benchmark"], cell["name"]) for cell in whole["cells"]][:count]
-
-
-def test_two_runs_are_compared_in_pairs(tmp_path: Path) -> None:
-    first, second = read(made(tmp_path / "run", 0.0), made(tmp_path / "other" / "run", 1.0))
-    assert [first.name, second.name] == ["run", "run-2"]
-    client = TestClient(application([first, second], "t"), base_url="http://localhost")
-    compared = client.get("/t/data/compare/run/run-2.json").json()
-    assert len(compared["pairs"]) == len(first.manifest.expected)
-    for left, other, value, low, high, lost, won in compared["pairs"]:
-        assert left == other
-        full = first.manifest.expected[left].baseline
-        assert (value, lost, won) == ((0, 0, 0) if full else (100, 0, 4))
-        assert low <= value <= high
 
 
 def test_a_bundle_holds_what_the_app_answers(tmp_path: Path, succeed: Callable[..., str]) -> None:

@@ -31,9 +31,6 @@ families: Registry[Family] = Registry(
     "kvatlas.benchmarks",
     {
         "CHAIN": "kvatlas.benchmarks.chain:Chain",
-        "CODE": "kvatlas.benchmarks.code:Code",
-        "RG": "kvatlas.benchmarks.reasoning_gym:ReasoningGym",
-        "RULER": "kvatlas.benchmarks.ruler:Ruler",
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
         "WORDS": "kvatlas.benchmarks.words:Words",
     }

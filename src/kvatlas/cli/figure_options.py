@@ -34,13 +34,12 @@ def _look(
         Path | None, typer.Option(metavar="FILE.tex", help="Write the notes as a LaTeX caption, too.")
     ] = None,
 ) -> Any:
-    from kvatlas.figures.fonts import OWN
-    from kvatlas.figures.look import Look
+    from kvatlas.figures.look import FONT, Look
 
     if no_notes and caption is None:
         raise KvatlasError("--no-notes leaves notes to the caption alone; name its file with --caption FILE.tex.")
     return Look(
-        columns, dark, _layout(layout), font or OWN, _labels(label or []), not no_intervals, not no_notes, caption
+        columns, dark, _layout(layout), font or FONT, _labels(label or []), not no_intervals, not no_notes, caption
     )
 
 

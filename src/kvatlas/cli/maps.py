@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvatlas.cli import completing
 from kvatlas.cli.figure_options import with_figure_options
 from kvatlas.cli.results import Fix, Inputs, LoseAtMost, Partial, PolicyOption, fixed
 from kvatlas.core import KvatlasError
@@ -19,8 +18,7 @@ MapMetric = Annotated[
     str | None,
     typer.Option(
         help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ... Default: pass@1, "
-        "and beside it the verdicts of other graders.",
-        autocompletion=completing.metrics_and_costs,
+        "and beside it the verdicts of other graders."
     ),
 ]
 

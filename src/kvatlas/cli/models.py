@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli import completing
 from kvatlas.cli.lists import Json, print_findings, print_rows
 from kvatlas.cli.sweeps import ModelOption, assignments
 
@@ -45,13 +44,11 @@ def models(context: typer.Context, as_json: Json = False) -> None:
 def check(
     model: Annotated[
         str,
-        typer.Argument(
-            help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.", autocompletion=completing.models
-        ),
+        typer.Argument(help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME."),
     ],
     benchmark: Annotated[
         list[str] | None,
-        typer.Option(help="Its prompts are asked; again for more.", autocompletion=completing.benchmarks),
+        typer.Option(help="Its prompts are asked; again for more."),
     ] = None,
     problems: Annotated[int, typer.Option(min=1, help="Of each benchmark, its first problems.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the generation.")] = 64,

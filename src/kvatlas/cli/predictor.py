@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvatlas.cli.progress import showing
 from kvatlas.cli.sweeps import BatchSize, ModelOption, Quiet, Workers, assignments
 
 Address = Annotated[str, typer.Option("--model", help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")]
@@ -65,7 +66,7 @@ def train(
         sizes = [len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks]
         last = max(1, min(sizes) // 5)
     material = Material(spec, skip, last, tokens_per_trace)
-    with _progress(material, work or out.with_suffix(".work"), quiet) as on_trace:
+    with showing(quiet) as on_trace:
         provenance = learn(
             material,
             work or out.with_suffix(".work"),
@@ -107,7 +108,7 @@ def evaluate(
     spec = _spec(model, model_option, benchmark, problems, skip, samples, seed, temperature, max_new_tokens)
     material = Material(spec, skip)
     folder = work or head.with_suffix(".eval")
-    with _progress(material, folder, quiet) as on_trace:
+    with showing(quiet) as on_trace:
         quality = judge(head, material, folder, workers=workers, batch_size=batch_size, on_trace=on_trace)
     typer.echo(json.dumps(quality, indent=2))
 
@@ -138,12 +139,6 @@ def _spec(
         },
         "the options",
     )
-
-
-def _progress(material: Any, work: Path, quiet: bool) -> Any:
-    from kvatlas.cli.progress import showing
-
-    return showing(material.plan().manifest(), work / "run", quiet)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -9,23 +9,17 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli import completing
 from kvatlas.cli.quantities import finite
 from kvatlas.visible import unfiltered, visible
 
 Inputs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.", autocompletion=completing.maps
-    ),
+    typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME."),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Metric = Annotated[
     str,
-    typer.Option(
-        help="pass@1; of runs also progress, pass@K, avg@K, maj@K, bayes, or what the benchmark measures itself.",
-        autocompletion=completing.metrics,
-    ),
+    typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or what the benchmark measures itself."),
 ]
 Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
 PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
@@ -87,8 +81,8 @@ def _print_markdown(text: str) -> None:
 
 
 def check(
-    first: Annotated[str, typer.Argument(metavar="A.csv", help="A CSV map, published:NAME, a run, or a card.")],
-    second: Annotated[str, typer.Argument(metavar="B.csv", help="Another.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A CSV map, published:NAME, or the folder of a run.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, callback=finite, help="Points that rounding may account for.")
@@ -96,27 +90,24 @@ def check(
     partial: Partial = False,
     as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
 ) -> None:
-    """Do maps agree; which cells conflict; which of two contradicting maps fits a published mean. Or: do cards."""
-    if first.endswith(".json") and second.endswith(".json"):
-        _check_cards(first, second, as_json)
-        return
-    from kvatlas.report.check import as_text, check_maps, to_json
+    """Compare maps cell by cell, and with a published mean; of two runs compare the tokens of every trace.
+
+    Exit code 1 where two runs do not hold the same tokens.
+    """
+    from kvatlas.report.check import compare_maps, compare_runs, maps_as_text, runs_as_text
+
+    if Path(first).is_dir() and Path(second).is_dir():
+        compared = compare_runs(Path(first), Path(second))
+        typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
+        raise typer.Exit(0 if compared["same"] else 1)
     from kvatlas.report.map_source import MapSource
 
     given = {name: MapSource.open(name, partial=partial).maps for name in (first, second)}
     if len(given) < 2:
         given = {"A": given[first], "B": given[first]}
-    checked = check_maps(given, MapSource.open(mean, partial=True).maps if mean else None, tolerance / 100)
-    typer.echo(json.dumps(to_json(checked), indent=2, allow_nan=False) if as_json else as_text(checked))
-
-
-def _check_cards(first: str, second: str, as_json: bool) -> None:
-    from kvatlas.report import card
-
-    checked = card.compare_cards(card.read_card(Path(first)), card.read_card(Path(second)), (first, second))
-    typer.echo(json.dumps(card.to_json(checked), indent=2) if as_json else card.as_text(checked))
-    if not checked.same:
-        raise typer.Exit(1)
+    means = MapSource.open(mean, partial=True).maps if mean else None
+    compared = compare_maps(given, means, tolerance / 100)
+    typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
 
 
 def report(

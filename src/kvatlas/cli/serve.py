@@ -6,17 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli import completing
 from kvatlas.cli.quantities import finite
 from kvatlas.cli.sweeps import ModelOption, assignments
 from kvatlas.visible import visible
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.", autocompletion=completing.models)
-    ],
-    policy: Annotated[str, typer.Option(help="KV-cache token selection.", autocompletion=completing.policies)] = "full",
+    model: Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")],
+    policy: Annotated[str, typer.Option(help="KV-cache token selection.")] = "full",
     kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
     local_window: Annotated[int | None, typer.Option(help="Newest tokens that always stay.")] = None,
     ratio: Annotated[float | None, typer.Option(help="Share of the older tokens that stays.")] = None,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvatlas.cli import completing
 from kvatlas.cli.quantities import positive
 from kvatlas.visible import visible
 
@@ -207,19 +206,15 @@ def screen(
 def run(
     model: Annotated[
         str,
-        typer.Argument(
-            help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.", autocompletion=completing.models
-        ),
+        typer.Argument(help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME."),
     ],
     benchmarks: Annotated[
         list[str],
         typer.Argument(
-            metavar="BENCHMARK|FILE...",
-            help="Names, or files of problems: JSON lines, JSON, CSV, Parquet.",
-            autocompletion=completing.benchmarks,
+            metavar="BENCHMARK|FILE...", help="Names, or files of problems: JSON lines, JSON, CSV, Parquet."
         ),
     ],
-    policy: Annotated[str, typer.Option(help="KV-cache token selection.", autocompletion=completing.policies)] = "full",
+    policy: Annotated[str, typer.Option(help="KV-cache token selection.")] = "full",
     kv_budget: Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")] = None,
     local_window: Annotated[int | None, typer.Option(help="Newest tokens that always stay.")] = None,
     ratio: Annotated[float | None, typer.Option(help="Share of the older tokens that stays.")] = None,
@@ -338,7 +333,7 @@ def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *,
     from kvatlas.sweeps import sweep as decode_all
 
     try:
-        with showing(plan.manifest(), folder, quiet) as on_trace:
+        with showing(quiet) as on_trace:
             (work or decode_all)(plan, folder, on_trace=on_trace, on_message=_silent if quiet else _note, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)

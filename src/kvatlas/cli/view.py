@@ -1,4 +1,4 @@
-"""Commands that show traces: view, in the browser, and animate."""
+"""The command `view`: runs in the browser."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli import completing
-from kvatlas.cli.results import Fix, Run, fixed
+from kvatlas.cli.results import Fix, fixed
 
 
 def view(
@@ -34,26 +33,6 @@ def view(
         typer.echo(f"{bundle}: {write_bundle(views, bundle):,} files; any web server can host them.")
 
 
-def animate(
-    run: Run,
-    problem: Annotated[str, typer.Option(help="The problem's name, as `view` and `export` have it.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.gif", help="The file to write.")],
-    policy: Annotated[str, typer.Option(help="KV-cache token selection.", autocompletion=completing.policies)],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the policy's setting.")
-    ] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Which of the problem's samples.")] = 0,
-    model: Annotated[str | None, typer.Option(help="Which model, where the run has several.")] = None,
-) -> None:
-    """Animate the cache of a trace, with the full cache's next to it, as a GIF."""
-    from kvatlas.cli.sweeps import assignments
-    from kvatlas.report.animation import animate as write
-
-    write(run, out, problem, sample, policy, assignments("--set", set_), model)
-    typer.echo(out)
-
-
 def add_to(app: typer.Typer) -> None:
-    """Add these commands."""
-    for command in (view, animate):
-        app.command()(command)
+    """Add this command."""
+    app.command()(view)

@@ -1,4 +1,4 @@
-"""How figures look and are written: light or dark, for a slide or for columns of a paper, fonts embedded."""
+"""How figures look and are written: light or dark, for a slide or for columns of a paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
-from kvatlas.figures import fonts, style
+from kvatlas.figures import style
 from kvatlas.results.csv_maps import VALUE_COLUMNS
 from kvatlas.results.export import check_target, csv_text, replacing
 from kvatlas.visible import guarded, visible
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: The font that comes with matplotlib.
+FONT = "DejaVu Sans"
 SUFFIXES = (".png", ".svg", ".pdf")
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
@@ -39,6 +41,14 @@ _PIXELS = 80_000_000
 SMALL_TYPE, LINE_HEIGHT = 6.5, 0.128
 #: Points: no text of a figure is smaller on paper.
 LEAST_TYPE = 5.0
+
+
+def _check_font(name: str) -> None:
+    from matplotlib import font_manager
+
+    names = sorted({FONT, *font_manager.get_font_names()})
+    if name not in names:
+        raise KvatlasError(f"There is no font {name!r} here; there are: {', '.join(names)}.")
 
 
 class FootLine(NamedTuple):
@@ -70,7 +80,7 @@ class Look:
     columns: int | None = None
     dark: bool = False
     layout: tuple[int, int] | None = None
-    font: str = fonts.OWN
+    font: str = FONT
     labels: Mapping[str, str] = field(default_factory=dict)
     intervals: bool = True
     notes: bool = True
@@ -83,7 +93,7 @@ class Look:
             raise KvatlasError(f"A figure fills {self.columns} columns; valid are 1 and 2.")
         if self.layout is not None and min(self.layout) < 1:
             raise KvatlasError("A layout is ROWSxPANELS, both 1 or more, such as 1x4.")
-        fonts.check(self.font)
+        _check_font(self.font)
         if self.caption is not None:
             check_target(self.caption)
         elif not self.notes:
@@ -160,7 +170,7 @@ class Look:
         import matplotlib as mpl
 
         settings: Any = {
-            "font.family": [*dict.fromkeys((self.font, fonts.OWN)), *fonts.installed()],
+            "font.family": [*dict.fromkeys((self.font, FONT)), "sans-serif"],
             "font.size": 8.0,
             "axes.linewidth": 0.6,
             "figure.constrained_layout.w_pad": 0.06,
@@ -259,7 +269,7 @@ def check_figure(path: Path) -> None:
 def save(
     figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None, look: Look | None = None
 ) -> list[Path]:
-    """Write a figure as PNG (300 dpi), SVG (text as text) or PDF, fonts embedded, and return the paths written.
+    """Write a figure as PNG (300 dpi), SVG (text as text) or PDF (fonts embedded), and return the paths written.
 
     Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map; the caption that the
     `look` names is written, too. Equal figures give equal bytes. Raises KvatlasError for another suffix and for a path
@@ -294,12 +304,9 @@ def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
-    """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`, fonts embedded."""
-    from matplotlib.text import Text
-
+    """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`."""
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     _make_visible(figure)
-    family = next((text.get_fontfamily()[0] for text in figure.findobj(Text)), fonts.OWN)
     inches = figure.get_figwidth() * figure.get_figheight()
     file = io.BytesIO()
     with Look().applied():
@@ -310,4 +317,4 @@ def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
             metadata=dates,
             facecolor=figure.get_facecolor(),
         )
-    return fonts.embedded(file.getvalue().decode(), family).encode() if suffix == ".svg" else file.getvalue()
+    return file.getvalue()

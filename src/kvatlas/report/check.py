@@ -1,111 +1,181 @@
-"""What `kvatlas check` says: do maps agree, which cells conflict, which reading fits a published mean."""
+"""`kvatlas check`: do two maps agree, which of them fits a published mean, do two runs hold the same tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Map
-from kvatlas.figures.style import difference, percent
-from kvatlas.report import description_json as numbers
-from kvatlas.report.description import p_text, rounded_p
-from kvatlas.stats.estimates.pass_at_1 import LEVEL
-from kvatlas.stats.pairs.agreement import Agreement, MeanCheck, agreement, fit_to_mean, which_fits
+from kvatlas.core import CellCoord, KvatlasError, Map
+from kvatlas.figures.style import difference
+from kvatlas.figures.style import percent as percent_text
+from kvatlas.report.description_json import percent
+from kvatlas.results import Store
+
+#: Half a unit of the last digit of maps in percent with one decimal, as a share.
+ROUNDING = 0.0005
+_SLACK = 1e-9
 
 
-@dataclass(frozen=True)
-class Check:
-    """Two sets of maps by name, how they agree, and how each fits a mean; `right` is the one that alone fits it."""
+def compare_maps(
+    given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None = None, tolerance: float = ROUNDING
+) -> dict[str, Any]:
+    """Compare two sets of maps by name, cell by cell, and each with mean maps: what `check --json` prints.
 
-    first: str
-    second: str
-    axes: tuple[str, str]
-    tolerance: float
-    agreement: Agreement
-    fits: Mapping[str, MeanCheck]
-    right: str | None
-
-
-def check_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None, tolerance: float) -> Check:
-    """Compare two sets of maps by name, and each with mean maps; KvatlasError where there is nothing to compare."""
-    (first, mine), (second, theirs) = given.items()
-    fits = {name: fit_to_mean(maps, means, tolerance) for name, maps in given.items()} if means is not None else {}
-    axes = mine[0].axes[0][0], mine[0].axes[1][0]
-    return Check(first, second, axes, tolerance, agreement(mine, theirs, tolerance), fits, which_fits(fits))
-
-
-def to_json(check: Check) -> dict[str, Any]:
-    """The document of `kvatlas check --json`; percent scale, unknown values null.
-
-    `agree`, `common` cells, `conflicts` (with both values), the `largest` difference, `p` of "both measure the same";
-    `mean`: by name how many cells fit, and `right`, the one that fits in all of them.
+    Maps meet by model, benchmark and metric, and by policy where both name it. `tolerance` is a share. Returns `agree`,
+    `common` cells, `conflicts` with both values, the `largest` difference; `mean`: by name how many cells of the means
+    over benchmarks fit, and `right`, the one set that fits in all of them. Percent scale, unknown values null. Raises
+    KvatlasError where there is no cell in common.
     """
-    compared = check.agreement
-    fits = {
-        name: {"checked": fit.checked, "fitting": fit.fitting, "largest": numbers.percent(fit.largest)}
-        for name, fit in check.fits.items()
-    }
+    (first, mine), (second, theirs) = given.items()
+    conflicts, distances = [], []
+    for map_, other in _pairs(mine, theirs):
+        for coord, cell in map_.cells.items():
+            if coord not in other.cells:
+                continue
+            values = cell.estimate.value, other.cells[coord].estimate.value
+            distances.append(abs(values[0] - values[1]))
+            if distances[-1] > tolerance + _SLACK:
+                conflicts.append(_conflict(map_, coord, values))
+    if not distances:
+        raise KvatlasError(
+            "The maps have no cell in common; they need a model, a benchmark, and values of both axes that both have."
+        )
+    fits = {name: _fit(maps, means, tolerance) for name, maps in given.items()} if means is not None else {}
+    whole = [name for name, fit in fits.items() if fit["fitting"] == fit["checked"]]
     return {
-        "first": check.first,
-        "second": check.second,
-        "agree": not compared.conflicts,
-        "common": compared.common,
-        "conflicts": [
-            {
-                "model": conflict.model,
-                "benchmark": conflict.benchmark,
-                **dict(zip(check.axes, conflict.coord, strict=True)),
-                "first": numbers.percent(conflict.first),
-                "second": numbers.percent(conflict.second),
-            }
-            for conflict in compared.conflicts
-        ],
-        "largest": numbers.percent(compared.largest),
-        "tolerance": numbers.percent(check.tolerance),
-        "p": None if compared.p is None else rounded_p(compared.p),
+        "first": first,
+        "second": second,
+        "agree": not conflicts,
+        "common": len(distances),
+        "conflicts": conflicts,
+        "largest": percent(max(distances)),
+        "tolerance": percent(tolerance),
         "mean": fits or None,
-        "right": check.right,
+        "right": whole[0] if len(whole) == 1 < len(fits) else None,
     }
 
 
-def as_text(check: Check) -> str:
-    """The check as sentences, with a table of the conflicting cells."""
-    compared, conflicts = check.agreement, check.agreement.conflicts
+def _conflict(map_: Map, coord: CellCoord, values: tuple[float, float]) -> dict[str, Any]:
+    axes = dict(zip((name for name, _ in map_.axes), coord, strict=True))
+    names = {"model": map_.model, "benchmark": map_.benchmark, **axes}
+    return {**names, "first": percent(values[0]), "second": percent(values[1])}
+
+
+def _pairs(first: Sequence[Map], second: Sequence[Map]) -> list[tuple[Map, Map]]:
+    return [
+        (map_, other)
+        for map_ in first
+        for other in second
+        if (map_.model, map_.benchmark, map_.metric) == (other.model, other.benchmark, other.metric)
+        and [name for name, _ in map_.axes] == [name for name, _ in other.axes]
+        and _same_policy(map_, other)
+    ]
+
+
+def _same_policy(map_: Map, other: Map) -> bool:
+    return not map_.policy or not other.policy or map_.policy == other.policy
+
+
+def _fit(maps: Sequence[Map], means: Sequence[Map], tolerance: float) -> dict[str, Any]:
+    """Compare the means over benchmarks of `maps` with given mean maps, cell by cell, models apart.
+
+    A cell counts where all the benchmarks that the mean is over have it. A mean that says `mean of N` is only compared
+    with the mean of N benchmarks.
+    """
+    distances: list[float] = []
+    for mean in means:
+        parts = [map_ for map_ in maps if map_.model == mean.model and _same_policy(map_, mean)]
+        if not parts or (mean.is_mean and mean.averaged != len(parts)):
+            continue
+        for coord, cell in mean.cells.items():
+            values = [map_.cells[coord].estimate.value for map_ in parts if coord in map_.cells]
+            if len(values) == len(parts):
+                distances.append(abs(math.fsum(values) / len(values) - cell.estimate.value))
+    if not distances:
+        raise KvatlasError(
+            "The maps and the mean map have no cell to compare; the mean must be of the same model, over as many "
+            "benchmarks as the maps have, and at values of both axes that all of them have."
+        )
+    fitting = sum(distance <= tolerance + _SLACK for distance in distances)
+    return {"checked": len(distances), "fitting": fitting, "largest": percent(max(distances))}
+
+
+def compare_runs(first: Path, second: Path) -> dict[str, Any]:
+    """Compare the tokens of two runs, trace by trace: what `check RUN RUN --json` prints.
+
+    Returns `same`, the number of `common` traces, how many one run alone has (`only`), and `differing`: for each cell
+    whose tokens differ its name and its problems. Models are compared by the name that the spec gives them.
+    """
+    digests = []
+    for folder in (first, second):
+        with Store.open(folder) as store:
+            digests.append(
+                {
+                    (t.model, t.benchmark, t.setting, t.problem, t.sample): t.written
+                    for _, t in store.traces(texts=False)
+                }
+            )
+    common = digests[0].keys() & digests[1].keys()
+    differing: dict[str, set[str]] = {}
+    for name in common:
+        if digests[0][name] != digests[1][name]:
+            model, benchmark, setting, problem, _ = name
+            differing.setdefault(f"{model} {benchmark} {setting}", set()).add(problem)
+    only = [len(own) - len(common) for own in digests]
+    return {
+        "first": str(first),
+        "second": str(second),
+        "same": not differing and only == [0, 0],
+        "common": len(common),
+        "only": only,
+        "differing": [{"cell": cell, "problems": sorted(problems)} for cell, problems in sorted(differing.items())],
+    }
+
+
+def runs_as_text(compared: Mapping[str, Any]) -> str:
+    """The comparison of two runs as sentences."""
+    lines = []
+    if not compared["differing"]:
+        lines.append(f"All {compared['common']:,} common traces hold the same tokens.")
+    for cell in compared["differing"]:
+        problems = ", ".join(cell["problems"][:5]) + (" ..." if len(cell["problems"]) > 5 else "")
+        lines.append(f"- {cell['cell']}: other tokens on {len(cell['problems'])} problems ({problems})")
+    for name, count in zip((compared["first"], compared["second"]), compared["only"], strict=True):
+        if count:
+            lines.append(f"{count:,} traces are in {name} alone.")
+    return "\n".join(lines) + "\n"
+
+
+def maps_as_text(compared: Mapping[str, Any]) -> str:
+    """The comparison of maps as sentences, with a table of the conflicting cells."""
+    first, second, conflicts, fits = (compared[name] for name in ("first", "second", "conflicts", "mean"))
     if conflicts:
         lines = [
-            f"The maps conflict in {len(conflicts)} of {compared.common} common cells, by up to "
-            f"{percent(compared.largest)} points; A is {check.first}, B is {check.second}."
+            f"The maps conflict in {len(conflicts)} of {compared['common']} common cells, by up to "
+            f"{compared['largest']:.1f} points; A is {first}, B is {second}."
         ]
     else:
-        points = f"{numbers.percent(check.tolerance):g} points"
-        lines = [f"The maps agree: none of their {compared.common} common cells differs by more than {points}."]
-    if compared.p is not None and conflicts:
-        than = "more than" if compared.p < LEVEL else "no more than"
-        lines.append(
-            f"As two separate measurements they would differ by {than} sampling noise gives (p {p_text(compared.p)}, "
-            "binomial bound); as two readings of one map they cannot both be right."
-        )
-    for name, fit in check.fits.items():
-        distance = f"largest distance {percent(fit.largest, 2)} points"
-        lines.append(f"{name} fits the mean in {fit.fitting} of {fit.checked} cells ({distance}).")
-    if check.right:
-        wrong = check.second if check.right == check.first else check.first
-        lines.append(f"So {check.right} is right and {wrong} is not: 1 of 2 agrees with the mean everywhere.")
-    elif check.fits:
-        whole = sum(fit.fitting == fit.checked for fit in check.fits.values())
+        points = f"{compared['tolerance']:g} points"
+        lines = [f"The maps agree: no two of their {compared['common']} common cells differ by more than {points}."]
+    for name, fit in (fits or {}).items():
+        distance = f"largest distance {fit['largest']:.2f} points"
+        lines.append(f"{name} fits the mean in {fit['fitting']} of {fit['checked']} cells ({distance}).")
+    if compared["right"]:
+        wrong = second if compared["right"] == first else first
+        lines.append(f"So {compared['right']} is right and {wrong} is not: 1 of 2 agrees with the mean everywhere.")
+    elif fits:
+        whole = sum(fit["fitting"] == fit["checked"] for fit in fits.values())
         lines.append(f"The mean does not tell which of the 2 is right: {whole} of them fit it in every cell.")
-    return "\n".join([*lines, *(["", *_table(check)] if conflicts else [])]) + "\n"
+    return "\n".join([*lines, *(["", *_table(conflicts)] if conflicts else [])]) + "\n"
 
 
-def _table(check: Check) -> list[str]:
-    rows = [
-        f"| {conflict.model} | {conflict.benchmark} | {conflict.coord[0]} | {conflict.coord[1]} | "
-        f"{percent(conflict.first)} | {percent(conflict.second)} | {difference(conflict.first - conflict.second)} |"
-        for conflict in check.agreement.conflicts
-    ]
-    return [
-        f"| Model | Benchmark | {check.axes[0]} | {check.axes[1]} | A | B | A - B |",
-        "|---|---|---|---|---|---|---|",
-        *rows,
-    ]
+def _table(conflicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = [name for name in conflicts[0] if name not in ("first", "second")]
+    rows = []
+    for conflict in conflicts:
+        values = conflict["first"] / 100, conflict["second"] / 100
+        cells = [*(conflict[name] for name in names), *map(percent_text, values), difference(values[0] - values[1])]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return [f"| {' | '.join([*names, 'A', 'B', 'A - B'])} |", "|---" * (len(names) + 3) + "|", *rows]

@@ -16,7 +16,7 @@ from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData, margin_of
 from kvatlas.stats.estimates.validity import findings
 from kvatlas.stats.inference.choice import Choice
-from kvatlas.stats.inference.granularity import with_granularity
+from kvatlas.stats.inference.granularity import check_granularity
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.pairs.comparisons import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -52,7 +52,9 @@ def describe_sources(
             maps += maps_of_run(source.run)
             notes += graded_notes(source.run)
         else:
-            maps += with_binomial_bounds(with_granularity(read_maps(source, partial, problems, samples)))
+            maps += with_binomial_bounds(
+                [check_granularity(map_) for map_ in read_maps(source, partial, problems, samples)]
+            )
     kept = of_policy(maps, policy)
     _check_distinct(kept)
     compared: list[Comparison] = []

@@ -122,10 +122,7 @@ def _cell(map_: Map, coord: CellCoord, verdict: Verdict | None) -> Json:
     return {
         **_coord([name for name, _ in map_.axes], coord),
         **estimate_json(estimate),
-        **{
-            name: percent(getattr(estimate, name))
-            for name in ("se_clustered", "se_conditional", "given_low", "given_high")
-        },
+        "se_clustered": percent(estimate.se_clustered),
         "problems": estimate.problems,
         "samples": estimate.samples,
         "unmeasured": cell.unmeasured,

@@ -82,7 +82,7 @@ def _overview(description: Description) -> str:
         f"({', '.join(models)}), {_count(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})"
         + (f", {_count(len(policies), 'policy')} ({', '.join(policies)})" if policies else "")
         + f". Values run from {_percent(min(values))} to {_percent(max(values))}. Intervals are 95 % and speak of "
-        + ("these very problems." if maps[0].metric == "bayes" else "problems like these.")
+        "problems like these."
     )
 
 

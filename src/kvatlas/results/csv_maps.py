@@ -37,7 +37,7 @@ KNOWN_PROBLEMS: Mapping[str, int] = {
 }
 #: The column that holds a metric's values, in percent.
 VALUE_COLUMNS: Mapping[str, str] = {"pass@1": "pass_at_1", "progress": "progress"}
-_AT_K = re.compile(r"(pass|avg|maj)_at_[1-9]\d*|bayes")
+_AT_K = re.compile(r"(pass|avg|maj)_at_[1-9]\d*")
 _MEAN = re.compile(r"mean of (\d+)")
 AXES = ("local_window", "ratio")
 EXTRAS = (

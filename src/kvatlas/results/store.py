@@ -7,7 +7,6 @@ import json
 import sqlite3
 import time
 import zlib
-from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -233,13 +232,6 @@ class Store:
         with self._damage_sentences():
             packed = self._column("text", key)
             return zlib.decompress(packed).decode() if packed else ""
-
-    def last_tokens(self, key: Key, count: int) -> array[int]:
-        """At most the last `count` new tokens of a trace; none if it is not there."""
-        newest = array("i")
-        with self._damage_sentences():
-            newest.frombytes(self._column(f"substr(tokens, -{count * newest.itemsize})", key))
-        return newest
 
     def _column(self, column: str, key: Key) -> bytes:
         where = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"

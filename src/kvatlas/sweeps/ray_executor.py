@@ -7,7 +7,6 @@ through Ray to the driver, which alone writes the store.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -16,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.orphans import ended_with_us
 from kvatlas.sweeps.executors import Finished, WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
 
@@ -40,8 +38,6 @@ def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     except ImportError:
         raise KvatlasError("The executor 'ray' needs the package ray: pip install 'kvatlas[ray]'.") from None
     if not ray.is_initialized():
-        # Some processes of a Ray that is started here outlive a driver that is killed.
-        pool.kept.enter_context(contextlib.nullcontext() if pool.address else ended_with_us())
         pool.kept.callback(ray.shutdown)
         _connect(ray, pool)
     yield from _Driver(ray, job, pool).traces()

@@ -20,7 +20,6 @@ from kvatlas.server.limits import Gate
 from kvatlas.server.running import LOOPBACK
 from kvatlas.view import find
 from kvatlas.view.run_view import RunView
-from kvatlas.view.two_runs import two_runs
 
 #: Seconds between two looks at the stores.
 POLL = 1.0
@@ -121,10 +120,6 @@ def application(views: Sequence[RunView], token: str, failures: Callable[[], dic
     ) -> Response:
         with _existing():
             return _json(find.find(run(name), find.Query(text, what, table, cell), start))
-
-    @router.get("/data/compare/{first}/{second}.json")
-    def compare(first: str, second: str) -> Response:
-        return _json(two_runs(run(first), run(second)))
 
     app.include_router(router)
     app.add_middleware(Gate, hosts=LOOPBACK)

@@ -12,7 +12,6 @@ from kvatlas.report.page_json import MISSING
 from kvatlas.results.store import Store
 from kvatlas.view.app import page
 from kvatlas.view.run_view import RunView
-from kvatlas.view.two_runs import two_runs
 
 
 def write_bundle(views: Sequence[RunView], folder: Path) -> int:
@@ -41,9 +40,6 @@ def _files(views: Sequence[RunView]) -> Iterator[tuple[str, str]]:
         yield f"{view.name}/run.json", view.document
         for path, document in _documents(view):
             yield f"{view.name}/{path}", embedded(document)
-        for other in views:
-            if other is not view:
-                yield f"compare/{view.name}/{other.name}.json", embedded(two_runs(view, other))
 
 
 def _documents(view: RunView) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -16,14 +16,14 @@ from kvatlas.view.run_view import RunView
 SECONDS, HITS = 0.4, 50
 #: Characters of a trace that are shown on either side of what was found.
 AROUND = 60
-FILTERS = ("", "lost", "right", "wrong", "truncated", "loops")
+FILTERS = ("", "lost", "right", "wrong", "truncated")
 
 
 @dataclass(frozen=True)
 class Query:
     """What is looked for: a text, case ignored, and a filter, in the whole run, one table, or one cell of it.
 
-    `lost` is wrong where the full cache is right; `loops` are truncated traces that end in a loop.
+    `lost` is wrong where the full cache is right.
     """
 
     text: str = ""
@@ -82,8 +82,6 @@ def _places(view: RunView, cells: list[int], start: int) -> Iterator[tuple[int, 
 
 def _fits(view: RunView, query: Query, number: int, at: int) -> bool:
     mark = chr(view.marks[number][at])
-    if query.filter == "loops":
-        return mark == TRUNCATED and at in view.loops(number)
     if query.filter == "lost":
         return view.lost(number, at)
     return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[query.filter]

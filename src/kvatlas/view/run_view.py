@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvatlas.core import Cell, Trace
 from kvatlas.report.escaping import embedded
-from kvatlas.report.page_json import MISSING, RIGHT, TRUNCATED, letter
+from kvatlas.report.page_json import MISSING, RIGHT, letter
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
 from kvatlas.results.manifest import Manifest
@@ -18,7 +18,6 @@ from kvatlas.results.store import Key, Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.metrics import Measure, usual_metric
 from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.view.loops import TAIL, period
 from kvatlas.view.run_json import Table, analysed, counts, quick
 
 #: Rows that are read at once, so that what was asked for meanwhile is answered in between.
@@ -72,7 +71,6 @@ class RunView:
         self.done, self._row, self._seen = 0, 0, -1
         self.promised = sum(len(cell.problems) * cell.samples for cell in manifest.expected)
         self.finished = False
-        self._loops: dict[int, tuple[int, list[int]]] = {}
         self._measuring = threading.Lock()
         self._publish(quick(self._run, self.tables))
 
@@ -129,7 +127,7 @@ class RunView:
         return {"marks": [self.marks[cell].decode() for cell in self.tables[table].rows]}
 
     def cell(self, number: int) -> dict[str, Any]:
-        """The traces of a cell: marks, those of the full cache, lengths, and which end in a loop."""
+        """The traces of a cell: marks, those of the full cache, lengths."""
         base = self.base.get(number)
         return {
             "cell": number,
@@ -139,26 +137,7 @@ class RunView:
             "marks": self.marks[number].decode(),
             "full": None if base is None else self.marks[base].decode(),
             "lengths": list(self.lengths[number]),
-            "loops": self.loops(number),
         }
-
-    def loops(self, number: int, store: Store | None = None) -> list[int]:
-        """The places of a cell's truncated traces that end in a loop."""
-        known = self._loops.get(number)
-        stored = self.cells[number].stored
-        if known is None or known[0] != stored:
-            places = [at for at, mark in enumerate(self.marks[number].decode()) if mark == TRUNCATED]
-            known = (stored, list(self._looping(number, places)))
-            self._loops[number] = known
-        return known[1]
-
-    def _looping(self, number: int, places: list[int]) -> Iterator[int]:
-        if not places:
-            return
-        with Store.open(self.folder) as store:
-            for at in places:
-                if period(store.last_tokens(self.key(number, *self.split(number, at)), TAIL)) is not None:
-                    yield at
 
     def split(self, number: int, at: int) -> tuple[int, int]:
         """The problem and the sample at a place of a cell."""

@@ -1,4 +1,4 @@
-"""Metrics over k samples of a problem: pass@k, avg@k, maj@k, and Bayes@N."""
+"""Metrics over k samples of a problem: pass@k, avg@k and maj@k."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
-from kvatlas.stats.estimates.pass_at_1 import Floats, Z, from_problem_means, pass_at_1
+from kvatlas.core import Estimate, KvatlasError
+from kvatlas.stats.estimates.pass_at_1 import Floats, from_problem_means, pass_at_1
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
-BAYES_NOTE = Note(
-    NoteKind.INTERVAL,
-    "posterior means and 95 % credible intervals (Bayes@N, uniform prior), for these very problems",
-)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A metric over several samples: `kind` is pass, avg, maj or bayes; `k` samples count (bayes: all, k is 0)."""
+    """A metric over several samples: `kind` is pass, avg or maj, and `k` samples count."""
 
     kind: str
-    k: int = 0
+    k: int
 
     def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[str | None]]) -> Floats:
         """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` or None."""
@@ -35,14 +31,12 @@ class Rule:
             return np.array([majority(samples, self.k) for samples in votes.values()])
         if self.kind == "pass":
             return np.array([any_right(len(samples), round(math.fsum(samples)), self.k) for samples in grades.values()])
-        return np.array(
-            [math.fsum(samples[: self.k or None]) / len(samples[: self.k or None]) for samples in grades.values()]
-        )
+        return np.array([math.fsum(samples[: self.k]) / self.k for samples in grades.values()])
 
     def check(self, grades: Mapping[Any, Sequence[float]]) -> None:
         """Raise KvatlasError where a problem has fewer than k samples."""
         fewest = min((len(samples) for samples in grades.values()), default=0)
-        if fewest < max(self.k, 1):
+        if fewest < self.k:
             raise KvatlasError(
                 f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that one has is {fewest}."
             )
@@ -50,22 +44,18 @@ class Rule:
     def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Estimate:
         """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
         self.check(grades)
-        if self.kind == "bayes":
-            return bayes_at_n(grades)
         if self.kind == "avg":
             return pass_at_1({problem: samples[: self.k] for problem, samples in grades.items()})
         values = self.values(grades, votes)
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
         groups = [len(samples) // self.k for samples in grades.values()]
-        estimate = from_problem_means(values, np.full(len(values), math.nan), groups)
+        estimate = from_problem_means(values, groups)
         counts = {len(samples) for samples in grades.values()}
         return replace(estimate, samples=counts.pop() if len(counts) == 1 else None)
 
 
 def rule(metric: str) -> Rule | None:
-    """The rule of `pass@K`, `avg@K`, `maj@K` or `bayes`; None for any other name, `pass@1` included."""
-    if metric == "bayes":
-        return Rule("bayes")
+    """The rule of `pass@K`, `avg@K` or `maj@K`; None for any other name, `pass@1` included."""
     match = re.fullmatch(r"(pass|avg|maj)@([1-9]\d{0,5})", metric)
     return None if match is None or metric == "pass@1" else Rule(match[1], int(match[2]))
 
@@ -104,29 +94,3 @@ def _with(ways: Mapping[tuple[int, int], int], terms: Sequence[tuple[int, int, b
         for more, choices, tied in terms:
             product[used + more, ties + tied] += number * choices
     return dict(product)
-
-
-def bayes_at_n(grades: Mapping[str, Sequence[float]]) -> Estimate:
-    """The posterior mean of Pass@1 on these problems with its 95 % credible interval, under a uniform prior by problem.
-
-    A problem with `right` of n samples right has the posterior Beta(right + 1, n - right + 1); the mean over problems
-    is taken as normal. Shrunk towards 1/2, the more the fewer samples: with few it is not calibrated (see
-    bench/results/calibration.json), which is why it is an option. Source: Hariri et al. (2026), arXiv 2510.04265.
-    """
-    counts = np.array([len(samples) for samples in grades.values()], float)
-    right = np.array([math.fsum(samples) for samples in grades.values()])
-    means = (right + 1) / (counts + 2)
-    value = float(means.mean())
-    error = math.sqrt(float((means * (1 - means) / (counts + 3)).sum())) / len(counts)
-    low, high = max(0.0, value - Z * error), min(1.0, value + Z * error)
-    same = len(set(counts)) == 1
-    return Estimate(
-        value,
-        low,
-        high,
-        len(counts),
-        int(counts[0]) if same else None,
-        se_conditional=error,
-        given_low=low,
-        given_high=high,
-    )

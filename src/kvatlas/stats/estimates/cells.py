@@ -8,12 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Outcome, Trace
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results.manifest import Expected, Manifest
-from kvatlas.stats.estimates.anytime import mean_interval
 from kvatlas.stats.estimates.at_k import RIGHT, Rule
 from kvatlas.stats.estimates.metrics import Measure
 from kvatlas.stats.estimates.pass_at_1 import pass_at_1
@@ -130,18 +127,12 @@ class CellTraces:
 
     def _estimate(self) -> Estimate:
         grades, votes = self._by_sample()
-        fixed_size = pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
-        if not self.adaptive:
-            return fixed_size
-        values = np.array([np.mean(list(samples.values())) for samples in self.compared().values()])
-        low, high = mean_interval(values, np.zeros(len(values), int))
-        value = fixed_size.value
-        return Estimate(value, min(low, value), max(high, value), fixed_size.problems, fixed_size.samples)
+        return pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
 
     def compared(self) -> dict[tuple[str, str], dict[int, float]]:
         """What paired comparisons compare, by benchmark and problem: the grades by sample, or what a rule makes."""
         benchmark = self.expected.benchmark
-        if self.rule is None or self.rule.kind == "bayes":
+        if self.rule is None:
             return {(benchmark, problem): samples for problem, samples in self.outcomes.items()}
         values = self.rule.values(*self._by_sample())
         return {(benchmark, problem): {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}

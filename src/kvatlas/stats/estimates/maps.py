@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, mean_of
 from kvatlas.results.csv_maps import ascending
-from kvatlas.stats.estimates.at_k import BAYES_NOTE
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.pass_at_1 import mean_over_benchmarks
@@ -167,8 +166,6 @@ def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTr
     if any(cell.screened for cell in group):
         notes.append(SCREEN_NOTE)
     notes += unmeasured_notes(group, run.metric)
-    if any(cell.rule is not None and cell.rule.kind == "bayes" for cell in group):
-        notes.append(BAYES_NOTE)
     return tuple(notes)
 
 
@@ -176,7 +173,7 @@ def _adaptive_note(problems: Sequence[int]) -> Note:
     return Note(
         NoteKind.ADAPTIVE,
         f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
-        "intervals hold for any reason to stop",
+        "intervals are those of a fixed number of problems",
     )
 
 

@@ -14,7 +14,7 @@ METRICS: Mapping[str, Callable[[Trace], float]] = {
     "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
     "progress": lambda trace: trace.grade.progress,
 }
-#: Made of the pass@1 of K samples (`stats.at_k`), besides `bayes`, which takes all of them.
+#: Made of the pass@1 of K samples (`stats.at_k`).
 RULES = ("pass@K", "avg@K", "maj@K")
 #: What maps of a screen show of each setting and trace (sweep/screen.py says how it is measured).
 SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
@@ -96,7 +96,7 @@ class Measure:
         samples = min(measure._samples for measure in among)
         rules = f"{', '.join(RULES)} (K up to {samples})"
         own = set.intersection(*(measure._own for measure in among)) - {self.metric}
-        return [*METRICS, *([rules] if samples > 1 else []), "bayes", *sorted(own)]
+        return [*METRICS, *([rules] if samples > 1 else []), *sorted(own)]
 
     @property
     def _own(self) -> set[str]:

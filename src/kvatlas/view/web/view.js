@@ -1,7 +1,7 @@
 /* The app: what its addresses show. */
 const state = { run: null, versions: new Map(), runs: [], turn: 0, address: null, trace: null, other: null };
 const markWords = { r: "right", w: "wrong", t: "truncated", n: "no answer" };
-const filters = { "": "all", lost: "wrong here, right with full", right: "right", wrong: "wrong", truncated: "truncated", loops: "ends in a loop" };
+const filters = { "": "all", lost: "wrong here, right with full", right: "right", wrong: "wrong", truncated: "truncated" };
 
 Object.assign(go, {
   cell: (number) => lead(to(state.run, "cell", number)),
@@ -53,10 +53,8 @@ function said(run) {
 
 function showRuns() {
   open_("runs", "Runs", []);
-  const several = state.runs.length > 1;
-  const rows = state.runs.map((run) => el("tr", {}, el("th", { scope: "row" }, link(to(run.name), run.name)), el("td", {}, run.models.join(", ")), el("td", {}, run.benchmarks.join(", ")), el("td", { class: "number" }, whole(run.settings)), el("td", { class: "number" }, said(run)),
-    several ? el("td", {}, ...state.runs.filter((other) => other !== run).flatMap((other) => [link(to("compare", run.name, other.name), `with ${other.name}`), " "])) : null));
-  byId("runs").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "list" }, el("caption", { class: "unseen" }, "Runs"), el("thead", {}, el("tr", {}, ...["Run", "Models", "Benchmarks"].map((name) => el("th", { scope: "col" }, name)), ...["Settings", "Traces"].map((name) => el("th", { scope: "col", class: "number" }, name)), several ? el("th", { scope: "col" }, "Compare") : null)), el("tbody", {}, ...rows))));
+  const rows = state.runs.map((run) => el("tr", {}, el("th", { scope: "row" }, link(to(run.name), run.name)), el("td", {}, run.models.join(", ")), el("td", {}, run.benchmarks.join(", ")), el("td", { class: "number" }, whole(run.settings)), el("td", { class: "number" }, said(run))));
+  byId("runs").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "list" }, el("caption", { class: "unseen" }, "Runs"), el("thead", {}, el("tr", {}, ...["Run", "Models", "Benchmarks"].map((name) => el("th", { scope: "col" }, name)), ...["Settings", "Traces"].map((name) => el("th", { scope: "col", class: "number" }, name)))), el("tbody", {}, ...rows))));
 }
 
 /* -- one run ------------------------------------------------------------------------------------------------------- */
@@ -125,16 +123,16 @@ async function showCell(number, query) {
   open_("list", `${shortOf(cell.model)} | ${cell.benchmark} | ${cell.short}`, [[state.run, to(state.run)], [cell.short, ""]]);
   byId("list-map").replaceChildren(...mapAround(number));
   if (!table) { showMeanCell(number); return; }
-  const marked = await ofRun(state.run, `cell/${number}.json`), loops = new Set(marked.loops);
+  const marked = await ofRun(state.run, `cell/${number}.json`);
   const rows = [...marked.marks].map((mark, at) => ({ at, mark, cell: number, problem: Math.floor(at / marked.samples), sample: at % marked.samples, full: marked.full?.[at], tokens: marked.lengths[at] }));
-  const fits = { "": () => true, lost: (row) => row.mark !== "r" && row.full === "r", right: (row) => row.mark === "r", wrong: (row) => row.mark !== "r", truncated: (row) => row.mark === "t", loops: (row) => loops.has(row.at) };
+  const fits = { "": () => true, lost: (row) => row.mark !== "r" && row.full === "r", right: (row) => row.mark === "r", wrong: (row) => row.mark !== "r", truncated: (row) => row.mark === "t" };
   const there = rows.filter((row) => row.mark !== ".");
   const what = fits[query.what] ? query.what : "";
   const options = Object.entries(filters).filter(([name]) => name !== "lost" || marked.full).map(([name, text]) => [name, `${text} (${whole(there.filter(fits[name]).length)})`]);
   byId("list-controls").replaceChildren(choice("Show", options, what, (v) => lead(withQuery(to(state.run, "cell", number), { what: v }))));
   const shown = there.filter(fits[what]);
   byId("list-said").textContent = `${[title(cell), ...cellFacts(cell)].join("; ")}. ${whole(shown.length)} of ${whole(there.length)} traces.`;
-  traceRows(shown.map((row) => ({ ...row, name: `${table.problems[row.problem]}, sample ${row.sample}`, more: [`${whole(row.tokens)} tokens`, row.full ? `full: ${markWords[row.full] ?? "missing"}` : "", loops.has(row.at) ? "ends in a loop" : ""] })), ["New tokens", "Full cache", "End"]);
+  traceRows(shown.map((row) => ({ ...row, name: `${table.problems[row.problem]}, sample ${row.sample}`, more: [`${whole(row.tokens)} tokens`, row.full ? `full: ${markWords[row.full] ?? "missing"}` : ""] })), ["New tokens", "Full cache"]);
 }
 
 /* A cell of a mean leads to the same setting's cells on each benchmark. */
@@ -223,25 +221,6 @@ async function measureTrace(trace, button) {
   if (trace === state.trace) showTrace(trace);
 }
 
-/* -- two runs ------------------------------------------------------------------------------------------------------ */
-
-async function showCompare(first, second) {
-  const compared = await fetched(`compare/${encodeURIComponent(first)}/${encodeURIComponent(second)}.json`);
-  Object.assign(data, compared.run);
-  state.run = first;
-  open_("compare", `${second} minus ${first}`, [[`${first} and ${second}`, ""]]);
-  const measure = measures.difference, shown = data.maps.filter((map) => map.cells.flat().some((n) => known(n) && data.cells[n].difference));
-  const scale = span(compared.pairs.map((pair) => pair[2]), true);
-  const kept_ = mapView.measure;
-  mapView.measure = "difference";
-  const panels = shown.map((map) => el("div", {}, el("h3", {}, `${map.short} | ${map.benchmark}`), panel(map, measure, scale)));
-  mapView.measure = kept_;
-  const rows = compared.pairs.map(([mine, other, value, low, high, lost, won]) => el("tr", {}, el("th", { scope: "row" }, link(to(first, "cell", mine), nameOf(mine))), el("td", {}, link(to(second, "cell", other), second)), el("td", { class: "number" }, signed(value)), el("td", { class: "number" }, `${signed(low)} to ${signed(high)}`), el("td", { class: "number" }, whole(lost)), el("td", { class: "number" }, whole(won))));
-  const head = ["Cell", "Second", "Difference", "95 % interval", `right in ${first} only`, `right in ${second} only`];
-  byId("compare").replaceChildren(el("p", { class: "soft" }, `Second minus first in points, paired by problem and sample; ${compared.pairs.length} cells are in both.`), el("div", { class: "panels" }, ...panels),
-    el("div", { class: "scroll" }, el("table", { class: "list" }, el("caption", { class: "unseen" }, "Cells of both runs"), el("thead", {}, el("tr", {}, ...head.map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : null }, name)))), el("tbody", {}, ...rows))));
-}
-
 /* -- routing and living -------------------------------------------------------------------------------------------- */
 
 async function guarded(job) {
@@ -253,7 +232,6 @@ async function route(fresh = true) {
   hideTip();
   await guarded(async () => {
     if (!parts.length) { state.run = null; showRuns(); }
-    else if (parts[0] === "compare") await showCompare(parts[1], parts[2]);
     else {
       await useRun(parts[0]);
       if (turn !== state.turn) return;
@@ -284,7 +262,7 @@ async function live() {
     state.runs = runs;
     for (const run of runs) state.versions.set(run.name, run.version);
     const { parts } = here(), name = parts[0];
-    const about = parts[0] === "compare" ? parts.slice(1) : parts.length ? [name] : runs.map((run) => run.name);
+    const about = parts.length ? [name] : runs.map((run) => run.name);
     const changed = about.some((run) => before.get(run) !== state.versions.get(run));
     if (changed && !["trace", "find"].includes(parts[1]) && before.size) {
       const focused = document.activeElement?.dataset?.cell;

@@ -1,1 +1,0 @@
-"""The kinds of attack that `bench/attack.py` counts."""

@@ -1,0 +1,92 @@
+"""Do maps agree, and which one fits the mean: a copy of a conflicting transcription; do runs hold the same tokens."""
+
+import json
+import sqlite3
+from array import array
+from pathlib import Path
+
+import pytest
+
+from kvatlas.core import KvatlasError
+from kvatlas.report.check import compare_maps, maps_as_text
+from kvatlas.results import Store
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+from tests.command_line import Call
+
+#: The rows of another reading of the R1-Llama figure: 500 to 3,000 tokens at ratios 0.1 and 0.5 on four benchmarks.
+CONFLICTING = Path(__file__).parents[1] / "data" / "conflicting_r1_llama.csv"
+
+
+@pytest.fixture(scope="module")
+def maps():
+    published, mean = (read_maps(f"published:dynts_r1_llama{end}") for end in ("", "_mean"))
+    return published, read_maps(CONFLICTING), mean
+
+
+def test_the_wrong_reading_is_found_out(maps):
+    published, conflicting, mean = maps
+    result = compare_maps({"published": published, "other": conflicting}, mean)
+    assert (result["agree"], result["common"], len(result["conflicts"])) == (False, 32, 25)
+    assert result["mean"]["published"] == {"checked": 20, "fitting": 20, "largest": 0.05}
+    assert result["mean"]["other"]["fitting"] < result["mean"]["other"]["checked"] == 8
+    assert result["right"] == "published"
+    text = maps_as_text(result)
+    assert "The maps conflict in 25 of 32 common cells" in text
+    assert "So published is right and other is not" in text
+    assert text.count("| R1-Llama |") == 25
+
+
+def test_a_map_agrees_with_itself(maps):
+    result = compare_maps({"one": maps[0], "two": maps[0]})
+    names = ("agree", "conflicts", "largest", "mean", "right")
+    assert [result[name] for name in names] == [True, [], 0, None, None]
+    assert "no two of their 80 common cells differ by more than 0.05 points" in maps_as_text(result)
+
+
+def test_a_mean_that_fits_both_or_none_does_not_decide(maps):
+    both = compare_maps({"one": maps[0], "two": maps[0]}, maps[2])
+    assert both["right"] is None
+    assert "The mean does not tell which of the 2 is right: 2 of them fit it in every cell" in maps_as_text(both)
+
+
+def test_nothing_in_common_is_refused(maps):
+    with pytest.raises(KvatlasError, match="no cell in common"):
+        compare_maps({"a": maps[0], "b": read_maps("published:dynts_r1_qwen")})
+    with pytest.raises(KvatlasError, match="no cell to compare"):
+        compare_maps({"a": maps[0][:3], "b": maps[0]}, maps[2])
+
+
+def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None:
+    """A run made again in another folder holds the same tokens; a changed token and a missing trace are found."""
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": ["CHAIN4"],
+        "problems": 2,
+        "samples": 2,
+        "sampling": {"temperature": 1.0, "max_new_tokens": 80},
+        "settings": [{"policy": "window", "kv_budget": 64, "budget_over": "thinking"}],
+        "axes": {"local_window": [4, 8], "every": [16]},
+    }
+    for name in ("first", "again"):
+        sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1)
+    code, out, err = kvatlas("check", tmp_path / "first", tmp_path / "again")
+    assert (code, out) == (0, "All 12 common traces hold the same tokens.\n"), err
+    with Store.open(tmp_path / "first") as store:
+        store.copy(tmp_path / "changed")
+        _, trace = next(iter(store.traces()))
+    tokens = array("i", [*trace.tokens[:-1], 5]).tobytes()
+    with sqlite3.connect(tmp_path / "changed" / "run.sqlite") as changed:
+        name = (trace.setting.id, trace.problem, trace.sample)
+        changed.execute(
+            "UPDATE traces SET tokens=?, checksum=NULL WHERE setting=? AND problem=? AND sample=?", (tokens, *name)
+        )
+        changed.execute("DELETE FROM traces WHERE problem != ? AND sample = 1", (trace.problem,))
+    code, out, _ = kvatlas("check", tmp_path / "first", tmp_path / "changed", "--json")
+    document = json.loads(out)
+    assert (code, document["same"], document["common"], document["only"]) == (1, False, 9, [3, 0])
+    (cell,) = document["differing"]
+    assert cell["problems"] == [trace.problem]
+    assert (
+        f"other tokens on 1 problems ({trace.problem})" in kvatlas("check", tmp_path / "first", tmp_path / "changed")[1]
+    )
