@@ -91,9 +91,7 @@ class Code:
         own = files("kvatlas.benchmarks") / "programs.jsonl"
         where = f"The problem file {self.file!r}" if self.file else "The problem file of the package"
         rows: Sequence[tables.Row] = (
-            tables.read_rows(Path(self.file).expanduser())
-            if self.file
-            else [json.loads(line) for line in own.read_text("utf-8").splitlines()]
+            tables.read_rows(Path(self.file).expanduser()) if self.file else tables.json_lines(own.read_text("utf-8"))
         )
         return tuple(_problem(f"CODE-{number:03d}", row, where) for number, row in enumerate(rows, 1))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli.sweeps import BatchSize, Quiet, Workers, check_start, drive
+from kvatlas.cli.sweeps import BatchSize, Quiet, Replace, Workers, check_start, drive
 
 Json = Annotated[bool, typer.Option("--json", help="As data instead of text.")]
 
@@ -30,6 +30,7 @@ def card(
 def reproduce(
     card: Annotated[Path, typer.Argument(metavar="CARD.json", help="A result card.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the new run; resumed where it was begun.")],
+    replace: Replace = False,
     as_json: Json = False,
     workers: Workers = None,
     batch_size: BatchSize = None,
@@ -40,7 +41,7 @@ def reproduce(
 
     check_start(out)
     first = read_card(card)
-    drive(plan_of(first), out, workers=workers, batch_size=batch_size, quiet=quiet)
+    drive(plan_of(first), out, replace=replace, workers=workers, batch_size=batch_size, quiet=quiet)
     check = compare_cards(first, card_of(out), (str(card), str(out)))
     typer.echo(json.dumps(to_json(check), indent=2) if as_json else as_text(check))
     if not check.same:

@@ -200,8 +200,7 @@ def _plan(spec: Mapping[str, Any], run: RunData) -> Plan | None:
         keys = plan.keys
     except KvatlasError:
         return None
-    expected = {(cell.model, cell.benchmark, cell.setting): cell.run_key for cell in run.manifest.expected}
-    return plan if all(keys.get(name) == key for name, key in expected.items()) else None
+    return plan if all(keys.get(cell.name) == cell.run_key for cell in run.manifest.expected) else None
 
 
 def _models(plan: Plan | None) -> dict[str, dict[str, Any]] | None:
