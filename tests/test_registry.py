@@ -113,3 +113,17 @@ def test_a_broken_plugin_that_is_asked_for_is_refused_with_its_reason(broken: Pa
         done = kvatlas(broken, *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert sentence in done.stderr
+
+
+def test_an_unknown_name_is_answered_with_those_that_can_be_used(broken: Path) -> None:
+    """Not with the entry point of a plug-in whose policy is spelled otherwise, which would be refused next."""
+    for words, noun, there, not_there in (
+        (("policies", "mine"), "policy", {"window", "good"}, {"gone", "lost", "number", "misnamed"}),
+        (("benchmarks", "show", "MINE3"), "benchmark", {"CHAIN", "WELL"}, {"GONE", "BAD"}),
+        (("sweep", "x", "--out", "run", "--executor", "mine"), "executor", {"local", "well"}, {"gone", "lonely"}),
+    ):
+        done = kvatlas(broken, *words)
+        sentence = done.stderr.splitlines()[-1]
+        assert (done.returncode, f"Unknown {noun} " in sentence) == (2, True), sentence
+        named = set(sentence.partition("; ")[2].replace(".", " ").replace(",", " ").split())
+        assert (there - named, not_there & named) == (set(), set()), sentence

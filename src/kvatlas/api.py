@@ -194,23 +194,25 @@ def sweep(
     spec: Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
+    replace: bool = False,
     executor: str = "local",
     workers: int | None = None,
     batch_size: int | None = None,
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Run a sweep into the folder `out`, or resume it: only what is missing is decoded.
+    """Run a sweep into the folder `out`, resume it, or add it to the run there: only what is missing is decoded.
 
     `spec` is a spec as data, or the path of a YAML file. `workers` processes decode `batch_size` sequences at a time
-    each; by default as many as pay and fit. `on_trace` is called after each stored trace. KvatlasError for a wrong
-    spec, before anything is decoded.
+    each; by default as many as pay and fit. `on_trace` is called after each stored trace. With `replace` the run shows
+    this spec alone from now on; its other traces stay in the store. KvatlasError for a wrong spec, and for a run of
+    other models, benchmarks or sampling, before anything is decoded.
     """
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode
 
     parsed = parse_spec(dict(spec)) if isinstance(spec, Mapping) else read_spec(Path(spec))
-    options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size, "replace": replace}
     decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message)
     return open_run(out)
 
@@ -221,6 +223,7 @@ def run(
     *,
     policy: str = "full",
     out: str | Path | None = None,
+    replace: bool = False,
     problems: int | None = None,
     samples: int = 1,
     seed: int = 0,
@@ -235,8 +238,9 @@ def run(
     """Decode one setting of a policy on one or more benchmarks.
 
     `parameters` are the policy's: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own. `problems`
-    takes the first ones only. Without `out` the traces are gone when the returned run is. KvatlasError for what the
-    model, the benchmark or the policy cannot do.
+    takes the first ones only. The setting is added to a run in `out`, or takes the place of what it shows (`replace`);
+    without `out` the traces are gone when the returned run is. KvatlasError for what the model, the benchmark or the
+    policy cannot do, and for a run of other models, benchmarks or sampling.
     """
     from kvatlas.sweeps.spec import setting_spec
 
@@ -254,7 +258,8 @@ def run(
         strict_budget=strict_budget,
     )
     scratch = tempfile.TemporaryDirectory(prefix="kvatlas-") if out is None else None
-    made = sweep(spec, scratch.name if scratch else out or "", workers=workers, batch_size=batch_size)
+    folder = scratch.name if scratch else out or ""
+    made = sweep(spec, folder, replace=replace, workers=workers, batch_size=batch_size)
     return Run(made.data, scratch)
 
 

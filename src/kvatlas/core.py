@@ -288,7 +288,6 @@ class NoteKind(StrEnum):
     ADAPTIVE = "adaptive"
     FIXED = "fixed"
     UNMEASURED = "unmeasured"
-    GRADED = "graded"
     LEFT_OUT = "left_out"
     SCALES = "scales"
     INTERVAL = "interval"

@@ -65,7 +65,7 @@ class Repository:
 
 def is_id(text: str) -> bool:
     """Whether a text can be the id of a repository: OWNER/NAME."""
-    return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None
+    return re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", text) is not None
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:

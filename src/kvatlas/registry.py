@@ -59,12 +59,16 @@ class Registry(Generic[T]):
             else:
                 yield name, item
 
+    def listed(self) -> str:
+        """All names that `get` takes, for an error sentence."""
+        return ", ".join(name for name, _ in self.items())
+
     def get(self, name: str) -> T:
         """The object behind a name; KvatlasError lists the valid names when there is none, and says why a plug-in
         cannot be used."""
         address = self._addresses.get(name)
         if address is None:
-            raise KvatlasError(f"Unknown {self.noun} {name!r}; valid are: {', '.join(self.names())}.")
+            raise KvatlasError(f"Unknown {self.noun} {name!r}; valid are: {self.listed()}.")
         if name in self.ours:
             return cast(T, _load(address))
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvatlas.benchmarks import find
-from kvatlas.core import Problem
+from kvatlas.core import KvatlasError, Problem
 from tests.benchmarks.test_public import SHARED
 
 
@@ -29,6 +29,16 @@ def test_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
     for name, question in (("a.jsonl", row["question"]), ("a.csv", row["question"] + "\nSay it.")):
         (problem,) = find(f"file:{tmp_path / name}").problems()
         assert problem.question == question
+
+
+@pytest.mark.parametrize("name", ["file:{}", "CODE@{}", "SEQBENCH@{}"])
+@pytest.mark.parametrize("line", ['{"question": "Two?", "answer" "2"}', "{", '{"question": "Two?", "answer": NaN,}'])
+def test_a_damaged_line_is_told_by_its_number(tmp_path: Path, name: str, line: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'\n{{"question": "One?", "answer": "1"}}\n{line}\n')
+    with pytest.raises(KvatlasError, match=r"cannot be read \(line 3: ") as caught:
+        find(name.format(path)).problems()
+    assert "line 1" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

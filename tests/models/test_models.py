@@ -73,6 +73,13 @@ def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
         models.find(name)
 
 
+@pytest.mark.parametrize("path", ["./nofolder", "../nofolder", ".hidden/nofolder", "~/nofolder", "-x/y", "x/.y"])
+def test_a_path_is_never_looked_up_on_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(KvatlasError, match=rf"is not there: '{path}' is no folder with a config\.json\.$"):
+        models.find(f"hf:{path}")
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match=r"is no folder with a config\.json"):
         models.find(f"hf:{tmp_path}")

@@ -107,10 +107,10 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], 
     with pytest.raises(KvatlasError, match="holds a sweep, whose maps a screen would hide; name another folder"):
         screen(plan, decoded)
     hotter = screening(make_plan(parse_spec({**data, "sampling": {"temperature": 0.9, "max_new_tokens": 90}})))
-    with pytest.raises(KvatlasError, match=r"cannot be read: sampling is .*0.3.* there and .*0.9.* in the spec\.$"):
+    with pytest.raises(KvatlasError, match=r"they have sampling.temperature 0.3 \(this spec: 0.9\)\.$"):
         screen(hotter, tmp_path / "a", traces=decoded)
     other = screening(make_plan(parse_spec({**data, "benchmarks": ["CHAIN7"]})))
-    with pytest.raises(KvatlasError, match="they are of other models, benchmarks or prompts"):
+    with pytest.raises(KvatlasError, match=r"they have benchmarks CHAIN4, CHAIN5 \(this spec: CHAIN7\)\.$"):
         screen(other, tmp_path / "b", traces=decoded)
     sweep(make_plan(parse_spec({**data, "baseline": [], "problems": 1, "samples": 1})), tmp_path / "run", workers=1)
     with pytest.raises(KvatlasError, match="has no setting 'full'"):

@@ -64,7 +64,7 @@ def find(name: str, **options: Any) -> Benchmark:
 
             return questions(name, **options)
         raise KvatlasError(
-            f"Unknown benchmark {name!r}; valid are {', '.join(families.names())} (CHAIN with a size, as in CHAIN12) "
+            f"Unknown benchmark {name!r}; valid are {families.listed()} (CHAIN with a size, as in CHAIN12) "
             "and file:FILE."
         )
     rest = name[len(family) :]

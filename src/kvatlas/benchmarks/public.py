@@ -19,6 +19,10 @@ from kvatlas.benchmarks.judges import Verdict
 from kvatlas.benchmarks.sources import SOURCES, file_of
 from kvatlas.core import Grade, KvatlasError, Problem, digest
 
+#: How a column of another name is named.
+_NAMED = (
+    "; name another with columns: {{{0}: NAME}} in a spec, or --{0}-field NAME of kvatlas run and kvatlas benchmarks"
+)
 #: The seed behind the seeds of all permutations of choices: part of the benchmark, so that everybody asks the same.
 CHOICE_SEED = 0
 
@@ -124,7 +128,7 @@ def _is_letter(answer: str) -> str:
 
 
 def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) -> Problem:
-    question_at = tables.column(row, tables.QUESTION, named.get("question"), where, "question")
+    question_at = tables.column(row, tables.QUESTION, named.get("question"), where, "question", _NAMED)
     about: dict[str, Any] = {}
     identity_at = named.get("id") or tables.find(row, tables.IDENTITY)
     if identity_at:
@@ -136,7 +140,7 @@ def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) ->
     wrong = [str(row[at]).strip() for name in tables.INCORRECT if (at := tables.find(row, (name,))) and row[at]]
     if correct_at and wrong:
         return _permuted(id_, question, str(row[correct_at]).strip(), wrong, about)
-    given = row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer")]
+    given = row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer", _NAMED)]
     # GSM8K's references are whole solutions that end so.
     answer = tables.as_text(given).rpartition("\n#### ")[2].strip()
     options_at = named.get("options") or tables.find(row, tables.OPTIONS)

@@ -70,7 +70,7 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
         finally:
             csv.field_size_limit(before)
     if suffix == ".jsonl":
-        return [json.loads(line, parse_constant=_no_number) for line in text.split("\n") if line.strip()]
+        return json_lines(text, parse_constant=_no_number)
     rows = json.loads(text, parse_constant=_no_number) if text.strip() else []
     if isinstance(rows, dict):
         # {"data": [...]}, {"test": [...]}, or columns as lists.
@@ -83,6 +83,17 @@ def _text_rows(path: Path, suffix: str) -> list[Row]:
     if not isinstance(rows, list):
         raise ValueError("it is neither a list nor an object")
     return rows
+
+
+def json_lines(text: str, **options: Any) -> list[Any]:
+    """The value in each line that is not blank; ValueError names the line that holds none."""
+    values = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            values += [json.loads(line, **options)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
+    return values
 
 
 def _no_number(word: str) -> None:
@@ -103,7 +114,7 @@ def _table(reader: csv.DictReader[str]) -> list[Row]:
     return rows
 
 
-def column(row: Row, names: Sequence[str], wanted: str | None, where: str, what: str) -> str:
+def column(row: Row, names: Sequence[str], wanted: str | None, where: str, what: str, advice: str = "") -> str:
     """The name of the row's column that holds `what`: the one that was asked for, else the first usual one."""
     if wanted:
         if wanted not in row:
@@ -113,7 +124,7 @@ def column(row: Row, names: Sequence[str], wanted: str | None, where: str, what:
     if key is None:
         raise KvatlasError(
             f"{where} has no column for the {what}; there are: {', '.join(map(str, row))}; usual names are "
-            f"{', '.join(names[:4])}, another one is named with columns: {{{what}: NAME}} (run: --{what}-field NAME)."
+            f"{', '.join(names[:4])}{advice.format(what)}."
         )
     return key
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvatlas.cli.lists import Json, print_rows
 from kvatlas.visible import unfiltered, visible
 
+QuestionField = Annotated[
+    str, typer.Option(help="The field of a problem file that holds the question, if it has no usual name.")
+]
+AnswerField = Annotated[str, typer.Option(help="The same of the reference answer.")]
 Name = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
 
 
@@ -31,11 +35,13 @@ def show(
         str | None, typer.Option(help="Another prompt format (r1, plain, dynts, line) or template.")
     ] = None,
     answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
+    question_field: QuestionField = "",
+    answer_field: AnswerField = "",
 ) -> None:
     """Print the exact text that is sent for one problem, and nothing else on standard output."""
     from kvatlas.benchmarks import asked_of, find, nth
 
-    benchmark = find(name, **({"prompt": prompt} if prompt else {}))
+    benchmark = find(name, **({"prompt": prompt} if prompt else {}), **fields(question_field, answer_field))
     asked = nth(benchmark, problem - 1)
     if model is None:
         typer.echo(benchmark.prompt(asked), file=unfiltered(sys.stdout))
@@ -52,6 +58,8 @@ def show(
 def check(
     name: Name,
     model: Annotated[str | None, typer.Option(help="Lengths of prompts in tokens of this model.")] = None,
+    question_field: QuestionField = "",
+    answer_field: AnswerField = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of lines.")] = False,
 ) -> None:
     """Look at a problem file before a sweep: columns, count, damage, choices, reference answers, an example.
@@ -62,7 +70,7 @@ def check(
     from kvatlas.benchmarks.check import check as check_benchmark
     from kvatlas.cli.lists import print_findings
 
-    benchmark = find(name)
+    benchmark = find(name, **fields(question_field, answer_field))
     if model is None:
         print_findings(check_benchmark(benchmark), as_json)
     else:
@@ -71,6 +79,12 @@ def check(
         chosen = find_model(model)
         asked = asked_of(benchmark, chosen.reads)
         print_findings(check_benchmark(asked, lambda text: len(chosen.encode(text)), "tokens"), as_json)
+
+
+def fields(question: str, answer: str) -> dict[str, Any]:
+    """The columns that a benchmark's problem file is to have, as options of it."""
+    columns = {name: field for name, field in (("question", question), ("answer", answer)) if field}
+    return {"columns": columns} if columns else {}
 
 
 def add_to(app: typer.Typer) -> None:

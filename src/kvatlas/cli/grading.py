@@ -26,9 +26,9 @@ def grade(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")] = False,
 ) -> None:
-    """Grade stored traces again, by another grader or by this version: a metric graded:NAME beside pass@1.
+    """Grade stored traces again, by another grader or by this version: the metric graded:NAME.
 
-    What was graded when the traces were decoded stays. What is overruled is recorded in the run.
+    Maps and reports show the first verdicts unless --metric asks for it. What is overruled is recorded in the run.
     """
     from kvatlas.sweeps.regrade import read_overruled, regrade
 
@@ -63,9 +63,8 @@ def grade(
             f"\nmath-verify judges {len(disagreements)} answers otherwise: {run / 'audit.csv'}. Correct its column "
             "`correct` where a verdict is wrong, and grade again with --overrule."
         )
-    typer.echo(
-        f"kvatlas map {run} draws both, kvatlas export writes both columns; --metric graded:{grader} takes it alone."
-    )
+    changed = sum(cell.to_right + cell.to_wrong for cell in cells)
+    typer.echo(f"{changed} verdicts changed; kvatlas map --metric graded:{grader} draws what they are now.")
 
 
 def _write(disagreements: list[Disagreement], path: Path) -> None:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 MapMetric = Annotated[
     str | None,
     typer.Option(
-        help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ... Default: pass@1, "
-        "and beside it the verdicts of other graders."
+        help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ... Default: pass@1.",
     ),
 ]
 

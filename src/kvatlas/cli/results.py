@@ -157,10 +157,7 @@ def export(
         bool, typer.Option("--store", help="The run itself, into a new folder: while it is written, or damaged.")
     ] = False,
 ) -> None:
-    """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run.
-
-    A run that was graded again (`kvatlas grade`) has a column for each grader in its CSV.
-    """
+    """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.core import KvatlasError
     from kvatlas.results import Store
 
@@ -180,13 +177,11 @@ def export(
     from kvatlas.stats.estimates.run_data import RunData
 
     if format_ == "csv":
-        with Store.open(run) as source:
-            metrics = [metric, *(graded for graded in source.gradings() if graded != metric)]
-        first, *also = (maps_of_run(RunData.open(run, metric_name, partial, fixed(fix))) for metric_name in metrics)
+        maps = maps_of_run(RunData.open(run, metric, partial, fixed(fix)))
         if out is None:
-            typer.echo(csv_text(first, also), nl=False, file=unfiltered(sys.stdout))
+            typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
         else:
-            write(run, format_, out, maps=first, also=also)
+            write(run, format_, out, maps=maps)
     elif out is None:
         with Store.open(run) as source:
             for line in json_lines(source):

@@ -4,55 +4,63 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.cli.lists import table_console
-from kvatlas.core import Outcome
+from kvatlas.core import Outcome, Setting, Trace
 
 if TYPE_CHECKING:
-    from kvatlas.api import Run
     from kvatlas.stats.estimates.cells import CellTraces
 
 #: Verdicts that are always counted, others (a grader's timeout) where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
 
 
-def print_run(folder: Path, show: int, as_json: bool = False) -> None:
-    """Pass@1 with its interval and cost for each benchmark, and the beginning of a few traces; or the same as JSON."""
+def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting | None = None) -> None:
+    """Pass@1 with its interval and cost for each benchmark, and the beginning of a few traces; or the same as JSON.
+
+    Of a run of several settings one is named.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from kvatlas.api import open_run
     from kvatlas.figures.style import percent
+    from kvatlas.results import Store
+    from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.visible import visible
 
-    run = open_run(folder)
+    cells = [cell for cell in RunData.open(folder).cells if setting in (None, cell.expected.setting)]
+    keys = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
+    with Store.open(folder) as store:
+        own = ((key, trace) for key, trace in store.traces() if (key, trace.setting, trace.benchmark) in keys)
+        traces = list(islice(own, show))
     if as_json:
-        print(json.dumps(_as_data(run, show), indent=2, allow_nan=False))
+        print(json.dumps(_as_data(cells, traces), indent=2, allow_nan=False))
         return
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    counted = list(dict.fromkeys([*VERDICTS, *(verdict for cell in run.data.cells for verdict in cell.verdicts)]))
+    counted = list(dict.fromkeys([*VERDICTS, *(verdict for cell in cells for verdict in cell.verdicts)]))
     for column in ("benchmark", "Pass@1", "95 % interval", "problems", *counted, "kept tokens", "output tokens"):
         table.add_column(column, justify="left" if column == "benchmark" else "right", no_wrap=True)
-    for traces in run.data.cells:
-        cell = traces.cell()
+    for shown in cells:
+        cell = shown.cell()
         estimate = cell.estimate
         known = estimate.low is not None and estimate.high is not None
         table.add_row(
-            Text(visible(traces.expected.benchmark)),
+            Text(visible(shown.expected.benchmark)),
             percent(estimate.value),
             f"{percent(estimate.low or 0)} to {percent(estimate.high or 0)}" if known else "unknown",
             str(estimate.problems),
-            *(str(traces.verdicts[verdict]) for verdict in counted),
+            *(str(shown.verdicts[verdict]) for verdict in counted),
             f"{cell.mean_kv_tokens:.0f}",
             f"{cell.output_tokens_mean:.0f}",
         )
     table_console().print(table)
-    for trace in islice(run.traces(), show):
+    for _, trace in traces:
         answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
         # Model output is data: printed as text, never as markup.
         about = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
@@ -60,7 +68,7 @@ def print_run(folder: Path, show: int, as_json: bool = False) -> None:
         console.print(Text(visible(textwrap.shorten(trace.text, 800, placeholder=" ..."))))
 
 
-def _as_data(run: Run, show: int) -> dict[str, Any]:
+def _as_data(cells: Sequence[CellTraces], traces: Sequence[tuple[str, Trace]]) -> dict[str, Any]:
     """What `print_run` prints, in percent and tokens, with whole traces as `kvatlas export` has them."""
     from kvatlas.results.export import record
 
@@ -80,13 +88,12 @@ def _as_data(run: Run, show: int) -> dict[str, Any]:
             "verdicts": {verdict: traces.verdicts[verdict] for verdict in dict.fromkeys([*VERDICTS, *traces.verdicts])},
         }
 
-    expected = run.data.cells[0].expected
-    keys = {traces.expected.benchmark: traces.expected.run_key for traces in run.data.cells}
+    expected = cells[0].expected
     return {
         "model": expected.model,
         "setting": {"policy": expected.setting.policy, **expected.setting.values},
-        "benchmarks": [cell_data(traces) for traces in run.data.cells],
-        "traces": [record(keys[trace.benchmark], trace) for trace in islice(run.traces(), show)],
+        "benchmarks": [cell_data(cell) for cell in cells],
+        "traces": [record(key, trace) for key, trace in traces],
     }
 
 

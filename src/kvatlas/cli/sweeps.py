@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvatlas.cli.benchmarks import AnswerField, QuestionField, fields
 from kvatlas.cli.quantities import positive
 from kvatlas.visible import visible
 
@@ -34,6 +35,9 @@ ModelOption = Annotated[
 StrictBudget = Annotated[
     bool,
     typer.Option("--strict-budget", help="Drop what does not fit of a prompt into the ratio, as the published rule."),
+]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Show this alone in a run of something else, whose traces stay in its store.")
 ]
 #: Problems of each benchmark that the demo draws its first maps from, at every second step of its axes.
 _COARSE = 12
@@ -136,7 +140,8 @@ def _read(spec: Path, strict_budget: bool) -> Any:
 
 def sweep(
     spec: SpecFile,
-    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, new or to be resumed.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run: new, to be resumed or added to.")],
+    replace: Replace = False,
     executor: Executor = "local",
     ray_address: Address = "",
     workers: Workers = None,
@@ -144,13 +149,14 @@ def sweep(
     strict_budget: StrictBudget = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a sweep, or resume it: only what is missing in RUN is decoded."""
+    """Run a sweep, resume it, or add it to a run of the same models and benchmarks: what is missing is decoded."""
     check_start(out, executor)
     from kvatlas.sweeps import make_plan
 
     drive(
         make_plan(_read(spec, strict_budget)),
         out,
+        replace=replace,
         executor=executor,
         workers=workers,
         address=ray_address,
@@ -161,11 +167,12 @@ def sweep(
 
 def screen(
     spec: SpecFile,
-    out: Annotated[Path, typer.Option(metavar="SCREEN", help="Folder of the screen, new or to be resumed.")],
+    out: Annotated[Path, typer.Option(metavar="SCREEN", help="Folder of the screen: new, to be resumed or added to.")],
     traces: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A run of the same spec, for its full-cache traces.")
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Fewer than the spec's: the first of each.")] = None,
+    replace: Replace = False,
     executor: Executor = "local",
     workers: Workers = None,
     batch_size: BatchSize = 64,
@@ -189,6 +196,7 @@ def screen(
         plan,
         out,
         partial(read_all, traces=traces),
+        replace=replace,
         executor=executor,
         workers=workers,
         batch_size=batch_size,
@@ -228,13 +236,12 @@ def run(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
     model_option: ModelOption = None,
     strict_budget: StrictBudget = False,
-    question_field: Annotated[
-        str, typer.Option(help="The field of the files that holds the question, if it has no usual name.")
-    ] = "",
-    answer_field: Annotated[str, typer.Option(help="The same of the reference answer.")] = "",
+    question_field: QuestionField = "",
+    answer_field: AnswerField = "",
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object, with those traces whole.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder, or add to it.")] = None,
+    replace: Replace = False,
     workers: Workers = None,
     batch_size: BatchSize = None,
     quiet: Quiet = False,
@@ -251,10 +258,9 @@ def run(
         check_start(out)
     common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
     parameters = {name: value for name, value in common.items() if value is not None}
-    columns = {name: field for name, field in (("question", question_field), ("answer", answer_field)) if field}
     spec = setting_spec(
         model,
-        [{"name": name, "columns": columns} for name in benchmarks] if columns else benchmarks,
+        [{"name": name, **fields(question_field, answer_field)} for name in benchmarks],
         Setting.of(policy, **parameters, **policy_parameters(policy, set_)),
         problems=problems,
         samples=samples,
@@ -267,14 +273,15 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
         plan = make_plan(parse_spec(spec, "the options"))
-        drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet)
-        print_run(folder, show, as_json)
+        drive(plan, folder, replace=replace, workers=workers, batch_size=batch_size, quiet=quiet)
+        print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller grid on fewer problems.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Default: runs/demo or runs/demo-quick.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives other traces.")] = None,
+    replace: Replace = False,
     workers: Workers = None,
     batch_size: BatchSize = None,
     quiet: Quiet = False,
@@ -284,6 +291,7 @@ def demo(
 
     from kvatlas.cli.show import finish_demo
     from kvatlas.report.demo import first_look
+    from kvatlas.results.store import FILE
     from kvatlas.sweeps import make_plan, parse_spec
     from kvatlas.sweeps.executors import WorkerPool
 
@@ -296,15 +304,15 @@ def demo(
     plan = make_plan(parse_spec(data, f"{name}.yaml"))
     _warn([] if quiet else plan.warnings)
     with WorkerPool(workers) as pool:
-        if data["problems"] > _COARSE:
+        if data["problems"] > _COARSE and (replace or not (folder / FILE).exists()):
             # A coarse grid first, on the first of the same problems: maps within the first minute.
             axes = {axis: values[::2] for axis, values in data["axes"].items()}
             coarse = make_plan(parse_spec(data | {"problems": _COARSE, "axes": axes}, f"{name}.yaml"))
-            _decode(coarse, folder, pool=pool, batch_size=batch_size, quiet=quiet)
+            _decode(coarse, folder, replace=replace, pool=pool, batch_size=batch_size, quiet=quiet)
             pictures = ", ".join(map(str, first_look(folder)))
             if not quiet:
                 _note(f"First maps, of every second step and {_COARSE} of {data['problems']} problems: {pictures}")
-        _decode(plan, folder, pool=pool, batch_size=batch_size, quiet=quiet)
+        _decode(plan, folder, replace=replace, pool=pool, batch_size=batch_size, quiet=quiet)
     _warn([] if quiet else _findings(folder))
     if not quiet:
         _note("Drawing the figures and the report.")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvatlas.benchmarks.tables import json_lines
 from kvatlas.core import SERVED, KvatlasError, Setting, Status, digest, reason
 from kvatlas.integrations.scored_logs import MOST_BYTES, ScoredAnswer, as_setting, score_of, store_answers
 from kvatlas.results import Expected
@@ -60,7 +61,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise KvatlasError(f"The file {str(path)!r} holds {size:,} bytes; valid are up to {MOST_BYTES:,}.")
-        rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+        rows = json_lines(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise KvatlasError(f"{str(path)!r} is no sample file of lm-eval ({reason(error)}).") from error
     if not rows or not all(isinstance(row, dict) and "doc_id" in row and "resps" in row for row in rows):

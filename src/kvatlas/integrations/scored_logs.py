@@ -44,8 +44,7 @@ class ScoredLog:
         except KvatlasError:
             manifest = Manifest((), (), {}, {"kvatlas": __version__})
         cell = self.cell
-        name = cell.model, cell.benchmark, cell.setting
-        others = tuple(cell for cell in manifest.expected if (cell.model, cell.benchmark, cell.setting) != name)
+        others = tuple(other for other in manifest.expected if other.name != cell.name)
         if any(other.benchmark == cell.benchmark and set(other.problems) != set(cell.problems) for other in others):
             raise KvatlasError(
                 f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."

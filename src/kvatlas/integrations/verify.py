@@ -165,8 +165,8 @@ def _manifest(store: Store, reference: Reference, cells: Sequence[Expected]) -> 
         before = store.manifest()
     except KvatlasError:
         before = Manifest((), (), {"lose_at_most": 100 * reference.run.margin}, {"kvatlas": __version__}, source.about)
-    names = {(cell.model, cell.benchmark, cell.setting) for cell in cells}
-    others = tuple(cell for cell in before.expected if (cell.model, cell.benchmark, cell.setting) not in names)
+    names = {cell.name for cell in cells}
+    others = tuple(cell for cell in before.expected if cell.name not in names)
     verified = {"against": str(reference.setting), "model": reference.model}
     expected = (*others, *cells)
     provenance = {**before.provenance, "verified": verified}

@@ -11,7 +11,7 @@ from kvatlas.report.description import Description, describe
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.grid import Axes
-from kvatlas.stats.estimates.maps import graded_notes, maps_of_run
+from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 from kvatlas.stats.estimates.run_data import RunData, margin_of
 from kvatlas.stats.estimates.validity import findings
@@ -50,7 +50,6 @@ def describe_sources(
                 source = RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
             runs.append(source)
             maps += maps_of_run(source.run)
-            notes += graded_notes(source.run)
         else:
             maps += with_binomial_bounds(
                 [check_granularity(map_) for map_ in read_maps(source, partial, problems, samples)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
@@ -17,17 +17,13 @@ from kvatlas.report.describe import joined, of_policy
 from kvatlas.report.map_differences import compare
 from kvatlas.report.map_source import MapSource
 from kvatlas.results.csv_maps import PUBLISHED
-from kvatlas.results.export import csv_text
 from kvatlas.stats.estimates.curves import curves_of_run
-from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
+from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.metrics import COSTS
 from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.run_analysis import RunAnalysis, with_regions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def plot_sources(
@@ -47,11 +43,10 @@ def plot_sources(
 ) -> list[Path]:
     """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
 
-    `metric` may be a cost; without one it is pass@1, and of runs that were graded again by other
-    graders the verdicts of these beside it, on one scale. `mean` draws means over benchmarks, side by side on one
-    colour scale; `shared` says how far scales go (`figures.heatmap.plot`); `against` draws differences to a baseline,
-    a policy, a model, or the maps of another run or CSV file; `frame` says which cells are framed. KvatlasError for
-    what cannot be drawn.
+    `metric` may be a cost; without one it is pass@1. `mean` draws means over benchmarks, side by side on one colour
+    scale; `shared` says how far scales go (`figures.heatmap.plot`); `against` draws differences to a baseline, a
+    policy, a model, or the maps of another run or CSV file; `frame` says which cells are framed. KvatlasError for what
+    cannot be drawn.
     """
     check_figure(out)
     if lose_at_most is not None:
@@ -87,20 +82,11 @@ def plot_sources(
             shown = of_policy(shown, policy)
             panels = cost_panels(mean_maps(shown) if mean else shown, cost or "")
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
-    first, *also = [_framed(given, policy, mean, frame), *_graded(given, metric, policy, mean, frame)]
-    unlike = next((map_ for map_ in first if metric and map_.metric != metric), None)
+    framed = _framed(given, policy, mean, frame)
+    unlike = next((map_ for map_ in framed if metric and map_.metric != metric), None)
     if unlike is not None:
         raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
-    panels = [panel for maps in zip(first, *also, strict=True) for panel in metric_panels(maps, frame)]
-    figure = plot(panels, shared=True if also else shared, one_bar=mean and not also, look=look)
-    return save(figure, out, first, data=csv_text(first, also) if also else None, look=look)
-
-
-def graders_figure(run: RunData) -> Figure:
-    """The maps of a run that was graded again, each beside what the other graders say, on one scale."""
-    columns = [maps_of_run(run), *_graded([MapSource(run)], None, None, False, Frame.NONE)]
-    panels = [panel for maps in zip(*columns, strict=True) for panel in metric_panels(maps, Frame.NONE)]
-    return plot(panels, shared=True)
+    return save(plot(metric_panels(framed, frame), shared=shared, one_bar=mean, look=look), out, framed, look=look)
 
 
 def _framed(given: Sequence[MapSource], policy: str | None, mean: bool, frame: Frame) -> list[Map]:
@@ -112,20 +98,6 @@ def _framed(given: Sequence[MapSource], policy: str | None, mean: bool, frame: F
     runs = _runs(given)
     margin = runs[0].margin if runs else LOSE_AT_MOST / 100
     return with_regions(shown, _verdicts(runs, single, len(given)), margin)
-
-
-def _graded(
-    given: Sequence[MapSource], metric: str | None, policy: str | None, mean: bool, frame: Frame
-) -> Iterator[list[Map]]:
-    """The same maps by each further grader of the runs; none where a metric was asked for, or maps have no traces."""
-    runs = _runs(given)
-    if metric is not None or len(runs) < len(given):
-        return
-    # What an adaptive sweep decided rests on the verdicts that it saw.
-    framed = Frame.NONE if any(run.manifest.allocation for run in runs) else frame
-    for grader in runs[0].gradings:
-        if grader != runs[0].metric and all(grader in run.gradings for run in runs):
-            yield _framed([MapSource(replace(run, metric=grader)) for run in runs], policy, mean, framed)
 
 
 def _maps(given: Sequence[MapSource]) -> list[Map]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.figures.look import rendered
-from kvatlas.report.map_figure import graders_figure
 from kvatlas.stats.estimates.curves import curves_of_run
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.run_data import RunData
@@ -37,16 +36,13 @@ class Picture:
 
 
 def pictures(run: RunData, maps: Sequence[Map]) -> list[Picture]:
-    """The line chart of a run with one axis, maps by several graders, pairs where problems are graded by progress."""
+    """The line chart of a run with one axis, pairs where problems are graded by progress."""
     made = []
     if run.is_line:
         from kvatlas.figures.curves import curve_figure
 
         about = f"{style.label(run.metric)} with 95 % intervals."
         made.append(Picture("Line chart.", about, rendered(curve_figure(curves_of_run(run)), ".svg")))
-    if run.gradings and not run.is_line:
-        about = "The traces as they were graded when they were decoded, and as other graders judge them."
-        made.append(Picture("By grader.", about, rendered(graders_figure(run), ".svg")))
     pairwise = _pairwise(run, maps)
     return [*made, *([pairwise] if pairwise else [])]
 

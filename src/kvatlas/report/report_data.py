@@ -21,7 +21,7 @@ from kvatlas.results.store import Store
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
 from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import graded_notes, mean_maps
+from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.estimates.validity import Finding
 from kvatlas.stats.pairs.comparisons import Comparison
@@ -128,7 +128,7 @@ def _summary(analysis: RunAnalysis) -> Summary:
     description = describe(
         analysis.maps,
         analysis.comparisons,
-        notes=[*analysis.notes, *graded_notes(analysis.run)],
+        notes=analysis.notes,
         verdicts=analysis.verdicts,
         choices=analysis.choices,
     )

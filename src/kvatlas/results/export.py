@@ -19,20 +19,18 @@ FORMATS = ("csv", "jsonl", "parquet")
 _BATCH = 2_000
 
 
-def export(
-    run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None, also: Sequence[Sequence[Map]] = ()
-) -> int:
+def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None) -> int:
     """Write a run in one of the `FORMATS` and return the number of rows (of maps: of maps).
 
-    `csv` writes the given `maps` of the run (see `csv_text`), and `also` the same ones of other metrics; `jsonl` and
-    `parquet` write every trace of the store (see `record`). The file appears whole or not at all. Raises KvatlasError
-    for another format, a folder that holds no run, and a file that cannot be written.
+    `csv` writes the given `maps` of the run (see `csv_text`); `jsonl` and `parquet` write every trace of the store (see
+    `record`). The file appears whole or not at all. Raises KvatlasError for another format, a folder that holds no run,
+    and a file that cannot be written.
     """
     check_format(kind)
     if kind == "csv":
         if maps is None:
             raise KvatlasError("The csv export writes maps, and none were given; jsonl and parquet write traces.")
-        write_maps(maps, out, also)
+        write_maps(maps, out)
         return len(maps)
     if isinstance(run, Store):
         return _export_traces(run, kind, out)
@@ -46,19 +44,18 @@ def check_format(kind: str) -> None:
         raise KvatlasError(f"Unknown export format {kind!r}; valid are: {', '.join(FORMATS)}.")
 
 
-def write_maps(maps: Sequence[Map], out: Path, also: Sequence[Sequence[Map]] = ()) -> None:
+def write_maps(maps: Sequence[Map], out: Path) -> None:
     """Write maps as one CSV map with intervals and costs (see `csv_text`), whole or not at all."""
-    text = csv_text(maps, also)
+    text = csv_text(maps)
     with replacing(out) as part:
         part.write_text(text, "utf-8", newline="")
 
 
-def csv_text(maps: Sequence[Map], also: Sequence[Sequence[Map]] = ()) -> str:
+def csv_text(maps: Sequence[Map]) -> str:
     """The maps as a CSV map in percent, largest vertical value first, with every column that `read_maps` knows.
 
-    Baselines are rows without axis values whose policy is their text, once per benchmark. The same maps of other
-    metrics (`also`) are a column each, in percent. Raises KvatlasError if the maps have unlike axes or metrics, which
-    one table cannot hold.
+    Baselines are rows without axis values whose policy is their text, once per benchmark. Raises KvatlasError if the
+    maps have unlike axes or metrics, which one table cannot hold.
     """
     if not maps:
         raise KvatlasError("There is no map to write.")
@@ -68,16 +65,11 @@ def csv_text(maps: Sequence[Map], also: Sequence[Sequence[Map]] = ()) -> str:
         if [name for name, _ in map_.axes] != axes or map_.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
     lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS]]
-    lines[0] += [value_column(others[0].metric) for others in also]
     written = set()
-    for number, map_ in enumerate(maps):
+    for map_ in maps:
         rows, columns = map_.axes[0][1], map_.axes[1][1]
-        same = [others[number] for others in also]
         lines += [
-            [
-                *(map_.model, map_.benchmark, map_.policy, row, column, *_fields(map_.cells[row, column])),
-                *(_percent(other.cells[row, column].estimate.value) for other in same),
-            ]
+            [map_.model, map_.benchmark, map_.policy, row, column, *_fields(map_.cells[row, column])]
             for row in reversed(rows)
             for column in columns
             if (row, column) in map_.cells
@@ -85,8 +77,7 @@ def csv_text(maps: Sequence[Map], also: Sequence[Sequence[Map]] = ()) -> str:
         for name, cell in map_.baselines.items():
             if (map_.model, map_.benchmark, name) not in written:
                 written.add((map_.model, map_.benchmark, name))
-                values = [_percent(other.baselines[name].estimate.value) for other in same]
-                lines.append([map_.model, map_.benchmark, name, "", "", *_fields(cell), *values])
+                lines.append([map_.model, map_.benchmark, name, "", "", *_fields(cell)])
     return "".join(",".join(_quoted(value) for value in line) + "\n" for line in lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvatlas.core import Setting
@@ -20,6 +20,11 @@ class Expected:
     problems: tuple[str, ...]
     samples: int
     baseline: bool
+
+    @property
+    def name(self) -> tuple[str, str, Setting]:
+        """The same for no two cells of a run."""
+        return self.model, self.benchmark, self.setting
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,73 @@ class Manifest:
     about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     allocation: Mapping[str, Any] = field(default_factory=dict)
     screened: bool = False
+
+    def unlike(self, earlier: Manifest) -> str:
+        """Where an earlier sweep differs in what all cells of a run share, as a clause; empty if it is the same."""
+        here, there = self._shared(), earlier._shared()
+        differing = [name for name in here if here[name] != there.get(name, here[name])]
+        return " and ".join(f"{name} {there[name]} (this spec: {here[name]})" for name in differing)
+
+    def _shared(self) -> dict[str, Any]:
+        models = sorted(entry.get("name") or entry["model"] for entry in self.spec.get("models", ()))
+        return {
+            "models": ", ".join(models) or "none",
+            "benchmarks": ", ".join(sorted(name for name, *_ in self.provenance.get("benchmarks", ()))) or "none",
+            **{f"sampling.{name}": value for name, value in self.spec.get("sampling", {}).items()},
+            "seed": self.spec.get("seed"),
+            "allocate": self.spec.get("allocate", {}).get("kind", "full"),
+        }
+
+    def others(self, earlier: Manifest) -> list[Expected]:
+        """The cells of an earlier sweep that this one lacks, without those of imported logs."""
+        mine, imported = {cell.name for cell in self.expected}, earlier.provenance.get("imported", {})
+        lacking = [cell for cell in earlier.expected if cell.name not in mine]
+        return [cell for cell in lacking if f"{cell.model} {cell.benchmark}" not in imported]
+
+    def joined(self, earlier: Manifest) -> Manifest:
+        """This promise together with that of an earlier sweep that is not `unlike`.
+
+        All cells have the problems and samples of the larger one; a cell on the grid of one of them stays on it.
+        """
+        others, spec, axes = self.others(earlier), dict(self.spec), dict(self.axes)
+        old, mine = ({cell.name: cell for cell in manifest.expected} for manifest in (earlier, self))
+        kept = others + [cell for name, cell in old.items() if name in mine and cell.run_key == mine[name].run_key]
+        swept = sorted((*kept, *self.expected), key=lambda cell: len(cell.problems))
+        names, problems = {cell.name for cell in swept}, {cell.benchmark: cell.problems for cell in swept}
+        samples = max(cell.samples for cell in swept)
+        grid = {cell.name for cell in (*self.expected, *(kept if others else ())) if not cell.baseline}
+        cells = {
+            name: replace(cell, problems=problems[cell.benchmark], samples=samples, baseline=name not in grid)
+            if name in names
+            else cell
+            for name, cell in {**old, **mine}.items()
+        }
+        if kept:
+            limits = [spec.get("problems"), earlier.spec.get("problems")]
+            spec |= {"problems": None if None in limits else max(limits), "samples": samples}
+        if others:
+            axes = dict(earlier.axes)
+            for name, values in self.axes:
+                axes[name] = tuple(dict.fromkeys((*axes.get(name, ()), *values)))
+            # Each cell by itself: null keeps those of the grid from being crossed with axes that they lack.
+            alone = dict.fromkeys((name in grid, cell.setting) for name, cell in cells.items() if name in names)
+            spec |= {
+                "settings": [
+                    {"policy": s.policy, **dict.fromkeys(axes), **s.values} for on_grid, s in alone if on_grid
+                ],
+                "baseline": [{"policy": s.policy, **s.values} for on_grid, s in alone if not on_grid],
+                "axes": {name: list(values) for name, values in axes.items()},
+                "strict_budget": False,
+            }
+        about = {name: {**earlier.about.get(name, {}), **known} for name, known in self.about.items()}
+        return replace(
+            self,
+            axes=tuple(axes.items()),
+            expected=tuple(cells.values()),
+            spec=spec,
+            provenance={**earlier.provenance, **self.provenance},
+            about={**earlier.about, **about},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the store; problem lists are written once per benchmark, and how many of them a cell has."""

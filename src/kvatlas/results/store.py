@@ -132,7 +132,7 @@ class Store:
         self.close()
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Write what the run is to hold; the last sweep into a folder decides what its maps show."""
+        """Write what the run is to hold, in place of an earlier promise."""
         text = json.dumps(manifest.to_json())
         with _disk_sentences(self.path):
             rows = [("manifest", text), ("manifest_digest", digest(text))]

@@ -82,6 +82,11 @@ class Plan:
         return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
 
     @property
+    def full_cache(self) -> Plan:
+        """The plan of the full cache's traces, which a screen reads."""
+        return replace(self, policies=((policies.of(Setting.of("full")), True),), screened=False)
+
+    @property
     def traces(self) -> int:
         """Number of traces of the whole sweep."""
         problems = sum(len(problems) for problems in self.problems.values())

@@ -83,7 +83,7 @@ def learn(
     )
     plan = material.plan()
     (model,) = plan.models
-    sweep(plan, work / "run", workers=workers, batch_size=batch_size, on_trace=on_trace)
+    sweep(plan, work / "run", replace=True, workers=workers, batch_size=batch_size, on_trace=on_trace)
     learned, left_out = _examples(material, plan, work, held_out=False)
     others = _examples(material, plan, work, held_out=True) if material.held_out else None
     head = train(learned, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
@@ -116,7 +116,7 @@ def judge(
 
     weights = load_head(str(head))
     plan = material.plan()
-    sweep(plan, work / "run", workers=workers, batch_size=batch_size, on_trace=on_trace)
+    sweep(plan, work / "run", replace=True, workers=workers, batch_size=batch_size, on_trace=on_trace)
     whole = replace(material, tokens_per_trace=0)
     data, left_out = _examples(whole, plan, work, held_out=False)
     return asdict(evaluate(weights, data)) | {"left_out": left_out}

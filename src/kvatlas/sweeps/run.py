@@ -12,7 +12,7 @@ from kvatlas import policies
 from kvatlas.benchmarks import asked_of
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.results import Store
+from kvatlas.results import Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
 from kvatlas.sweeps.job import CPU_BATCH, Job
 from kvatlas.sweeps.plan import Plan, WorkItem, provenance
@@ -35,6 +35,8 @@ def sweep(
     plan: Plan,
     folder: Path,
     *,
+    replace: bool = False,
+    promise: Manifest | None = None,
     executor: str = "local",
     workers: int | None = None,
     address: str = "",
@@ -43,14 +45,17 @@ def sweep(
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run or resume a sweep into `folder`; returns when every trace that the plan asks for is stored.
+    """Run or resume a sweep into `folder`, or add it to the run there; returns when all traces of the plan are stored.
 
+    With `replace` the run promises this plan alone from now on; what it holds already stays in its store. A `promise`
+    takes the place of that.
     Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
     decodes as many sequences together as fit into its memory; `address` is that of a cluster. A `pool` stands for both,
     and its workers stay for the next sweep. `on_message` gets what
     the plan notes and, of an adaptive plan, which asks block by block, a sentence for each and the reason to stop. Only
     this process writes the store.
-    KvatlasError if the folder or the cluster cannot be used, or if workers die again and again.
+    KvatlasError if the folder or the cluster cannot be used, if the run there is of other models, benchmarks or
+    sampling, or if workers die again and again.
     """
     for sentence in plan.notes:
         on_message(sentence)
@@ -59,8 +64,9 @@ def sweep(
         store = stack.enter_context(Store.create(folder, provenance()))
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
+        promise = promise or promised(plan, store, replace)
         if plan.spec.allocate.kind == "full":
-            store.put_manifest(plan.manifest())
+            store.put_manifest(promise)
             for model in plan.models:
                 decode.all(model, lambda units: units)
             return
@@ -76,6 +82,35 @@ def sweep(
                 decode.all(model, partial(adaptive.units, model=model.name))
             on_message(f"{model.name}: {adaptive.stopped[model.name]}.")
         store.put_manifest(adaptive.manifest())
+
+
+def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
+    """The promise of a run with the plan added to it, or `alone` in it.
+
+    Raises KvatlasError with what differs if the two cannot be one run.
+    """
+    now = plan.manifest()
+    try:
+        earlier = now if alone else store.manifest()
+    except KvatlasError:
+        return now
+    kind = "the records of a screen" if earlier.screened else "the traces of a sweep"
+    unlike, others = kind if now.screened != earlier.screened else now.unlike(earlier), now.others(earlier)
+    if not unlike and plan.spec.allocate.kind == "adaptive":
+        if not others and not earlier.others(now):
+            return now
+        unlike = "other settings, and an adaptive sweep decides on all of them together"
+    if not unlike and others:
+        settings = dict.fromkeys(cell.setting for cell in others)
+        keys = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings)).keys
+        changed = [cell for cell in others if keys.get(cell.name) != cell.run_key]
+        unlike = f"{changed[0].setting} of other weights, problems, prompts or versions" if changed else ""
+    if unlike:
+        raise KvatlasError(
+            f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or let --replace make the run "
+            "promise this spec alone (its traces stay in the store)."
+        )
+    return now.joined(earlier)
 
 
 class _Decode:
@@ -97,7 +132,7 @@ class _Decode:
         self.seen: Callable[[str, Trace], None] = lambda *_: None
         self.decoded = self.saved = 0
         #: Run keys of the full cache's traces, which a screen reads.
-        self.full_keys = replace(plan, policies=((policies.of(FULL), True),), screened=False).keys
+        self.full_keys = plan.full_cache.keys
         done = store.keys()
         self.finished = plan.traces - sum(
             len(unit.settings) for model in plan.models for unit in plan.units(model, done)

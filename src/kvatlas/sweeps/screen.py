@@ -6,18 +6,17 @@ Pass@1: a setting that departs may still find the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas import policies
 from kvatlas.core import KvatlasError
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
 from kvatlas.stats.estimates.cells import gather
 from kvatlas.sweeps.plan import Plan
-from kvatlas.sweeps.run import FULL, Progress, sweep
+from kvatlas.sweeps.run import FULL, Progress, promised, sweep
 from kvatlas.sweeps.spec import Allocation
 
 
@@ -37,31 +36,31 @@ def screen(
     folder: Path,
     *,
     traces: Path | None = None,
+    replace: bool = False,
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> None:
-    """Screen the settings of a `screening` plan into `folder`, or go on with it; `options` are those of a sweep.
+    """Screen the settings of a `screening` plan into `folder`, go on with it, or add them to it.
 
+    `replace` and `options` are those of a sweep.
     Full-cache traces are taken from the run `traces` where they are there, else decoded; `on_message` gets that, and
     what the plan notes.
     KvatlasError for a folder that holds a sweep, and for a run whose traces were drawn otherwise.
     """
-    decoding = replace(plan, policies=((policies.of(FULL), True),), screened=False)
-    _check_folder(folder)
+    if not replace:
+        _check_folder(folder)
     for sentence in plan.notes:
         on_message(sentence)
     if traces is not None:
-        _take_over(decoding, traces, folder)
+        _take_over(plan.full_cache, traces, folder)
     with Store.create(folder) as store:
-        # Before anything is decoded, so that the folder counts as a screen from now on.
-        store.put_manifest(plan.manifest())
-        done = store.keys()
-    missing = sum(len(decoding.units(model, done)) for model in decoding.models)
+        promise, done = promised(plan, store, replace), store.keys()
+    missing = sum(len(plan.full_cache.units(model, done)) for model in plan.models)
     if missing:
         on_message(f"{missing} full-cache traces are not there yet: they are decoded first.")
-        sweep(decoding, folder, **options)
-    sweep(plan, folder, on_trace=on_trace, **options)
+        sweep(plan.full_cache, folder, promise=promise, **options)
+    sweep(plan, folder, promise=promise, on_trace=on_trace, **options)
 
 
 def unanswered(folder: Path) -> list[str]:
@@ -102,21 +101,9 @@ def _take_over(decoding: Plan, traces: Path, folder: Path) -> None:
         if not there:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
         if not wanted & there:
-            raise KvatlasError(
-                f"The full-cache traces of {str(traces)!r} cannot be read: {_unlike(decoding, manifest.spec)}."
-            )
+            unlike = decoding.manifest().unlike(manifest) or "other weights or prompts than the spec"
+            raise KvatlasError(f"The full-cache traces of {str(traces)!r} cannot be read: they have {unlike}.")
         with Store.create(folder) as store:
             for key, trace in source.traces():
                 if key in wanted and trace.setting == FULL:
                     store.add(key, trace)
-
-
-def _unlike(decoding: Plan, other: Mapping[str, Any]) -> str:
-    """In what another run's spec differs."""
-    mine = decoding.spec.model_dump(mode="json")
-    unlike = [
-        f"{name} is {other[name]} there and {mine[name]} in the spec"
-        for name in ("sampling", "seed")
-        if name in other and other[name] != mine[name]
-    ]
-    return " and ".join(unlike) or "they are of other models, benchmarks or prompts than the spec's"

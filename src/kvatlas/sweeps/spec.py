@@ -45,9 +45,15 @@ class SettingSpec(BaseModel):
 
     policy: str
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """Its own values, which axes do not change; None leaves a parameter to the policy."""
+        return self.model_extra or {}
+
     def setting(self, **axes: Value) -> Setting:
         """The setting at one point of the grid."""
-        return Setting.of(self.policy, **{**(self.model_extra or {}), **axes})
+        values = {**axes, **self.own}
+        return Setting.of(self.policy, **{name: value for name, value in values.items() if value is not None})
 
 
 class ModelSpec(BaseModel):
@@ -100,11 +106,11 @@ class Spec(BaseModel):
 
     Models and benchmarks are texts (their address or name) or mappings with options.
 
-    `settings` are crossed with `axes`; `baseline` settings run once, outside the grid. `problems` limits each benchmark
-    to its first problems. `expected_output_tokens` is what `plan` reckons with where the benchmark's own guess is off.
-    `allocate` is `full` (all settings get all problems) or `adaptive` (see `Allocation`). `strict_budget` makes the
-    budgets of all settings strict (docs/policies.md). `lose_at_most` points against the full cache may be lost by a
-    setting that is recommended.
+    `settings` are crossed with the `axes` for which they have no value of their own; `baseline` settings run once,
+    outside the grid. `problems` limits each benchmark to its first problems. `expected_output_tokens` is what `plan`
+    reckons with where the benchmark's own guess is off. `allocate` is `full` (all settings get all problems) or
+    `adaptive` (see `Allocation`). `strict_budget` makes the budgets of all settings strict (docs/policies.md).
+    `lose_at_most` points against the full cache may be lost by a setting that is recommended.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -158,7 +164,7 @@ class Spec(BaseModel):
             raise ValueError("neither settings nor baseline name a policy")
         if self.axes and not self.settings:
             raise ValueError("axes need settings to vary")
-        grid = len(self.settings) * math.prod(len(values) for values in self.axes.values())
+        grid = sum(math.prod(map(len, self._crossed(spec).values())) for spec in self.settings)
         if grid > MOST_SETTINGS:
             raise ValueError(f"the axes make {grid:,} settings, valid are up to {MOST_SETTINGS:,}")
         cells = (grid + len(self.baseline)) * len(self.models) * len(self.benchmarks)
@@ -173,13 +179,15 @@ class Spec(BaseModel):
 
     def cells(self) -> list[tuple[Setting, bool]]:
         """All settings in order, each with whether it is a baseline; the grid first."""
-        names = list(self.axes)
         grid = [
-            spec.setting(**dict(zip(names, values, strict=True)))
+            spec.setting(**dict(zip(self._crossed(spec), values, strict=True)))
             for spec in self.settings
-            for values in itertools.product(*self.axes.values())
+            for values in itertools.product(*self._crossed(spec).values())
         ]
         return [(setting, False) for setting in grid] + [(spec.setting(), True) for spec in self.baseline]
+
+    def _crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
+        return {name: values for name, values in self.axes.items() if name not in spec.own}
 
 
 def read_spec(path: Path) -> Spec:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET, read_maze
 from kvatlas.benchmarks.seqbench.grading import grade, prompt
 from kvatlas.benchmarks.seqbench.plans import NO_ERROR, Plan, follow, format_plan, parse_plan
+from kvatlas.benchmarks.tables import json_lines
 from kvatlas.core import Grade, KvatlasError, Problem, digest
 
 _ROOM = r"[A-Z]+\d+"
@@ -82,7 +83,7 @@ def _rows(path: Path) -> list[Any]:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        return [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+        return json_lines(data.decode("utf-8-sig"))
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise KvatlasError(
             f"The seqBench file {str(path)!r} cannot be read ({error}); valid is JSON lines, also compressed with gzip."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, mean_of
@@ -112,25 +111,6 @@ def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ..
         return ()
     about = f"{len(most.unmeasured)} of {most.stored} traces of {most.expected.benchmark}"
     return (Note(NoteKind.UNMEASURED, f"{about} have no answer and are left out of {metric}"),)
-
-
-def graded_notes(run: RunData) -> tuple[Note, ...]:
-    """What each further grader says of the run's maps beside its own metric, a note for each map."""
-    notes = []
-    own = maps_of_run(run) if run.gradings else []
-    for metric in run.gradings:
-        for map_, other in zip(own, maps_of_run(replace(run, metric=metric)), strict=True):
-            if metric == run.metric:
-                continue
-            pairs = [(100 * map_.cells[at].estimate.value, 100 * other.cells[at].estimate.value) for at in map_.cells]
-            (before, after), changes = map(sum, zip(*pairs, strict=True)), [b - a for a, b in pairs]
-            where = " ".join(filter(None, (map_.model, "on", map_.benchmark, map_.policy)))
-            text = (
-                f"by {metric} the cells of {where} have {after / len(pairs):.1f} % on average, by {run.metric} "
-                f"{before / len(pairs):.1f} %; single cells differ by {min(changes):+.1f} to {max(changes):+.1f} points"
-            )
-            notes.append(Note(NoteKind.GRADED, text))
-    return tuple(notes)
 
 
 def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:

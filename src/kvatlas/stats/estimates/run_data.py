@@ -11,7 +11,6 @@ from typing import Any
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.parameters import spelled
 from kvatlas.results import Manifest, Store
-from kvatlas.results.store import GRADED
 from kvatlas.stats.estimates.cells import CellTraces, gather
 from kvatlas.stats.estimates.grid import Axes, Groups, grid_groups, map_axes, varied
 from kvatlas.stats.estimates.metrics import usual_metric
@@ -74,14 +73,6 @@ class RunData:
     def groups(self) -> Groups:
         """The cells of each map."""
         return grid_groups(self.cells, self.axes, self.fix)
-
-    @cached_property
-    def gradings(self) -> Sequence[str]:
-        """The metrics by which all traces were graded again (`graded:NAME`)."""
-        if self.manifest.screened or not self.traces:
-            return ()
-        common = set.intersection(*(set(trace.grade.metrics) for _, trace in self.traces))
-        return sorted(name for name in common if name.startswith(GRADED))
 
     @property
     def margin(self) -> float:

@@ -1,0 +1,190 @@
+"""Another spec into the folder of a run: its settings are added, or it is refused with what differs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvatlas.report.card import card_of, plan_of
+
+import kvatlas as package
+from kvatlas.core import KvatlasError
+from kvatlas.results import Manifest, Store
+from kvatlas.stats.estimates.maps import maps_of_run
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
+from tests.command_line import Call
+
+Build = Callable[..., dict[str, Any]]
+
+
+def promise(folder: Path) -> Manifest:
+    with Store.open(folder) as store:
+        return store.manifest()
+
+
+def policies(folder: Path) -> list[str]:
+    return list(dict.fromkeys(cell.setting.policy for cell in promise(folder).expected))
+
+
+@pytest.fixture(scope="module")
+def grid(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished grid of one policy with the full cache beside it, on one benchmark."""
+    folder = tmp_path_factory.mktemp("grid") / "run"
+    sweep(make_plan(parse_spec(small(spec_data))), folder, workers=1)
+    return folder
+
+
+def small(spec_data: Build, policy: str = "window", **changes: Any) -> dict[str, Any]:
+    setting = {"policy": policy, "kv_budget": 64, "ratio_over": "thinking"}
+    return spec_data(**{"benchmarks": ["CHAIN4"], "problems": 2, "samples": 1, "settings": setting, **changes})
+
+
+@pytest.fixture
+def copy(grid: Path, tmp_path: Path) -> Path:
+    with Store.open(grid) as store:
+        store.copy(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_setting_after_the_other_makes_one_run(kvatlas: Call, succeed: Callable[..., str], tmp_path: Path) -> None:
+    out = tmp_path / "acc"
+    run = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", 2, "--max-new-tokens", 60, "--workers", 1)
+    run = (*run, "--out", out)
+    cell = ("--kv-budget", 64, "--local-window", 16, "--ratio", 0.5, "--set", "ratio_over=thinking", "--policy")
+    succeed(*run, *cell, "h2o")
+    (printed,) = json.loads(succeed(*run, *cell, "snapkv", "--json"))["benchmarks"]
+    assert (printed["benchmark"], printed["problems"]) == ("CHAIN4", 2)
+    assert policies(out) == ["h2o", "snapkv"]
+    succeed("map", out, "--out", tmp_path / "line.svg")
+    drawn = csv.DictReader((tmp_path / "line.data.csv").open())
+    assert {row["setting"] for row in drawn} == {"h2o", "snapkv"}
+    assert {cell.policy for cell in package.open_run(out).cells().itertuples()} == {"h2o", "snapkv"}
+    traces = succeed("export", out, "--format", "jsonl").splitlines()
+    assert [json.loads(line)["policy"] for line in traces].count("snapkv") == 2 == len(traces) - 2
+    succeed(*run, *cell, "h2o", "--show", 0)
+    assert policies(out) == ["h2o", "snapkv"]
+    assert succeed("export", out, "--format", "jsonl").splitlines() == traces
+    code, _, said = kvatlas(*run, *cell, "h2o", "--temperature", 0.8)
+    assert (code, said.splitlines()[-1]) == (
+        2,
+        f"kvatlas: The run in {str(out)!r} has sampling.temperature 0.6 (this spec: 0.8); name another folder, or let "
+        "--replace make the run promise this spec alone (its traces stay in the store).",
+    )
+    succeed(*run, *cell, "h2o", "--temperature", 0.8, "--replace")
+    assert policies(out) == ["h2o"]
+    with Store.open(out) as store:
+        assert len(store.keys()) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seed": 4}, "has seed 3 (this spec: 4); name another folder"),
+        (
+            {"benchmarks": ["CHAIN5"], "seed": 4},
+            "has benchmarks CHAIN4 (this spec: CHAIN5) and seed 3 (this spec: 4); ",
+        ),
+        ({"models": ["embedded:tiny-llama"]}, "(this spec: embedded:tiny-llama); name another folder"),
+        ({"models": ["MODEL"]}, "(this spec: other); name another folder"),
+        ({"models": ["WEIGHTS"]}, "has window(keep_prompt=True, kv_budget=64, local_window=4, ratio=0.2, "),
+        ({"allocate": "adaptive"}, "has allocate full (this spec: adaptive); name another folder"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_with_what_differs(
+    grid: Path, copy: Path, spec_data: Build, changes: dict[str, Any], sentence: str
+) -> None:
+    spec = small(spec_data, "random")
+    named = {"MODEL": {"model": spec["models"][0], "name": "other"}}
+    # The same name for other weights.
+    named["WEIGHTS"] = {"model": "embedded:tiny-llama", "name": spec["models"][0]}
+    changes = {**changes, "models": [named.get(name, name) for name in changes.get("models", spec["models"])]}
+    before = promise(copy)
+    plan = make_plan(parse_spec({**spec, **changes}))
+    with pytest.raises(KvatlasError) as caught:
+        sweep(plan, copy, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith(
+        "or let --replace make the run promise this spec alone (its traces stay in the store)."
+    )
+    assert promise(copy) == before
+
+
+def test_grids_are_added_up(copy: Path, spec_data: Build) -> None:
+    """Another policy, another ratio, another baseline, another problem."""
+    axes = {"local_window": [4, 8], "ratio": [0.5, 0.8]}
+    baseline = [{"policy": "streaming", "kv_budget": 64, "local_window": 8, "ratio": 0.5, "ratio_over": "thinking"}]
+    added = small(spec_data, "random", axes=axes, baseline=baseline)
+    run = package.sweep(added, copy, workers=1)
+    assert policies(copy) == ["window", "full", "random", "streaming"]
+    assert dict(promise(copy).axes) == {"local_window": (4, 8), "ratio": (0.2, 0.5, 0.8)}
+    assert [(map_.policy, dict(map_.axes)["ratio"], list(map_.baselines)) for map_ in run.maps()] == [
+        ("window", (0.2, 0.5), ["full", "streaming"]),
+        ("random", (0.5, 0.8), ["full", "streaming"]),
+    ]
+    assert {"window", "random"} <= {map_["policy"] for map_ in run.describe().to_json()["maps"]}
+    # A card makes the whole of it again.
+    plan = plan_of(card_of(copy))
+    expected = {cell.name: cell for cell in promise(copy).expected}
+    assert {cell.name: cell for cell in plan.manifest().expected} == expected
+    assert Manifest.from_json(json.loads(json.dumps(promise(copy).to_json()))).spec == promise(copy).spec
+    sweep(plan, copy, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+    first = make_plan(parse_spec(small(spec_data)))
+    sweep(first, copy, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+    assert {cell.name: cell for cell in promise(copy).expected} == expected
+    # More problems extend all settings; those that did not run lack them.
+    sweep(make_plan(parse_spec(small(spec_data, problems=3, samples=2))), copy, workers=1)
+    assert {(len(cell.problems), cell.samples) for cell in promise(copy).expected} == {(3, 2)}
+    with pytest.raises(KvatlasError, match="20 of 60 traces are missing, in 5 of 10 cells"):
+        maps_of_run(RunData.open(copy))
+    fewer = make_plan(parse_spec(small(spec_data)))
+    sweep(fewer, copy, workers=1)
+    assert {(len(cell.problems), cell.samples) for cell in promise(copy).expected} == {(3, 2)}
+    sweep(fewer, copy, workers=1, replace=True)
+    assert promise(copy).expected == fewer.manifest().expected
+
+
+def test_adaptive_sweeps_take_no_further_settings(spec_data: Build, tmp_path: Path) -> None:
+    spec = small(spec_data, allocate={"kind": "adaptive", "blocks": 2}, axes={"local_window": [4, 8], "ratio": [0.2]})
+    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
+    before = promise(tmp_path)
+    for axes in ({"local_window": [4, 8], "ratio": [0.5]}, {"local_window": [4, 8], "ratio": [0.2, 0.5]}):
+        with pytest.raises(
+            KvatlasError, match="other settings, and an adaptive sweep decides on all of them together; "
+        ):
+            sweep(make_plan(parse_spec({**spec, "axes": axes})), tmp_path, workers=1)
+    assert promise(tmp_path) == before
+
+
+def test_settings_are_added_to_screens_and_sweeps_are_not(copy: Path, spec_data: Build, tmp_path: Path) -> None:
+    """A screen stays one while it is interrupted before the full cache's traces are all there."""
+    folder = tmp_path / "screen"
+    screen(screening(make_plan(parse_spec(small(spec_data, problems=1)))), folder, workers=1)
+    more = screening(make_plan(parse_spec(small(spec_data, "random"))))
+    with pytest.raises(KvatlasError, match="cluster"):
+        screen(more, folder, address="here:1")
+    screen(more, folder, workers=1)
+    assert (policies(folder), promise(folder).screened) == (["window", "random"], True)
+    with pytest.raises(KvatlasError, match="has the records of a screen; name another folder"):
+        sweep(make_plan(parse_spec(small(spec_data))), folder, workers=1)
+    with pytest.raises(KvatlasError, match="holds a sweep"):
+        screen(more, copy, workers=1)
+
+
+def test_a_spec_takes_single_cells_beside_its_axes(spec_data: Build) -> None:
+    settings = [
+        {"policy": "window", "kv_budget": 64, "ratio": 0.3},
+        {"policy": "h2o", "kv_budget": 64, "local_window": 4, "ratio": 0.2},
+        {"policy": "full", "local_window": None, "ratio": None},
+    ]
+    cells = parse_spec(spec_data(settings=settings, baseline=[])).cells()
+    assert [str(setting) for setting, _ in cells] == [
+        "window(kv_budget=64, local_window=4, ratio=0.3)",
+        "window(kv_budget=64, local_window=8, ratio=0.3)",
+        "h2o(kv_budget=64, local_window=4, ratio=0.2)",
+        "full",
+    ]
