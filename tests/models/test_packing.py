@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from kvatlas import native
-from kvatlas.core import Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.models.packed_layers import FusedDecoder, FusedLayer
+from kvatlas.models.attention import own_attention
+from kvatlas.models.loaded import loaded
+from kvatlas.models.packed_layers import FusedDecoder, PackedLinear
 from kvatlas.models.packing import pack, packed
 from kvatlas.policies import of
+from kvatlas.predictor import answer_attention
 
 if native.load() is None:
     pytest.skip(str(native.why_not()), allow_module_level=True)
@@ -28,67 +31,130 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+#: Models whose decoders are of Llama's form.
+FUSED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "mistral": {"sliding_window": 8},
+    "ministral": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "seed_oss": {"attention_bias": True},
+    "smollm3": {"no_rope_layers": [1, 0]},
+}
+#: Models with something else in their layers: another rotary embedding, scaled sums, scaled queries, other norms,
+#: several widths of heads. The engine decodes with them.
+OTHERS: dict[str, dict[str, Any]] = {
+    "ernie4_5": {},
+    "glm4_moe": {
+        **EXPERTS,
+        "n_routed_experts": 4,
+        "use_qk_norm": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "granite": {"residual_multiplier": 0.3},
+    "ministral3": {"sliding_window": None},
+    "nemotron": {},
+    "olmo2": {},
+    "qwen3": {},
+    "stablelm": {},
+}
+#: Models that the engine does not decode with.
+REFUSED: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    "jamba": {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "mimo_v2_flash": {**EXPERTS, "num_local_experts": 4, "v_head_dim": 8},
 }
 
 
-def fused(model: Any) -> list[bool]:
-    return [isinstance(layer.forward, FusedLayer) for layer in model.get_decoder().layers]
+def build(kind: str, **changes: Any) -> Any:
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(kind, **{**SMALL, **(FUSED | OTHERS | REFUSED)[kind], **changes})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, *((0.5, 1.5) if "norm" in name else (-0.3, 0.3)))
+    return model
 
 
-@pytest.mark.parametrize(
-    ("kind", "whole"), [("llama", True), ("qwen2", True), ("mistral", True), ("qwen3", False), ("gemma3", False)]
-)
-def test_layers_of_llamas_form_are_fused(random_models: dict[str, ModelHandle], kind: str, whole: bool) -> None:
-    model = random_models[kind].load()
-    assert set(fused(model)) == {whole}
-    assert isinstance(model.get_decoder().forward, FusedDecoder) == whole
+def fused(model: Any) -> bool:
+    return isinstance(model.get_decoder().forward, FusedDecoder)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral"])
-def test_a_fused_layer_computes_the_bits_of_its_own(random_models: dict[str, ModelHandle], kind: str) -> None:
-    handle = random_models[kind]
+def decode(model: Any, tokenizer: Any, rows: int = 1) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    """New tokens and their logits of so many rows with prompts of their own."""
+    handle, policy, seen = loaded(model, tokenizer, frozenset(), think_close=""), of(Setting.of("full")), []
+    hook = model.register_forward_hook(lambda *call: seen.append(call[2].logits[0]))
+    requests = [Request(row, tuple(range(3 + row, 30 + row)), 5, (policy,)) for row in range(rows)]
+    with hook:
+        engine = Engine(handle, model, [policy], Sampling(0, 0, 1.0, 20), rows)
+        generations = sorted(engine.run(requests), key=lambda generation: generation.key)
+    steps = torch.stack([logits[-rows:] for logits in seen])
+    return [(generation.tokens, steps[:, row]) for row, generation in enumerate(generations)]
 
-    def decode(model: Any) -> tuple[tuple[int, ...], torch.Tensor]:
-        seen: list[torch.Tensor] = []
-        model.get_output_embeddings().register_forward_hook(lambda *call: seen.append(call[2][0, -1].clone()))
-        policy = of(Setting.of("full"))
-        (generation,) = Engine(handle, model, [policy], Sampling(1.0, 0, 1.0, 40), 4).run(
-            [Request(0, tuple(range(3, 30)), 5, (policy,))]
-        )
-        return generation.tokens, torch.stack(seen)
 
-    tokens, logits = decode(handle.load())
-    plain = handle.load()
-    for module in (plain.get_decoder(), *plain.get_decoder().layers):
-        del module.forward
-    expected, own = decode(plain)
+@pytest.mark.parametrize("kind", [*FUSED, *OTHERS, *REFUSED])
+def test_a_packed_model_computes_what_its_own_layers_do(kind: str) -> None:
+    model, tokens = build(kind), torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        own = model(tokens).logits
+        with packed(model):
+            assert fused(model) == (kind in FUSED)
+            torch.testing.assert_close(model(tokens).logits, own, atol=1e-4, rtol=1e-4)
+        assert torch.equal(model(tokens).logits, own)
+
+
+@pytest.mark.parametrize("kind", [*FUSED, *OTHERS])
+def test_the_engine_and_the_labels_compute_what_the_models_own_forward_does(kind: str, tiny_llama: ModelHandle) -> None:
+    model = build(kind, vocab_size=len(tiny_llama.tokenizer))
+    with packed(model):
+        assert any(isinstance(module, PackedLinear) for module in model.modules())
+        ((new, logits),) = decode(model, tiny_llama.tokenizer)
+        (_, beside), _ = decode(model, tiny_llama.tokenizer, 2)
+        _, hidden = answer_attention(model, list(range(3, 30)), 20)
+    # Experts are parameters that torch multiplies, in another order for two rows than for one.
+    assert torch.equal(beside, logits) or kind == "glm4_moe"
+    with torch.inference_mode():
+        tokens = torch.tensor([[*range(3, 30), *new]])
+        torch.testing.assert_close(logits, model(tokens).logits[0, 26:-1], atol=1e-4, rtol=1e-4)
+        own = model.get_decoder()(tokens).last_hidden_state[0, :20]
+        torch.testing.assert_close(hidden, own, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: ModelHandle) -> None:
+    model = build(kind, vocab_size=len(tiny_llama.tokenizer))
+    pack(model)
+    (tokens, logits), *_ = decode(model, tiny_llama.tokenizer)
+    del model.get_decoder().forward
+    (expected, own), *_ = decode(model, tiny_llama.tokenizer)
     assert tokens == expected
     assert torch.equal(logits, own)
 
 
-def test_a_layer_that_computes_something_else_keeps_its_forward() -> None:
-    """Granite's layers have the children of Llama's, and scale what is added."""
-    model = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.3)).eval()
+def test_a_decoder_of_a_width_that_cannot_be_joined_keeps_its_forward() -> None:
+    model = build("llama", intermediate_size=90)
     pack(model)
-    assert not any(fused(model))
-    alike = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=1.0)).eval()
-    pack(alike)
-    assert all(fused(alike))
+    assert not fused(model)
 
 
-def test_a_layer_of_a_width_that_cannot_be_joined_keeps_its_forward() -> None:
-    model = LlamaForCausalLM(LlamaConfig(**{**SMALL, "intermediate_size": 90})).eval()
+def test_a_model_that_is_looked_into_is_not_run() -> None:
+    model, seen = build("llama"), []
+    layer = model.model.layers[1].self_attn.q_proj
+    layer.register_forward_hook(lambda *call: seen.append(call[2]))
     pack(model)
-    assert not any(fused(model))
+    assert not seen
+    assert model.model.layers[1].self_attn.q_proj is layer
+    assert isinstance(model.model.layers[0].self_attn.q_proj, PackedLinear)
+    assert not fused(model)
 
 
-def test_a_layer_that_is_looked_into_keeps_its_forward() -> None:
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
-    seen: list[torch.Tensor] = []
-    model.model.layers[1].self_attn.q_proj.register_forward_hook(lambda *call: seen.append(call[2]))
-    pack(model)
-    assert fused(model) == [True, False]
-    assert not isinstance(model.model.forward, FusedDecoder)
+def test_a_model_that_decodes_is_called_by_nobody_else() -> None:
+    model, tokens = build("llama"), torch.arange(3, 40)[None]
+    with own_attention(model), pytest.raises(KvatlasError, match="The model is called while kvatlas decodes with it"):
+        model(tokens)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -100,10 +166,10 @@ def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: 
     with torch.inference_mode():
         wanted = model(inputs).logits
         with packed(model):
-            assert all(fused(model))
+            assert fused(model)
             torch.testing.assert_close(model(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(inputs).logits, wanted)
-    assert not any(fused(model))
+    assert not fused(model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.config._attn_implementation == "sdpa"
     assert "forward" not in vars(model.get_decoder())

@@ -1,7 +1,7 @@
 """The attention function that every model runs under, and the interface of what computes it.
 
-It is registered with transformers as "kvatlas". Masks are ours alone: transformers builds none for an attention
-function without a registered mask function, and each call gets its batch through the model's keyword arguments.
+Masks are ours alone: transformers builds none for an attention function without a registered mask function. The engine
+gives it the backend and the batch of a pass as `kvatlas` (`models.attention.attention_function`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.models.attention import attention_function
+from kvatlas.models.attention import attention_function, own_attention
 from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Engine:
         decoder = self.model.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
         try:
-            with attention_function(self.model, "kvatlas", attend):
+            with own_attention(self.model):
                 yield
         finally:
             if hook is not None:
@@ -168,13 +169,13 @@ class Engine:
     def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits [wanted or all, vocabulary] and last hidden states [tokens, hidden size]; positions are given."""
         every = wanted is None or len(wanted) == batch.starts[-1]
-        output = self.model(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=0 if every else torch.tensor(wanted, dtype=torch.long).to(batch.positions.device),
-            kvatlas=(self.backend, batch),
-        )
+        with attention_function(partial(attend, kvatlas=(self.backend, batch))):
+            output = self.model(
+                input_ids=batch.input_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                logits_to_keep=0 if every else torch.tensor(wanted, dtype=torch.long).to(batch.positions.device),
+            )
         return output.logits[0], self._hidden
 
     def _sample(self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor) -> list[list[int]]:

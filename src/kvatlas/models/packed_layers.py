@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from kvatlas.models.attention import ATTENTION, attend
 from kvatlas.native import Linear, Native
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class PackedEmbedding(nn.Module):
 class PackedNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
 
-    def __init__(self, native: Native, norm: nn.Module, eps: float) -> None:
+    def __init__(self, native: Native, norm: Any) -> None:
         super().__init__()
-        self.native, self.norm, self.eps = native, norm, eps
+        self.native, self.norm, self.eps = native, norm, norm.variance_epsilon
 
     @property
     def weight(self) -> Any:
@@ -89,65 +90,56 @@ class PackedGate(nn.Module):
 
 
 class FusedLayer:
-    """A decoder layer of Llama's form in twelve calls instead of sixty: the `forward` of a layer under the engine.
+    """A decoder layer of Llama's form in twelve calls instead of sixty.
 
-    Its linear layers are packed, queries, keys and values side by side, gate and up, too. `passed` is what the layer
-    passes to attention functions besides. Calls that are not the engine's are served by the layer itself.
+    Its linear layers are packed, queries, keys and values side by side, gate and up, too.
     """
 
-    def __init__(self, native: Native, layer: Any, passed: dict[str, Any], head_size: int) -> None:
-        from transformers import AttentionInterface
-
-        self.native, self.unfused, self.passed, self.size = native, layer.forward, passed, head_size
-        self.attention, gate = layer.self_attn, layer.mlp.layer
+    def __init__(self, native: Native, layer: Any) -> None:
+        self.native, self.attention, gate = native, layer.self_attn, layer.mlp.layer
         # Looked up once: the children of a module take as long to find as a small layer to compute.
         self.norms = [(norm.weight, norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         self.inputs, self.output = self.attention.q_proj.packed.whole, self.attention.o_proj.packed
         self.inner, self.down = gate.gate_proj.packed.whole, gate.down_proj.packed
+        self.size, self.scaling = self.attention.head_dim, self.attention.scaling
         projections = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
-        self.heads = [projection.out_features // head_size for projection in projections]
-        self.functions = AttentionInterface()
+        self.heads = [projection.out_features // self.size for projection in projections]
+        window = getattr(self.attention.config, "sliding_window", None)
+        self.window: int | None = getattr(self.attention, "sliding_window", window)
+        self.rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
 
-    def __call__(self, hidden_states: Tensor, **given: Any) -> Tensor:
-        engine = given.get("kvatlas")
-        if engine is None:
-            return self.unfused(hidden_states, **given)  # type: ignore[no-any-return]
-        return self.compute(hidden_states, given["position_embeddings"], "kvatlas", kvatlas=engine)
-
-    def compute(self, hidden_states: Tensor, position_embeddings: Any, function: str, **others: Any) -> Tensor:
-        """The layer under the attention function of that name, which gets `others`."""
-        native, (cos, sin) = self.native, position_embeddings
-        x: Tensor = hidden_states[0]
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        native = self.native
         table = self.inputs(native.rms_norm(x, *self.norms[0]))
-        native.rotate(table, cos, sin, sum(self.heads[:2]), self.size)
+        native.rotate(table, cos, sin, self.rotary_heads, self.size)
         heads = table.view(1, len(x), -1, self.size).transpose(1, 2).split(self.heads, 1)
-        seen, _ = self.functions[function](self.attention, *heads, None, **others, **self.passed)
+        seen, _ = attend(self.attention, *heads, None, scaling=self.scaling, sliding_window=self.window)
         x = x + self.output(seen.reshape(len(x), -1))
         gate, up = self.inner(native.rms_norm(x, *self.norms[1])).chunk(2, 1)
-        x = x + self.down(native.silu_mul(gate, up))
-        return x[None]
+        out: Tensor = x + self.down(native.silu_mul(gate, up))
+        return out
 
 
 class FusedDecoder:
-    """The `forward` of a decoder under the engine whose layers are all fused: they follow one another, nothing else."""
+    """The `forward` of a decoder of fused layers under `own_attention`, for one row of tokens; else it is its own."""
 
     def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         self.unfused, self.layers, self.output = decoder.forward, layers, BaseModelOutputWithPast
         self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
+        self.config = decoder.config
 
     def __call__(self, input_ids: Tensor | None = None, **given: Any) -> Any:
-        engine = given.get("kvatlas")
-        if engine is None or input_ids is None:
+        positions = given.get("position_ids")
+        if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
             return self.unfused(input_ids, **given)
-        return self.output(self.compute(input_ids, given["position_ids"], "kvatlas", kvatlas=engine))
-
-    def compute(self, input_ids: Tensor, position_ids: Tensor, function: str, **others: Any) -> Tensor:
-        """Last hidden states under the attention function of that name, which gets `others`."""
         x = self.embedding(input_ids)
-        positions = self.rotary(x, position_ids=position_ids)
+        cos, sin = self.rotary(x, position_ids=positions)
+        if cos.shape != (1, x.shape[1], self.layers[0].size):
+            raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
+        x = x[0]
         for layer in self.layers:
-            x = layer.compute(x, positions, function, **others)
-        hidden: Tensor = self.norm(x)
-        return hidden
+            x = layer(x, cos, sin)
+        return self.output(self.norm(x[None]))

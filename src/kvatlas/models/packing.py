@@ -3,32 +3,49 @@
 torch's own linear layers sum in another order for one row than for eight. Here weights are packed once, the originals
 dropped, and every row is summed in an order of its own. Layers that read the same input (queries, keys and values; gate
 and up) lie side by side in one table, and what is computed in one of the usual forms takes fewer calls: normalisations,
-gated feed-forward layers, and whole decoder layers of Llama's form (`packed_layers.py`).
+gated feed-forward layers, and whole decoders of Llama's form (`packed_layers.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from kvatlas.models.attention import attention_function
+from kvatlas.models.attention import attention_function, own_attention
 from kvatlas.models.packed_layers import FusedDecoder, FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
 from kvatlas.native import LANES, Linear, Native, load
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
-#: Activations x * sigmoid(x), as torch and transformers call them.
-_SILU = ("SiLU", "SiLUActivation")
 #: Linear layers that read the same input.
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
+#: Layers that have a packed form, by transformers' module and class. Other models have copies of these classes, which
+#: are known by their code.
+NORMS = ("llama.LlamaRMSNorm", "olmo2.Olmo2RMSNorm")
+GATES = ("llama.LlamaMLP", "seed_oss.SeedOssMLP")
+LAYERS = ("llama.LlamaDecoderLayer",)
+ATTENTIONS = (
+    "llama.LlamaAttention",
+    "mistral.MistralAttention",
+    "qwen2.Qwen2Attention",
+    "seed_oss.SeedOssAttention",
+    "smollm3.SmolLM3Attention",
+)
+#: Children of a decoder of Llama's form; what the feed-forward layer and the norms of its layers are packed into.
+DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
+FORMS = [PackedGate, PackedNorm, PackedNorm]
+#: Distance of numbers that differ by rounding alone, relative to their norm.
+ROUNDING = 1e-3
 
 #: Puts back what was replaced.
 Undo = Callable[[], None]
@@ -37,23 +54,67 @@ Undo = Callable[[], None]
 def pack(model: PreTrainedModel) -> list[Undo]:
     """Replace a model's layers by packed ones where native kernels serve it: fp32 on the CPU.
 
-    The weights of replaced linear layers are gone; what is returned puts them back, the last one first. Modules that
-    have hooks are left alone; hooks that are registered afterwards inside a fused layer see no call of the engine's.
+    The weights of replaced linear layers are gone; what is returned puts them back, the last one first. Each step must
+    leave the numbers of a few tokens as the model's own layers compute them, or is undone. A model with hooks is not
+    run: its linear layers alone are packed. Hooks registered later inside a fused decoder see no call of the engine's.
     """
     native = load()
     if native is None or model.device.type != "cpu" or model.dtype is not torch.float32:
         return []
-    # What shares weights shares the packed ones; the names that transformers would tie are gone.
-    model.tie_weights = _tied
-    undo: list[Undo] = [lambda: vars(model).pop("tie_weights", None)]
-    return [*undo, *_pack_linear(native, model), *_pack_forms(native, model), *_fuse(native, model)]
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        return []
+    if any(map(_has_hooks, model.modules())):
+        return _pack_linear(native, model)
+    undo: list[Undo] = []
+    own = _numbers(model)
+    for step in (_pack_linear, _pack_forms, _fuse):
+        replaced = step(native, model)
+        if own and _close(_numbers(model), own):
+            undo += replaced
+        else:
+            _put_back(replaced)
+    return undo
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+@torch.inference_mode()
+def _numbers(model: PreTrainedModel) -> list[Tensor]:
+    """What a model passes to attention in each layer, and logits, for a few tokens; nothing if it raises."""
+    numbers: list[Tensor] = []
+
+    def probe(_layer: object, *given: Any, scaling: float, sliding_window: int = 0, **_: Any) -> tuple[Tensor, None]:
+        query, key, value = given[:3]
+        numbers.extend((query, key, value, torch.tensor([scaling, sliding_window or 0])))
+        grouped = query.shape[1] != key.shape[1]
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        return seen.transpose(1, 2), None
+
+    tokens, positions = torch.arange(3)[None], torch.tensor([[0, 2, 5]])
+    try:
+        with own_attention(model), attention_function(probe):
+            return [*numbers, model(input_ids=tokens, position_ids=positions, use_cache=False).logits]
+    except Exception:
+        return []
+
+
+def _close(numbers: list[Tensor], own: list[Tensor]) -> bool:
+    same = [each.shape for each in numbers] == [each.shape for each in own]
+    return same and all(torch.dist(a, b) <= ROUNDING * b.norm() for a, b in zip(numbers, own, strict=True))
+
+
+def _put_back(replaced: list[Undo]) -> None:
+    for step in reversed(replaced):
+        step()
 
 
 def _tied(*_: Any, **__: Any) -> None:
     pass
 
 
-def _pack_linear(native: Native, model: nn.Module) -> list[Undo]:
+def _pack_linear(native: Native, model: PreTrainedModel) -> list[Undo]:
     places: dict[nn.Module, list[tuple[str, Any]]] = {
         parent: [
             (name, child) for name, child in parent.named_children() if isinstance(child, nn.Linear | nn.Embedding)
@@ -81,12 +142,16 @@ def _pack_linear(native: Native, model: nn.Module) -> list[Undo]:
             if users[id(child.weight)] == 1 + (embedding is not None):
                 undo.append(partial(_unpack, child, packed))
                 child.weight.data = child.weight.data.new_empty(0)
+    if undo:
+        # What shares weights shares the packed ones; the names that transformers would tie are gone.
+        model.tie_weights = _tied
+        undo.insert(0, lambda: vars(model).pop("tie_weights"))
     return undo
 
 
 def _plain(layer: nn.Module | None) -> bool:
-    """Whether this is torch's linear layer, into which nobody looks."""
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether this is torch's linear layer without hooks."""
+    return type(layer) is nn.Linear and not _has_hooks(layer)
 
 
 def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
@@ -119,108 +184,50 @@ def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
 
 
 def _pack_forms(native: Native, model: nn.Module) -> list[Undo]:
-    forms = (
-        (parent, name, _form(native, child))
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
-    )
-    return [_replace(parent, name, form) for parent, name, form in forms if form is not None]
+    from transformers.activations import SiLUActivation
 
-
-def _form(native: Native, layer: nn.Module) -> nn.Module | None:
-    """The packed form of a layer, if it computes the same; what a class is called says little, so it is tried."""
-    own = dict(layer.named_children())
-    if set(own) == {"gate_proj", "up_proj", "down_proj", "act_fn"} and type(own["act_fn"]).__name__ in _SILU:
-        form: nn.Module = PackedGate(native, layer)
-        width = getattr(own["gate_proj"], "in_features", 0)
-    elif not own and set(dict(layer.named_parameters())) == {"weight"} and "Norm" in type(layer).__name__:
-        eps = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
-        if not isinstance(eps, float):
-            return None
-        form, width = PackedNorm(native, layer, eps), int(layer.weight.numel())  # type: ignore[operator]
-    else:
-        return None
-    sample = torch.linspace(-2, 2, 3 * width).view(1, 3, width)
-    with torch.inference_mode():
-        return form if torch.allclose(form(sample), layer(sample), rtol=1e-4, atol=1e-5) else None
-
-
-#: Children of a decoder of Llama's form, of its layers, and of their attention.
-_DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_PROBE = "kvatlas-probe"
-
-
-def _fuse(native: Native, model: PreTrainedModel) -> list[Undo]:
-    """Decoder layers of Llama's form get a shorter `forward`, and a decoder of nothing but these."""
     undo: list[Undo] = []
-    with _probing(model) as passed:
-        for decoder in [module for module in model.modules() if set(dict(module.named_children())) == _DECODER]:
-            fused = [(layer, _fused(native, layer, passed)) for layer in decoder.layers]
-            whole = _fused_decoder(decoder, [form for _, form in fused if form is not None])
-            for module, form in [*fused, (decoder, whole)]:
-                if form is not None:
-                    module.forward = form
-                    undo.append(partial(delattr, module, "forward"))
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if _computes_as(child, NORMS):
+                undo.append(_replace(parent, name, PackedNorm(native, child)))
+            elif _computes_as(child, GATES) and isinstance(child.act_fn, nn.SiLU | SiLUActivation):
+                undo.append(_replace(parent, name, PackedGate(native, child)))
     return undo
 
 
-@contextmanager
-def _probing(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Attention that notes what layers pass to it, and gives something that depends on query, key and value."""
-    passed: dict[str, Any] = {}
-
-    def probe(_layer: object, query: Any, key: Any, value: Any, _mask: object, **others: Any) -> tuple[Any, None]:
-        passed.update(others)
-        group = query.shape[1] // key.shape[1]
-        return (query * key.repeat_interleave(group, 1) + value.repeat_interleave(group, 1)).transpose(1, 2), None
-
-    with attention_function(model, _PROBE, probe):
-        yield passed
+def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether a layer's `forward` is the code of one of these classes."""
+    classes = (name.split(".") for name in names)
+    modules = ((import_module(f"transformers.models.{module}.modeling_{module}"), name) for module, name in classes)
+    return _code(type(layer)) in [_code(getattr(module, name)) for module, name in modules]
 
 
-def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | None:
-    """The short form of a layer if it computes the same; what a class is called says little, so it is tried."""
-    if set(dict(layer.named_children())) != _LAYER:
-        return None
-    parts = dict(layer.self_attn.named_children())
-    packed = set(parts) == _ATTENTION and all(type(part) is PackedLinear for part in parts.values())
-    norms = all(type(norm) is PackedNorm for norm in (layer.input_layernorm, layer.post_attention_layernorm))
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
-    if not (packed and norms and type(layer.mlp) is PackedGate) or hooked:
-        return None
-    inner = dict(layer.mlp.layer.named_children())
-    joined = all(
-        type(together[name]) is PackedLinear and together[name].packed.whole is not None
-        for together, names in ((parts, JOINED[0]), (inner, JOINED[1]))
-        for name in names
-    )
-    size = getattr(layer.self_attn, "head_dim", None)
-    if not joined or type(inner["down_proj"]) is not PackedLinear or not isinstance(size, int):
-        return None
-    hidden = parts["q_proj"].in_features
-    sample, angles = torch.linspace(-2, 2, 3 * hidden).view(1, 3, hidden), torch.linspace(0, 3, 3 * size)
-    positions = angles.cos().view(1, 3, size), angles.sin().view(1, 3, size)
-    passed.clear()
-    with torch.inference_mode():
-        expected = layer(sample, position_embeddings=positions, attention_mask=None)
-        fused = FusedLayer(native, layer, dict(passed), size)
-        computed = fused.compute(sample, positions, _PROBE)
-    same = isinstance(expected, torch.Tensor) and torch.allclose(computed, expected, rtol=1e-4, atol=1e-5)
-    return fused if same else None
+def _code(layer: type[nn.Module]) -> Any:
+    code, doc = getattr(layer.forward, "__code__", None), layer.forward.__doc__
+    return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != doc])
 
 
-def _fused_decoder(decoder: Any, layers: Sequence[FusedLayer]) -> FusedDecoder | None:
-    """The same for a decoder."""
-    if len(layers) < len(decoder.layers):
-        return None
-    tokens, positions = torch.arange(3)[None], torch.tensor([[0, 2, 5]])
-    with torch.inference_mode():
-        expected = decoder(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
-        fused = FusedDecoder(decoder, layers)
-        computed = fused.compute(tokens, positions, _PROBE)
-    return fused if torch.allclose(computed, expected, rtol=1e-4, atol=1e-5) else None
+def _fuse(native: Native, model: PreTrainedModel) -> list[Undo]:
+    """A decoder of nothing but layers of Llama's form gets a shorter `forward`."""
+    decoder = model.get_decoder()
+    if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
+        return []
+    decoder.forward = FusedDecoder(decoder, [FusedLayer(native, layer) for layer in decoder.layers])
+    return [partial(delattr, decoder, "forward")]
+
+
+def _fusable(layer: Any) -> bool:
+    """Whether a layer has Llama's form, and all that it computes with is packed."""
+    if not (_computes_as(layer, LAYERS) and _computes_as(layer.self_attn, ATTENTIONS)):
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    if [type(part) for part in (mlp, layer.input_layernorm, layer.post_attention_layernorm)] != FORMS:
+        return False
+    parents = (attention, JOINED[0]), (mlp.layer, JOINED[1])
+    joined = [getattr(parent, name) for parent, names in parents for name in names]
+    linear = *joined, attention.o_proj, mlp.layer.down_proj
+    return all(type(part) is PackedLinear for part in linear) and all(part.packed.whole for part in joined)
 
 
 @contextmanager
@@ -230,5 +237,4 @@ def packed(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     finally:
-        for step in reversed(undo):
-            step()
+        _put_back(undo)

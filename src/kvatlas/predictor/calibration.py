@@ -10,7 +10,7 @@ import torch
 from kvatlas.core import KvatlasError
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import ModelHandle
-from kvatlas.models.attention import attention_function
+from kvatlas.models.attention import attention_function, own_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ def query_statistics(
         return output.transpose(1, 2), None
 
     seen = 0
-    with attention_function(model, "kvatlas_calibration", attend):
+    with own_attention(model), attention_function(attend):
         for text in texts:
             model.get_decoder()(input_ids=torch.tensor([text], device=model.device), use_cache=False)
             seen += len(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from kvatlas.core import Status, Trace
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import ModelHandle
-from kvatlas.models.attention import attention_function
+from kvatlas.models.attention import attention_function, own_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,12 +67,11 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
     """
     device = model.device
     watch = _Watch(answer_start, torch.zeros(answer_start, device=device))
-    with attention_function(model, "kvatlas_labels", _attend):
+    with own_attention(model), attention_function(partial(_attend, watch=watch)):
         output = model.get_decoder()(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=torch.arange(len(tokens), device=device)[None],
             use_cache=False,
-            kvatlas_watch=watch,
         )
     return watch.total / watch.layers, output.last_hidden_state[0, :answer_start]
 
@@ -83,7 +83,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    kvatlas_watch: _Watch,
+    watch: _Watch,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -107,7 +107,7 @@ def _attend(
             scale=scaling,
         )
         out[:, :, start:stop] = block.view(kv_heads, groups, stop - start, size)
-    _watch(kvatlas_watch, grouped, key[0], scaling, sliding_window or length)
+    _watch(watch, grouped, key[0], scaling, sliding_window or length)
     return out.view(1, heads, length, size).transpose(1, 2), None
 
 
