@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from kvatlas.models.attention import attention_function
+from kvatlas.models.packed_experts import pack_experts
 from kvatlas.models.packed_layers import FusedDecoder, FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
 from kvatlas.native import LANES, Linear, Native, load
 
@@ -46,7 +47,8 @@ def pack(model: PreTrainedModel) -> list[Undo]:
     # What shares weights shares the packed ones; the names that transformers would tie are gone.
     model.tie_weights = _tied
     undo: list[Undo] = [lambda: vars(model).pop("tie_weights", None)]
-    return [*undo, *_pack_linear(native, model), *_pack_forms(native, model), *_fuse(native, model)]
+    undo += [*_pack_linear(native, model), *pack_experts(native, model)]
+    return [*undo, *_pack_forms(native, model), *_fuse(native, model)]
 
 
 def _tied(*_: Any, **__: Any) -> None:
