@@ -112,7 +112,7 @@ class Engine:
         try:
             ids = [torch.tensor([text], device=cache.device) for text in texts]
             own = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
-            with attention_function(self.model, "kvatlas", attend):
+            with self._attention():
                 for part in span:
                     fed = [text[part] for text in texts]
                     for row, new in zip(rows, fed, strict=True):

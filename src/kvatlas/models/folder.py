@@ -276,8 +276,8 @@ class ModelHandle:
             )
         if self.steady_positions is not None:
             notes.append(
-                f"Beyond {self.steady_positions} positions the model {self.name!r} rotates all tokens of a text by other "
-                "factors: prompts and new tokens together are at most as many here."
+                f"Beyond {self.steady_positions} positions the model {self.name!r} rotates a whole text by other "
+                "factors: prompt and new tokens together are at most as many here."
             )
         if not self.thinking.close and self.options.think_close is None:
             notes.append(
