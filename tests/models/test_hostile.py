@@ -94,6 +94,13 @@ def test_code_that_comes_with_a_model_is_never_run(
     assert agreeing.tell() == 0
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_kernels_that_a_model_names_are_never_fetched(model: ModelHandle, key: str) -> None:
+    file = model.folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: "owner/repository"}))
+    assert models.find(model.name).load().config._attn_implementation == "sdpa"
+
+
 def retold(model: ModelHandle, template: str) -> ModelHandle:
     (model.folder / "chat_template.jinja").write_text(template)
     return models.find(model.name)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,3 +110,24 @@ def test_what_a_model_folder_lacks_is_named(random_models: dict[str, ModelHandle
     (item.folder / "chat_template.jinja").unlink()
     with pytest.raises(KvatlasError, match="has no chat template"):
         _ = item.tokenizer
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 1024),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 1024),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 256}}, 256),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 256}, 256),
+        ({"rope_parameters": {"full": {"rope_type": "longrope", "original_max_position_embeddings": 256}}}, 256),
+    ],
+)
+def test_positions_end_where_the_rotation_follows_the_longest_text(
+    tmp_path: Path, rope: dict[str, Any], positions: int
+) -> None:
+    item = save_random_model("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("rope_parameters")
+    (tmp_path / "config.json").write_text(json.dumps(config | rope))
+    assert item.positions == positions
+    assert any("rotates" in note for note in item.notes) == ("yarn" not in str(rope))

@@ -278,3 +278,15 @@ def test_under_sanitizers(tmp_path: Path) -> None:
         [sys.executable, "-c", SANITIZED, str(file)], env=environment, cwd=ROOT, capture_output=True, text=True
     )
     assert done.stdout.strip() == "clean", done.stderr[-3000:]
+
+
+def test_widths_that_do_not_fit_are_refused_before_a_kernel_reads_beyond() -> None:
+    wide = torch.zeros(3, 32)
+    for call in (
+        lambda: BEST.linear(torch.zeros(16, 16), None)(wide),
+        lambda: BEST.rms_norm(wide, torch.ones(16), 1e-6),
+        lambda: BEST.silu_mul(wide, wide[:, :16]),
+        lambda: BEST.rotate(wide, torch.ones(3, 8), torch.ones(3, 8), 2, 16),
+    ):
+        with pytest.raises(ValueError, match="does not fit a width of"):
+            call()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from kvatlas.native import Native
 
-#: What transformers passes to layers of soft-capped and sink attention.
-UNSUPPORTED = ("softcap", "s_aux")
+#: What transformers passes to layers whose attention is more than a softmax over earlier tokens.
+UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks"}
 #: Queries whose attention weights are held at a time where a policy asked to see them.
 CHUNK = 256
 
@@ -64,25 +64,37 @@ def attend(
     """As transformers' attention interface wants it: query [1, heads, tokens, size], key and value [1, KV heads,
     tokens, size]; returns [1, tokens, heads, size] and None.
 
-    Raises KvatlasError for layers whose attention is more than a softmax over earlier tokens: they would be silently
-    wrong.
+    Raises KvatlasError for layers whose attention is more than a softmax over earlier tokens, or whose tensors are not
+    what the cache was made for.
     """
     refuse_unsupported(others)
     backend, batch = kvatlas
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = getattr(module, "layer_idx", None)
+    shapes = query.shape, key.shape, value.shape
+    if attention_mask is not None or shapes != batch.layer_shapes or layer not in range(batch.cache.shape.layers):
+        raise KvatlasError(_mismatch(batch, layer, shapes, attention_mask))
     batch.cache.scalings[layer] = scaling
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     batch.remember(layer, query)
     return backend.attend(batch, layer, query, key, value, scaling, sliding_window)[None], None
 
 
+def _mismatch(batch: ForwardBatch, layer: object, shapes: tuple[torch.Size, ...], mask: Tensor | None) -> str:
+    if mask is not None:
+        return f"The model masks tokens by a rule of its own (layer {layer})."
+    expected, given = (", ".join(str(tuple(shape)) for shape in of) for of in (batch.layer_shapes, shapes))
+    return (
+        f"The model has layers of other shapes than its config.json says (layer {layer} of {batch.cache.shape.layers}: "
+        f"query, key and value are {given}, expected {expected})."
+    )
+
+
 def refuse_unsupported(others: Mapping[str, Any]) -> None:
     """KvatlasError if a layer asks for attention that is more than a softmax over earlier tokens."""
-    for name in UNSUPPORTED:
+    for name, what in UNSUPPORTED.items():
         if others.get(name) is not None:
             raise KvatlasError(
-                f"The model has layers with {name} = {others[name]}; valid are models whose layers attend to all "
-                "earlier tokens or to a sliding window of them."
+                f"The model has layers with {what}; expected attention to all earlier tokens or to a sliding window."
             )
 
 

@@ -65,6 +65,13 @@ class ForwardBatch:
         """Whether every sequence has one new token."""
         return self.starts[-1] == len(self.counts)
 
+    @cached_property
+    def layer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of what every layer attends with: query [1, heads, tokens, head size], key and value."""
+        shape, tokens = self.cache.shape, self.starts[-1]
+        kept = 1, shape.kv_heads, tokens, shape.head_dim
+        return (1, shape.heads, tokens, shape.head_dim), kept, kept
+
     def load(self, other: ForwardBatch) -> None:
         """Take over the numbers of another batch of as many sequences and tokens, in the same tensors."""
         for name in ("input_ids", "positions", "length", "row"):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
@@ -23,6 +24,7 @@ from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.graphs import CudaGraphRunner
+from kvatlas.engine.memory import out_of_memory
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import sample_rows
 from kvatlas.engine.scheduler import Scheduler
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvatlas.models import ModelHandle
+
+#: The largest mean difference of logits, in standard deviations, that may be rounding: in fp32 and in shorter types.
+ROUNDING = 1e-2, 0.15
+#: Models that the engine was seen to decode as transformers does.
+_rehearsed: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class Engine:
@@ -84,11 +91,53 @@ class Engine:
 
         A source that has nothing now but may have later gives None: rows that are active go on, and it is asked again.
         """
+        if self.model not in _rehearsed:
+            self._rehearse()
+            _rehearsed.add(self.model)
         self.scheduler.begin(requests)
         with self._attention():
             while self._admit():
                 if self.scheduler.rows:
                     yield from self._step()
+
+    @torch.inference_mode()
+    def _rehearse(self) -> None:
+        """Raise KvatlasError if the engine does not compute what the model computes on its own.
+
+        Two short texts are read in two parts, beside each other, and their logits compared.
+        """
+        tokens = torch.arange(21) * 7 % self.handle.vocabulary
+        texts, span = [text.tolist() for text in tokens.split((12, 9))], (slice(0, 4), slice(4, None))
+        cache = KVCache(self.handle.shape, len(texts), {}, 0, self.cache.device, self.cache.dtype, self.cache.page_size)
+        rows = [cache.begin() for _ in texts]
+        try:
+            ids = [torch.tensor([text], device=cache.device) for text in texts]
+            own = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
+            with self._attention():
+                for part in span:
+                    fed = [text[part] for text in texts]
+                    for row, new in zip(rows, fed, strict=True):
+                        cache.reserve(row, row.length + len(new))
+                    logits, _ = self._forward(ForwardBatch(cache, rows, fed, [row.length for row in rows]))
+                    for row, new in zip(rows, fed, strict=True):
+                        row.length += len(new)
+        except Exception as error:
+            if isinstance(error, KvatlasError) or out_of_memory(error):
+                raise
+            reason = (str(error).splitlines() or [""])[0]
+            raise self._refusal(f"does not run under the engine ({type(error).__name__}: {reason})") from error
+        if set(cache.scalings) != set(range(cache.shape.layers)):
+            raise self._refusal("has layers that do not attend by transformers' attention interface")
+        config = self.model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+        if getattr(config, "sliding_window", None) and "sliding_attention" in kinds and not cache.windows:
+            raise self._refusal("does not tell its layers' sliding window")
+        off = ((logits.float() - own).abs().mean(-1) / own.std(-1)).mean()
+        if own.isfinite().all() and not off <= ROUNDING[self.cache.dtype is not torch.float32]:
+            raise self._refusal(f"would compute other logits than in transformers (by {off:.2g} standard deviations)")
+
+    def _refusal(self, reason: str) -> KvatlasError:
+        return KvatlasError(f"The model {self.handle.name!r} cannot be decoded: it {reason}.")
 
     @contextmanager
     def _attention(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from kvatlas.core import Sampling
+from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine.cache import KVCache, Snapshot
 from kvatlas.engine.compression import compress
 from kvatlas.engine.rows import Request, Row
@@ -83,6 +83,13 @@ class Scheduler:
         how = replace(sampling, max_new_tokens=0)
         how = self.samplings.setdefault(how, how)
         limit, left = sampling.max_new_tokens, len(request.prompt)
+        steady = self.model.steady_positions
+        # The last token does not go through the model.
+        if steady is not None and left + limit - 1 > steady:
+            raise KvatlasError(
+                f"A prompt of {left} tokens and {limit} new ones are more than the {steady} positions up to which the "
+                f"model {self.model.name!r} rotates short and long texts alike."
+            )
         row = Row(request, (), frozenset(), how, limit, self.cache.begin(), prompt_left=left)
         return self._restrict(row, request.policies)
 

@@ -26,6 +26,8 @@ WEIGHTS = ("model*.safetensors",)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _LAYERS = ("full_attention", "sliding_attention")
+#: Rotations of positions whose frequencies do not depend on the length of the text.
+STEADY = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,20 @@ class ModelHandle:
 
     @property
     def positions(self) -> int | None:
-        """Positions that the model knows; None where it does not say."""
-        limit = self.config.get("max_position_embeddings")
-        return limit if isinstance(limit, int) else None
+        """Positions that the model knows and rotates alike in short and long texts; None where it does not say."""
+        limits = self.config.get("max_position_embeddings"), self.steady_positions
+        return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+    @property
+    def steady_positions(self) -> int | None:
+        """The longest text in which rotation does not depend on the length (dynamic, longrope); None for any text."""
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+        if all((part.get("rope_type") or part.get("type") or "default") in STEADY for part in parts):
+            return None
+        names = "original_max_position_embeddings", "max_position_embeddings"
+        limits = [part.get(name) for part in (self._settings, *parts) for name in names]
+        return min((limit for limit in limits if isinstance(limit, int)), default=0)
 
     @property
     def vocabulary(self) -> int:
@@ -254,12 +267,17 @@ class ModelHandle:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know, as sentences: no think tags were found, or the template asks for the date."""
+        """What a user should know, as sentences: what the template asks for, fewer positions, no think tags."""
         notes = []
         if "strftime_now" in self._template:
             notes.append(
                 f"The chat template of the model {self.name!r} asks for the date: it is told {self.options.date} every "
                 "day, so that prompts stay the same (the option date sets another)."
+            )
+        if self.steady_positions is not None:
+            notes.append(
+                f"Beyond {self.steady_positions} positions the model {self.name!r} rotates a whole text by other "
+                "factors: prompt and new tokens together are at most as many here."
             )
         if not self.thinking.close and self.options.think_close is None:
             notes.append(

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.models.packed_experts import pack_experts
 from kvatlas.models.packed_layers import FusedDecoder, FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
 from kvatlas.native import LANES, Linear, Native, load
 
@@ -67,7 +68,7 @@ def pack(model: PreTrainedModel) -> list[Undo]:
         return _pack_linear(native, model)
     undo: list[Undo] = []
     own = _numbers(model)
-    for step in (_pack_linear, _pack_forms, _fuse):
+    for step in (_pack_linear, pack_experts, _pack_forms, _fuse):
         replaced = step(native, model)
         if own and _close(_numbers(model), own):
             undo += replaced

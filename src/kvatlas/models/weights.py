@@ -34,7 +34,7 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
     """The model `name` from its folder, frozen and in evaluation mode; KvatlasError says what is wrong with it."""
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -44,8 +44,12 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
     load: Any = AutoModelForCausalLM.from_pretrained
     model: PreTrainedModel
     try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        # A config.json may name repositories of kernels here, which would be fetched and run.
+        config._attn_implementation = config._experts_implementation = None
         model, report = load(
             folder,
+            config=config,
             dtype=getattr(torch, dtype),
             local_files_only=True,
             use_safetensors=True,

@@ -5,7 +5,8 @@ best one that this processor runs is loaded. Where none can be, `load` gives Non
 back to torch. The environment variable KVATLAS_NATIVE chooses: `off`, or a target such as `x86-64-v3`.
 
 Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
-All tensors are fp32 on the CPU unless said otherwise, contiguous in their last dimension. Nothing is checked here.
+All tensors are fp32 on the CPU unless said otherwise, contiguous in their last dimension. Layers check the widths that
+they get; the shapes of attention are checked before (`engine.attention.attend`).
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ def pack(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     rows = pad(weight.detach().float(), (0, 0, 0, -outputs % LANES))
     return rows.view(-1, LANES, inputs).transpose(1, 2).contiguous()
+
+
+def _check(fits: bool, tensor: Tensor, width: int) -> None:
+    """Raise ValueError where a kernel would read what is not there."""
+    if not fits:
+        raise ValueError(f"a tensor {tuple(tensor.shape)} does not fit a width of {width}")
 
 
 class _Batch(ctypes.Structure):
@@ -160,6 +167,7 @@ class Linear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [..., inputs] W^T + bias, [..., outputs]; x and `out` may be columns of wider tables [rows, columns]."""
+        _check(x.shape[-1] == self.inputs, x, self.inputs)
         if x.dim() != 2 and not x.is_contiguous():
             x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], self.outputs)) if out is None else out
@@ -270,12 +278,14 @@ class Native:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension; contiguous."""
         y = self._empty(x.shape) if out is None else out
         width = weight.shape[0]
+        _check(x.shape[-1] == width, x, width)
         self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
         return y
 
     def silu_mul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         """silu(a) * b for [rows, width]; a and b may be the halves of one table."""
         rows, width = a.shape
+        _check(a.shape == b.shape, b, width)
         y = self._empty(rows, width) if out is None else out
         self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
         return y
@@ -284,6 +294,7 @@ class Native:
         """Rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
         x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
         rows, stride = table.shape[0], table.stride(0)
+        _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
         self._rotate(table.data_ptr(), stride, cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor | int) -> Tensor:

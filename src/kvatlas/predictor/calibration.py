@@ -11,13 +11,11 @@ from kvatlas.core import KvatlasError
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.models.folder import STEADY
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
-
-#: Rotations whose frequencies do not depend on the length of the text.
-STEADY = ("default", "linear", "llama3", "yarn")
 
 
 @torch.inference_mode()
