@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
 from kvatlas.visible import visible
@@ -44,6 +44,7 @@ class Watch:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         from kvatlas.results.store import FILE, Store
+        from kvatlas.stats.estimates.cells import add_traces, cells_of
         from kvatlas.stats.estimates.metrics import Measure, usual_metric
         from kvatlas.stats.estimates.run_data import RunData
 
@@ -51,22 +52,23 @@ class Watch:
         self.measure = Measure(manifest, self.metric)
         self.began = time.monotonic()
         self.latest: Progress | None = None
-        earlier: list[Any] = []
+        self.cells = cells_of(manifest, self.measure)
         if (folder / FILE).is_file():
             with Store.open(folder) as store:
-                earlier = list(store.traces(texts=False))
-        self.run = RunData(manifest, earlier, self.metric, partial=True)
-        self.cells = self.run.cells
+                add_traces(self.cells, store.columns(), self.measure)
+        self.run = RunData(manifest, (), self.metric, partial=True, chosen=self.cells)
         self.before = sum(cell.stored for cell in self.cells)
-        self._by_name = {(c.expected.model, c.expected.benchmark, c.expected.setting.id): c for c in self.cells}
+        self._keys = {(c.model, c.benchmark, c.setting): c.run_key for c in manifest.expected}
 
     def add(self, progress: Progress) -> None:
         """Count a finished trace."""
+        from kvatlas.results import TraceColumns
+        from kvatlas.stats.estimates.cells import add_traces
+
         trace = progress.trace
         self.latest = progress
-        cell = self._by_name.get((trace.model, trace.benchmark, trace.setting.id))
-        if cell is not None:
-            cell.add(trace, self.measure)
+        key = self._keys.get((trace.model, trace.benchmark, trace.setting), "")
+        add_traces(self.cells, TraceColumns.of([(key, trace)]), self.measure)
 
     def text(self) -> str:
         """Traces, rate, what shared trunks save, time left, in one line."""

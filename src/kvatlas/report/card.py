@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -236,8 +237,13 @@ def _benchmarks(plan: Plan | None) -> dict[str, dict[str, Any]] | None:
 def _cell(cell: CellTraces) -> dict[str, Any]:
     expected, shown = cell.expected, cell.cell()
     traces: dict[str, list[Any]] = {}
-    for problem, outcomes in cell.outcomes.items():
-        traces[problem] = [[sample, cell.written.get((problem, sample)), grade] for sample, grade in outcomes.items()]
+    for problem, grades, written in zip(cell.problems, cell.grades.tolist(), cell.traces["written"], strict=True):
+        known = [
+            [sample, bytes(text).hex() if any(bytes(text)) else None, grade]
+            for sample, (text, grade) in enumerate(zip(written, grades, strict=True))
+            if not math.isnan(grade)
+        ]
+        traces |= {problem: known} if known else {}
     return {
         "model": expected.model,
         "benchmark": expected.benchmark,

@@ -67,7 +67,7 @@ def sweep(
         # Statistics take long to import, and workers import this module too.
         from kvatlas.sweeps.allocation import Adaptive
 
-        adaptive = Adaptive.begin(plan, store.traces(texts=False))
+        adaptive = Adaptive.begin(plan, store.columns())
         for model in plan.models:
             decode.seen = adaptive.add
             for sentence in adaptive.stages(model):
@@ -94,18 +94,21 @@ class _Decode:
         self.plan, self.store, self.batch_size = plan, store, batch_size
         self.run, self.pool, self.on_trace, self.on_message = run, pool, on_trace, on_message
         self.halvings = 0
-        self.seen: Callable[[Trace], None] = lambda _: None
+        self.seen: Callable[[str, Trace], None] = lambda *_: None
         self.decoded = self.saved = 0
         #: Run keys of the full cache's traces, which a screen reads.
         self.full_keys = replace(plan, policies=((policies.of(FULL), True),), screened=False).keys
-        done = store.keys()
-        self.finished = plan.traces - sum(
-            len(unit.settings) for model in plan.models for unit in plan.units(model, done)
-        )
+        #: Every model's units that lack traces, as long as nothing was added.
+        self.missing = self._missing()
+        self.finished = plan.traces - sum(len(unit.settings) for units in self.missing.values() for unit in units)
+
+    def _missing(self) -> dict[str, list[WorkItem]]:
+        done = self.store.samples()
+        return {model.name: self.plan.units(model, done) for model in self.plan.models}
 
     def all(self, model: ModelHandle, asked: Callable[[Sequence[WorkItem]], Sequence[WorkItem]]) -> None:
         """Decode and store until nothing of what is `asked` of a model's missing units is missing."""
-        units = asked(self.plan.units(model, self.store.keys()))
+        units = asked(self.missing[model.name])
         while units:
             job = Job(
                 model=model,
@@ -121,13 +124,15 @@ class _Decode:
             )
             before = self.finished
             for trace, own in self.run(job, self.pool):
-                self.store.add(self.plan.keys[model.name, trace.benchmark, trace.setting], trace)
-                self.seen(trace)
+                key = self.plan.keys[model.name, trace.benchmark, trace.setting]
+                self.store.add(key, trace)
+                self.seen(key, trace)
                 self.finished += 1
                 self.decoded += own
                 self.saved += len(trace.tokens) - own
                 self.on_trace(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
-            units = asked(self.plan.units(model, self.store.keys()))
+            self.missing = self._missing()
+            units = asked(self.missing[model.name])
             if not units:
                 return
             if self.finished == before and (self.batch_size or CPU_BATCH) >> self.halvings <= 1:

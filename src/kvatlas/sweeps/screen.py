@@ -56,7 +56,7 @@ def screen(
     with Store.create(folder) as store:
         # Before anything is decoded, so that the folder counts as a screen from now on.
         store.put_manifest(plan.manifest())
-        done = store.keys()
+        done = store.samples()
     missing = sum(len(decoding.units(model, done)) for model in decoding.models)
     if missing:
         on_message(f"{missing} full-cache traces are not there yet: they are decoded first.")
@@ -67,11 +67,11 @@ def screen(
 def unanswered(folder: Path) -> list[str]:
     """A sentence for each model and benchmark of a screen of whose full-cache traces some have no answer."""
     with Store.open(folder) as store:
-        cells = gather(store.manifest(), store.traces(texts=False), "answer_kept")
+        cells = gather(store.manifest(), store.columns(), "answer_kept")
     # All settings read the same traces, so that any one of them tells how many lack an answer.
     first = {(cell.expected.model, cell.expected.benchmark): cell for cell in reversed(cells)}
     return [
-        f"{len(cell.unmeasured)} of {cell.stored} full-cache traces of {model} on {benchmark} have no answer: "
+        f"{cell.unmeasured} of {cell.stored} full-cache traces of {model} on {benchmark} have no answer: "
         "answer_kept is unknown there."
         for (model, benchmark), cell in sorted(first.items())
         if cell.unmeasured

@@ -8,6 +8,7 @@ from typing import Any
 from kvatlas.core import KvatlasError
 from kvatlas.report.description_json import percent
 from kvatlas.results.manifest import Expected
+from kvatlas.stats.estimates.cells import aligned
 from kvatlas.stats.pairs.paired import paired_difference
 from kvatlas.view.run_view import RunView
 
@@ -51,11 +52,6 @@ def _name(expected: Expected, with_model: bool) -> tuple[str, ...]:
 
 def _only_one(first: RunView, cell: int, second: RunView, other: int) -> tuple[int, int]:
     """How many samples only one of the cells has right, of those that both have."""
-    ours, theirs = first.cells[cell].outcomes, second.cells[other].outcomes
-    both = [
-        (value, theirs[problem][sample])
-        for problem, samples in ours.items()
-        for sample, value in samples.items()
-        if sample in theirs.get(problem, {})
-    ]
-    return sum(a > b for a, b in both), sum(b > a for a, b in both)
+    _, values = aligned([first.cells[cell], second.cells[other]])
+    ours, theirs = values[:, 0], values[:, 1]
+    return int((ours > theirs).sum()), int((theirs > ours).sum())
