@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvatlas import core
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report import description
-from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.choice import Choice
 from kvatlas.stats.pairs.comparisons import Comparison
@@ -123,11 +122,8 @@ class Run:
 
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:
         """All stored traces, one at a time; without tokens and text where `texts` is false."""
-        if self.path is None or not texts:
-            yield from (trace for _, trace in self.data.traces)
-            return
-        with Store.open(self.path) as store:
-            yield from (trace for _, trace in store.traces())
+        with self.data.store() as store:
+            yield from (trace for _, trace in store.traces(texts=texts))
 
     def compare(self, first: str, second: str) -> list[Comparison]:
         """First minus second on the same problems and samples, with 95 % interval and p-value, in [-1, 1].

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 
@@ -106,7 +107,7 @@ class Setting:
         """The parameters as a dictionary."""
         return dict(self.parameters)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Canonical text of the setting: equal settings have equal ids."""
         return canonical({"policy": self.policy, **self.values})

@@ -48,7 +48,7 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
         try:
             with Store.open(tmp_path / "run") as store:
                 assert {trace.sample: trace for _, trace in store.traces()} == sound
-                assert len(list(store.traces(texts=False))) == len(store.keys()) == COUNT
+                assert len(list(store.traces(texts=False))) == len(store.keys()) == len(store.columns()) == COUNT
                 assert store.manifest() == manifest()
         except KvatlasError as error:
             said.append(str(error))
@@ -69,18 +69,31 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
     assert len(said) > 10 > len(lost)
 
 
-def test_one_wrong_trace_leaves_all_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "read", "sentence", "left"),
+    [
+        ("UPDATE traces SET correct = 0 WHERE sample = 7", "traces", "sample 7 of CHAIN8-0001 .*", COUNT - 1),
+        ("UPDATE records SET record = zeroblob(length(record)) WHERE trace = 8", "columns", "trace 8", COUNT),
+        ("UPDATE records SET metrics = zeroblob(16) WHERE trace = 8", "columns", "trace 8", COUNT),
+        ("UPDATE names SET text = 'dynts' WHERE text LIKE '%window%'", "columns", "name 2", COUNT),
+        ("DELETE FROM names WHERE id = 3", "columns", "name 4", COUNT),
+        ("DELETE FROM records WHERE trace = 8", "columns", "1 of 60 traces", COUNT),
+    ],
+)
+def test_one_wrong_trace_leaves_all_others(tmp_path: Path, change: str, read: str, sentence: str, left: int) -> None:
+    """A trace's texts, with all that is known of it, and its columns are two copies with checksums of their own."""
     filled(tmp_path / "run")
     connection = sqlite3.connect(tmp_path / "run" / "run.sqlite")
-    connection.execute("UPDATE traces SET correct = 0 WHERE sample = 7")
+    assert connection.execute(change).rowcount == 1
     connection.commit()
     connection.close()
     with Store.open(tmp_path / "run") as store:
-        with pytest.raises(KvatlasError, match=r"sample 7 of CHAIN8-0001 .* not what was written\)\. 59 of its traces"):
-            list(store.traces(texts=False))
-        assert store.copy(tmp_path / "kept") == COUNT - 1
+        with pytest.raises(KvatlasError, match=rf"\({sentence}.*\)\. {left} of its traces are sound"):
+            list(getattr(store, read)().records if read == "columns" else store.traces(texts=False))
+        assert store.copy(tmp_path / "kept") == left
     with Store.open(tmp_path / "kept") as store:
-        assert {trace.sample for _, trace in store.traces()} == set(range(COUNT)) - {7}
+        kept = set(range(COUNT)) - ({7} if left < COUNT else set())
+        assert {trace.sample for _, trace in store.traces()} == set(store.columns().records["sample"]) == kept
         assert store.manifest() == manifest()
 
 
@@ -108,22 +121,35 @@ def test_a_second_writer_is_refused_and_the_first_named(tmp_path: Path) -> None:
     Store.create(tmp_path / "run").close()
 
 
-def test_a_store_of_version_3_is_read_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_store_of_an_earlier_version_is_read_and_resumed(tmp_path: Path, version: int) -> None:
     sound = filled(tmp_path)
+    with Store.open(tmp_path) as store:
+        columns = store.columns()
     connection = sqlite3.connect(tmp_path / "run.sqlite")
-    for column in ("checksum", "environment"):
-        connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
-    connection.executescript("DROP TABLE environments; DELETE FROM meta WHERE name = 'manifest_digest'")
-    connection.execute("PRAGMA user_version=3")
+    connection.executescript(f"DROP TABLE names; DROP TABLE records; PRAGMA user_version={version}")
+    if version == 3:
+        for column in ("checksum", "environment"):
+            connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+        connection.executescript("DROP TABLE environments; DELETE FROM meta WHERE name = 'manifest_digest'")
     connection.close()
+
+    def same(store: Store) -> bool:
+        found = store.columns().records
+        return all((found[name][:COUNT] == columns.records[name]).all() for name in ("sample", "progress", "written"))
+
     with Store.open(tmp_path) as store:
         assert {trace.sample: trace for _, trace in store.traces()} == sound
         assert store.manifest() == manifest()
+        assert same(store)
     with Store.create(tmp_path, {"torch": "2.1"}) as store:
         store.add("key", replace(TRACE, sample=COUNT))
     with Store.open(tmp_path) as store:
+        assert same(store)
+        assert len(store.columns()) == COUNT + 1
         made_with = {trace.sample: trace.made_with for _, trace in store.traces(texts=False)}
-    assert made_with == {**dict.fromkeys(sound, ""), COUNT: '{"torch":"2.1"}'}
+    before = '{"torch":"2.0"}' if version == 4 else ""
+    assert made_with == {**dict.fromkeys(sound, before), COUNT: '{"torch":"2.1"}'}
 
 
 def test_every_trace_names_its_versions_and_a_copied_one_keeps_them(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def test_foreign_traces_do_not_count():
         (some.run_key, trace(replace(some, setting=Setting.of("dynts", ratio=0.9)), "p0", 0, True)),
         (some.run_key, trace(some, "p0", 0, True)),
     ]
-    assert maps_of_run(RunData(plan, own + foreign)) == maps_of_run(RunData(plan, own))
+    # The last one comes twice: what was written later counts, as in a store.
+    assert maps_of_run(RunData(plan, foreign + own)) == maps_of_run(RunData(plan, own))
     with pytest.raises(KvatlasError, match="1 of 480 traces are missing"):
         maps_of_run(RunData(plan, own[1:] + foreign[:-1]))
 

@@ -97,7 +97,8 @@ def test_overlapping_runs_are_refused_and_others_add_up(run: Path, tmp_path: Pat
 
 def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
     whole = RunData.open(run)
-    result = systems_of([replace(whole, traces=[pair for pair in whole.traces if pair[1].sample == 0])])
+    with whole.store() as store:
+        result = systems_of([replace(whole, traces=[pair for pair in store.traces() if pair[1].sample == 0])])
     with pytest.raises(KvatlasError, match="48 of 96 traces are missing"):
         check_complete(result, False)
     assert list(map(str, check_complete(result, True))) == ["PARTIAL: 48 of 96 traces are missing"]
@@ -106,7 +107,7 @@ def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
 
 def test_one_trace_by_name(run: Path) -> None:
     data = RunData.open(run)
-    problem = data.traces[0][1].problem
+    problem = data.manifest.expected[0].problems[0]
     trace = trace_of(data, problem, 1, "dynts ratio=0.1")
     assert (trace.setting, trace.sample, trace.problem) == (SMALL, 1, problem)
     with pytest.raises(KvatlasError, match="Name one system with sample 0"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Grade, Setting, Status, Usage, Vacuous
+from kvatlas.results.rows import digest
 from kvatlas.stats.estimates.cells import gather
 from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
@@ -26,7 +27,7 @@ def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
 def texts(trace: Any, per: str) -> Any:
     """With a digest that differs by setting, by policy, or not at all."""
     told = {"setting": trace.setting.id, "policy": trace.setting.policy, "": ""}[per]
-    return replace(trace, written=f"{told} {trace.problem} {trace.sample}")
+    return replace(trace, written=digest(f"{told} {trace.problem} {trace.sample}".encode()))
 
 
 def uncompressed(trace: Any) -> Any:

@@ -58,9 +58,10 @@ def test_models_that_can_read_the_task_are_told_it(tmp_path: Path) -> None:
     assert (tiny[0], tiny[2]) == (tiny[1], tiny[3])
     run = RunData.open(tmp_path / "run")
     sources = Sources.of(run.manifest)
-    for _, trace in run.traces:
-        asked = plan.prompts[trace.model, trace.benchmark]
-        assert [trace.usage.prompt_tokens] == [len(sources.prompt(trace) or ())] == asked
+    with run.store() as store:
+        for _, trace in store.traces(texts=False):
+            asked = plan.prompts[trace.model, trace.benchmark]
+            assert [trace.usage.prompt_tokens] == [len(sources.prompt(trace) or ())] == asked
 
 
 def test_a_context_that_is_too_short_is_told_in_numbers(tmp_path: Path) -> None:

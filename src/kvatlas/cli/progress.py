@@ -44,10 +44,11 @@ class Rate:
         rate = decoded / seconds if seconds > 0 else 0.0
         share = saved / (decoded + saved) if decoded + saved else 0.0
         left = seconds * (progress.total - progress.done) / (progress.done - self.before)
-        return visible(
+        text: str = visible(
             f"{progress.done}/{progress.total} traces, {progress.trace.benchmark}, {rate:,.0f} tokens/s, "
             f"{share:.0%} of tokens saved by shared trunks, {clock(left)} left"
         )
+        return text
 
 
 def clock(seconds: float) -> str:

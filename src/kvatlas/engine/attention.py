@@ -69,7 +69,7 @@ def attend(
     """
     refuse_unsupported(others)
     backend, batch = kvatlas
-    layer = getattr(module, "layer_idx", None)
+    layer: Any = getattr(module, "layer_idx", None)
     shapes = query.shape, key.shape, value.shape
     if attention_mask is not None or shapes != batch.layer_shapes or layer not in range(batch.cache.shape.layers):
         raise KvatlasError(_mismatch(batch, layer, shapes, attention_mask))

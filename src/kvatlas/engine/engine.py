@@ -107,7 +107,7 @@ class Engine:
         Two short texts are read in two parts, beside each other, and their logits compared.
         """
         tokens = torch.arange(21) * 7 % self.handle.vocabulary
-        texts, span = [text.tolist() for text in tokens.split((12, 9))], (slice(0, 4), slice(4, None))
+        texts, span = [text.tolist() for text in (tokens[:12], tokens[12:])], (slice(0, 4), slice(4, None))
         cache = KVCache(self.handle.shape, len(texts), {}, 0, self.cache.device, self.cache.dtype, self.cache.page_size)
         rows = [cache.begin() for _ in texts]
         try:

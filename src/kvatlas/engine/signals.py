@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,15 +65,21 @@ class SignalCollector:
         `prompts` has the length of the prompt for sequences that were fed a part of it, None for the others. `hidden`
         [tokens, hidden size] are the last hidden states.
         """
-        decoding = [index for index, count in enumerate(batch.counts) if count == 1 and prompts[index] is None]
-        others = [[index] for index in range(len(batch.counts)) if index not in set(decoding)]
+        decoding: list[int] = []
+        others: list[list[int]] = []
+        for index, count in enumerate(batch.counts):
+            if count == 1 and prompts[index] is None:
+                decoding.append(index)
+            else:
+                others.append([index])
+        watched = {index: number for number, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
             if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
                 continue
             for group in (decoding, *others):
                 asking = [index for index in group if key in signals[index]]
                 if asking:
-                    policy.observe(self._step(model, batch, policy, asking, prompts[asking[0]], hidden))
+                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
 
     def _step(
         self,
@@ -81,6 +87,7 @@ class SignalCollector:
         batch: ForwardBatch,
         policy: Policy,
         members: list[int],
+        watched: Mapping[int, int],
         prompt: int | None,
         hidden: Tensor | None,
     ) -> Step:
@@ -88,14 +95,14 @@ class SignalCollector:
         tokens = torch.tensor([[batch.starts[index] + i for i in new] for index in members], device=device)
         entered = torch.tensor([[batch.lengths[index] + i for i in new] for index in members], device=device)
         rows = torch.tensor([batch.rows[index] for index in members], device=device)
-        attention = self._attention(policy, batch, members) if Signal.ATTENTION in policy.observes else None
+        places = [watched[index] for index in members] if Signal.ATTENTION in policy.observes else []
+        attention = self._attention(policy, batch, places) if places else None
         seen = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
         columns = _Columns(batch.cache, policy, rows, entered, attention)
         return Step(model, batch.positions[tokens], seen, attention, columns, prompt)
 
-    def _attention(self, policy: Policy, batch: ForwardBatch, members: list[int]) -> Tensor:
-        watched = {index: number for number, index in enumerate(batch.watched)}
-        attention = batch.attention[:, [watched[index] for index in members]].transpose(0, 1)
+    def _attention(self, policy: Policy, batch: ForwardBatch, places: list[int]) -> Tensor:
+        attention = batch.attention[:, places].transpose(0, 1)
         layers, heads = policy.scope.width(batch.cache.shape)
         attention = attention.mean(1, keepdim=True) if layers == 1 else attention
         return attention.mean(2, keepdim=True) if heads == 1 else attention

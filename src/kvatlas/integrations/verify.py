@@ -14,8 +14,7 @@ from kvatlas.core import Costs, Grade, KvatlasError, Problem, Setting, Status, T
 from kvatlas.integrations.endpoint import Answer, Endpoint
 from kvatlas.integrations.inspect_logs import verdict
 from kvatlas.noise import stream_key
-from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.store import Key
+from kvatlas.results import Expected, Key, Manifest, Store
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.systems import choose, systems_of
 from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
@@ -58,11 +57,10 @@ class Reference:
         """The run's traces of a setting by benchmark, problem and sample."""
         cells = [cell for cell in self.run.manifest.expected if (cell.model, cell.setting) == (self.model, setting)]
         keys = {(cell.run_key, cell.benchmark) for cell in cells}
-        return {
-            (trace.benchmark, trace.problem, trace.sample): trace
-            for key, trace in self.run.traces
-            if trace.setting == setting and (key, trace.benchmark) in keys
-        }
+        columns = self.run.columns
+        rows = columns.records["setting"] == columns.number.get(setting.id, -1)
+        with self.run.store() as store:
+            return {key[2:]: store.trace(key) for key in sorted(columns.keys(rows)) if (key[0], key[2]) in keys}
 
     def benchmarks(self) -> dict[str, Benchmark]:
         """The benchmarks as the run asked them; KvatlasError where this version asks or grades otherwise."""

@@ -50,7 +50,7 @@ class PackedExperts(nn.Module):
         """x [tokens, hidden size] through the experts `chosen` [tokens, experts of each], summed in that order."""
         layer, flat, number = self.layer, chosen.flatten(), chosen.shape[1]
         out = x.new_zeros(len(flat), x.shape[1])
-        for expert in flat[flat < len(self.first)].unique().tolist():
+        for expert in flat[flat < len(self.first)].unique().tolist():  # type: ignore[no-untyped-call]
             places = (flat == expert).nonzero()[:, 0]
             inner = self.first[expert](x[places // number])
             out[places] = self.second[expert](layer._apply_gate(inner) if layer.has_gate else layer.act_fn(inner))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status, Trace
+import numpy as np
+
+from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status
 from kvatlas.figures import style
 from kvatlas.figures.panels import framed
 from kvatlas.report.description_json import audit_json, percent, rounded
+from kvatlas.results.columns import STATUS
 from kvatlas.results.manifest import Expected
+from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import Verdict
 from kvatlas.stats.inference.resampling import Contrast
@@ -157,29 +161,25 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
     return best_first
 
 
-def letter(trace: Trace) -> str:
-    """What a trace came to, in one letter."""
-    if trace.grade.status is Status.OK:
-        return RIGHT if trace.grade.correct else WRONG
-    return TRUNCATED if trace.grade.status is Status.TRUNCATED else NO_ANSWER
+def marks(cell: CellTraces, problems: Sequence[str]) -> str:
+    """What the traces of a cell came to, one letter for each problem and sample, samples side by side."""
+    status, correct = cell.traces["status"], cell.traces["correct"] > 0
+    letters = np.where(status == STATUS[Status.TRUNCATED], TRUNCATED, np.where(status > 0, NO_ANSWER, MISSING))
+    letters = np.where(status == STATUS[Status.OK], np.where(correct, RIGHT, WRONG), letters)
+    return "".join(cell.in_order(letters, problems, MISSING).tolist())
 
 
 def outcomes(run: RunData, maps: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:
     """By model and benchmark: for each shown cell one letter for each problem and sample, samples side by side."""
-    letters: dict[tuple[str, str, str], dict[tuple[str, int], str]] = {}
-    for run_key, trace in run.traces:
-        stored = letters.setdefault((run_key, trace.setting.id, trace.benchmark), {})
-        stored[trace.problem, trace.sample] = letter(trace)
     tables: dict[tuple[str, str], dict[str, Any]] = {}
     for map_ in maps:
         tables.setdefault((map_.model, map_.benchmark), {"model": map_.model, "benchmark": map_.benchmark, "rows": []})
-    for expected in [cell.expected for cell in run.cells]:
+    for cell in run.cells:
+        expected = cell.expected
         number = cells.numbers.get((expected.model, expected.benchmark, expected.setting.id))
         table = tables.get((expected.model, expected.benchmark))
         if number is None or table is None:
             continue
         table.update(problems=list(expected.problems), samples=expected.samples)
-        stored = letters.get((expected.run_key, expected.setting.id, expected.benchmark), {})
-        marks = "".join(stored.get((p, s), MISSING) for p in expected.problems for s in range(expected.samples))
-        table["rows"].append({"cell": number, "marks": marks})
+        table["rows"].append({"cell": number, "marks": marks(cell, expected.problems)})
     return [table for table in tables.values() if table["rows"]]

@@ -49,7 +49,8 @@ def pictures(run: RunData, maps: Sequence[Map]) -> list[Picture]:
 
 def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
     """Baselines and each policy's highest cell against each other; None where progress says no more than right."""
-    if not any(0 < trace.grade.progress < 1 for _, trace in run.traces):
+    progress = run.columns.records["progress"]
+    if not ((progress > 0) & (progress < 1)).any():
         return None
     from kvatlas.figures.pairwise import names_of, pairwise_figure
 

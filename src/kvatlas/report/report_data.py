@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvatlas.core import KvatlasError, Map, Setting, Trace
 from kvatlas.figures import style
 from kvatlas.report import markdown
@@ -17,7 +19,7 @@ from kvatlas.report.pictures import Picture, pictures
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import choose, trace_document
 from kvatlas.report.verdicts import cards
-from kvatlas.results.store import Store
+from kvatlas.results import Store, TraceColumns
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
 from kvatlas.stats.estimates.grid import short_names
@@ -27,7 +29,6 @@ from kvatlas.stats.estimates.validity import Finding
 from kvatlas.stats.pairs.comparisons import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
 
-Traces = Sequence[tuple[str, Trace]]
 FULL = Setting.of("full")
 
 
@@ -66,7 +67,7 @@ class ReportData:
             return
         numbers = {number: path for path, number in pages.items()}
         by_cell: dict[int, list[Trace]] = {}
-        with open_store(self.run) as store:
+        with self.run.store() as store:
             for run_key, trace in store.traces():
                 number = self.places.get((run_key, trace.setting.id, trace.benchmark))
                 if number is not None:
@@ -77,13 +78,6 @@ class ReportData:
                 "traces": [trace_document(trace, number, self.sources) for trace in traces],
             }
             yield numbers[number], number, data
-
-
-def open_store(run: RunData) -> Store:
-    """The store with the whole traces of a run; KvatlasError where the run is not from a folder."""
-    if run.folder is None:
-        raise KvatlasError("A report shows traces, so it needs a run that is stored in a folder.")
-    return Store.open(run.folder)
 
 
 def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) -> ReportData:
@@ -106,8 +100,8 @@ def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) 
     data["outcomes"] = outcomes(run, maps, numbered)
     places, homes = _places(run.cells, numbered)
     sources = Sources.of(run.manifest)
-    with open_store(run) as store:
-        data["traces"], complete = _traces(store, run.traces, places, sources, per_cell, measure, limit)
+    with run.store() as store:
+        data["traces"], complete = _traces(store, run, places, sources, per_cell, measure, limit)
     return ReportData(
         run=run,
         maps=maps,
@@ -154,7 +148,7 @@ def _places(
 
 def _traces(
     store: Store,
-    traces: Traces,
+    run: RunData,
     places: Mapping[tuple[str, str, str], int],
     sources: Sources,
     per_cell: int,
@@ -162,11 +156,15 @@ def _traces(
     limit: int,
 ) -> tuple[list[dict[str, Any]], bool]:
     """The page's traces, at most `limit` bytes of them, and whether they are all of the run."""
-    promised = sum((run_key, trace.setting.id, trace.benchmark) in places for run_key, trace in traces)
+    cells = {
+        number: cell
+        for cell in run.cells
+        if (number := places.get((cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)))
+        is not None
+    }
     # A token takes about seven bytes of the page; only where all may fit are all tried.
-    tokens = sum(trace.usage.output_tokens or len(trace.text) // 4 for _, trace in traces)
-    wanted = len(traces) if per_cell and 7 * tokens < limit else per_cell
-    chosen = choose(places, traces, wanted)
+    tokens = np.nansum(run.columns.records["output_tokens"])
+    chosen = choose(cells, len(run.columns) if per_cell and 7 * tokens < limit else per_cell)
     shown, documents, size = [], [], 0
     # In turns over the cells, so that a limit takes from all of them alike.
     order = sorted(range(len(chosen)), key=lambda index: _turn(chosen, index))
@@ -179,7 +177,7 @@ def _traces(
         shown.append(trace)
         documents.append(made)
     loaded_models = LoadedModels(sources)
-    pairs = _with_full(store, traces, shown) if measure else []
+    pairs = _with_full(store, run.columns, shown) if measure else []
     by_name = {
         "measured": measured(shown, loaded_models, measure),
         "departs": departures(pairs, loaded_models, DEPARTURES * measure),
@@ -188,18 +186,13 @@ def _traces(
         for made, result in zip(documents, results, strict=False):
             if result is not None:
                 made[name] = result
-    return documents, len(documents) == promised
+    return documents, len(documents) == sum(cell.stored for cell in cells.values())
 
 
-def _with_full(store: Store, traces: Traces, shown: Sequence[Trace]) -> list[tuple[Trace, Trace | None]]:
+def _with_full(store: Store, columns: TraceColumns, shown: Sequence[Trace]) -> list[tuple[Trace, Trace | None]]:
     """Each trace with the full cache's of the same sample, where the run has one."""
-    keys = {
-        (trace.model, trace.benchmark, trace.problem, trace.sample): (
-            run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
-        )
-        for run_key, trace in traces
-        if trace.setting == FULL
-    }  # fmt: skip
+    names = columns.records["model"][full := columns.records["setting"] == columns.number.get(FULL.id, -1)]
+    keys = {(columns.names[name], *key[2:]): key for name, key in zip(names, columns.keys(full), strict=True)}
     pairs = []
     for trace in shown:
         key = keys.get((trace.model, trace.benchmark, trace.problem, trace.sample))

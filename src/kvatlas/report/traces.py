@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvatlas.core import EvictionTrace, Status, Trace
 from kvatlas.report.sources import Sources
-from kvatlas.results.store import Key
+from kvatlas.results import Key
+from kvatlas.stats.estimates.cells import CellTraces
 
 #: Tokens and characters of one trace that a page holds at most.
 TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000
@@ -25,32 +26,40 @@ class Chosen:
     cell: int
 
 
-def choose(
-    places: Mapping[tuple[str, str, str], int], traces: Iterable[tuple[str, Trace]], per_cell: int
-) -> list[Chosen]:
+def choose(cells: Mapping[int, CellTraces], per_cell: int) -> list[Chosen]:
     """At most `per_cell` traces of each cell: one problem that all cells of a benchmark have, then others' verdicts.
 
-    `places` gives the cell's number by (run key, setting id, benchmark). The common problem is the one on which the
-    settings of its model and benchmark disagree most: there the cells can be compared trace by trace.
+    `cells` are by number. The common problem is the one on which the settings of its model and benchmark disagree
+    most: there the cells can be compared trace by trace.
     """
-    by_cell: dict[int, dict[tuple[str, int], tuple[Key, bool]]] = {}
     votes: dict[tuple[str, str], dict[tuple[str, int], list[bool]]] = {}
-    homes: dict[int, tuple[str, str]] = {}
-    for run_key, trace in traces:
-        cell_key = (run_key, trace.setting.id, trace.benchmark)
-        if cell_key not in places:
-            continue
-        at = (trace.problem, trace.sample)
-        by_cell.setdefault(places[cell_key], {})[at] = ((*cell_key, *at), trace.grade.correct)
-        homes[places[cell_key]] = (trace.model, trace.benchmark)
-        votes.setdefault(homes[places[cell_key]], {}).setdefault(at, []).append(trace.grade.correct)
-    common = {home: max(sorted(at), key=lambda key: _disagreement(at[key])) for home, at in votes.items()}
+    for cell in cells.values():
+        at = votes.setdefault((cell.expected.model, cell.expected.benchmark), {})
+        for place, correct in _verdicts(cell).items():
+            at.setdefault(place, []).append(correct)
+    common = {home: max(sorted(at), key=lambda key: _disagreement(at[key])) for home, at in votes.items() if at}
     chosen = []
-    for cell, there in by_cell.items():
-        first = common[homes[cell]]
-        order = sorted(there, key=lambda at: (at != first, there[at][1] == there.get(first, (None, True))[1], at))
-        chosen += [Chosen(there[at][0], cell) for at in order[:per_cell]]
+    for number, cell in sorted(cells.items(), key=lambda item: _cell_key(item[1])):
+        there = _verdicts(cell)
+        first = common.get((cell.expected.model, cell.expected.benchmark), ("", 0))
+        order = sorted(there, key=lambda at: (at != first, there[at] == there.get(first, True), at))
+        chosen += [Chosen((*_cell_key(cell), *at), number) for at in order[:per_cell]]
     return chosen
+
+
+def _cell_key(cell: CellTraces) -> tuple[str, str, str]:
+    return cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark
+
+
+def _verdicts(cell: CellTraces) -> dict[tuple[str, int], bool]:
+    """Whether each trace that is there is correct, by problem and sample."""
+    rows = zip(cell.problems, cell.there.tolist(), cell.traces["correct"].tolist(), strict=True)
+    return {
+        (problem, sample): bool(correct)
+        for problem, there, right in rows
+        for sample, correct in enumerate(right)
+        if there[sample]
+    }
 
 
 def _disagreement(verdicts: Sequence[bool]) -> tuple[int, int]:

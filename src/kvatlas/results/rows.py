@@ -7,7 +7,7 @@ import json
 import sys
 import zlib
 from array import array
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import lru_cache
 from operator import not_
 from typing import Any
@@ -19,10 +19,22 @@ COLUMNS = (
     "run_key", "setting", "model", "benchmark", "problem", "sample",
     "correct", "progress", "answer", "status", "metrics", "usage", "tokens", "text", "fate",
 )  # fmt: skip
+#: What a trace cost, in the order of its fields.
+COSTS = tuple(field.name for field in fields(Costs))
 
 
 def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
     """The values of `COLUMNS`."""
+    return (
+        *small_of(run_key, trace),
+        array("i", trace.tokens).tobytes(),
+        zlib.compress(trace.text.encode(), 1),
+        _packed(trace.eviction_trace),
+    )
+
+
+def small_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
+    """The values of `COLUMNS` without the large ones."""
     grade = trace.grade
     return (
         run_key,
@@ -36,10 +48,7 @@ def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
         grade.answer,
         grade.status.value,
         json.dumps(dict(grade.metrics)),
-        json.dumps(asdict(trace.usage)),
-        array("i", trace.tokens).tobytes(),
-        zlib.compress(trace.text.encode(), 1),
-        _packed(trace.eviction_trace),
+        json.dumps({name: getattr(trace.usage, name) for name in COSTS}),
     )
 
 
@@ -87,7 +96,7 @@ def digest(tokens: bytes) -> str:
 
 def _usage(stored: dict[str, Any]) -> Costs:
     """Older stores hold counts that nothing reads any more."""
-    known = {field.name: stored[field.name] for field in fields(Costs)}
+    known = {name: stored[name] for name in COSTS}
     return Costs(**known) if None in known.values() else Usage(**known)
 
 

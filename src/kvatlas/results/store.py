@@ -7,20 +7,22 @@ import json
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
+from kvatlas.results.columns import Key, Row, TraceColumns, join, record
 from kvatlas.results.lock import lock
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.rows import COLUMNS, checksum, row_of, trace_of
 from kvatlas.results.rows import digest as digest_of_tokens
 
 #: Rises whenever the tables change. Stores of `READABLE` versions are read, and get what they lack when written to.
-SCHEMA_VERSION = 4
-READABLE = (3, SCHEMA_VERSION)
+SCHEMA_VERSION = 5
+READABLE = range(3, SCHEMA_VERSION + 1)
 FILE, LOCK = "run.sqlite", "run.lock"
 #: Seconds to wait for another process' transaction, and between two checkpoints.
 BUSY, CHECKPOINT = 60.0, 1.0
@@ -37,19 +39,28 @@ CREATE TABLE traces (
     PRIMARY KEY (run_key, setting, benchmark, problem, sample)
 );
 """
-#: What version 4 added: a checksum for each trace, and with what it was made, as a number.
-_ADDED = """
+#: What versions added: 4 a checksum for each trace, and with what it was made, as a number; 5 its small columns once
+#: more, so that they are read and checked without its tokens and text (results/columns.py).
+_ADDED = {
+    4: """
 ALTER TABLE traces ADD COLUMN checksum TEXT;
 ALTER TABLE traces ADD COLUMN environment INTEGER;
 CREATE TABLE environments (id INTEGER PRIMARY KEY, made_with TEXT NOT NULL UNIQUE);
-"""
+""",
+    5: """
+CREATE TABLE names (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE, checksum INTEGER NOT NULL);
+CREATE TABLE records (trace INTEGER PRIMARY KEY, record BLOB NOT NULL, metrics BLOB NOT NULL);
+""",
+}
 _ORDER = "run_key, setting, benchmark, problem, sample"
 _ALL = ", ".join(COLUMNS)
+_SMALL = ", ".join(COLUMNS[:-3])
+_KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
 _NO_DAMAGE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
-#: What names one trace in the store.
-Key = tuple[str, str, str, str, int]
+#: What names a problem of one cell: run key, setting id, benchmark, problem.
+ProblemKey = tuple[str, str, str, str]
 
 
 class Store:
@@ -58,7 +69,9 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path, lock_file: IO[str] | None = None) -> None:
         self._connection, self._held = connection, lock_file
         self.path = path
-        self._environment: int | None = None
+        self._made_with = ""
+        self._places: dict[str, int] = {}
+        self._number = lru_cache(1 << 16)(self._numbered)
         self._checked = time.monotonic()
         # So that tokens are told apart, and damage is seen, without any of it being kept in memory.
         connection.create_function("digest", 1, digest_of_tokens, deterministic=True)
@@ -88,15 +101,25 @@ class Store:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             # Tables and version in one transaction: a kill in between leaves an empty file, never half a store.
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.executescript(f"BEGIN; {_TABLES} {_ADDED} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif _check_version(connection, path) < SCHEMA_VERSION:
-            connection.executescript(f"BEGIN; {_ADDED} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            added = " ".join(_ADDED.values())
+            connection.executescript(f"BEGIN; {_TABLES} {added} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        version = _check_version(connection, path)
         connection.execute("PRAGMA synchronous=NORMAL")
         store = cls(connection, path, lock_file)
-        if made_with:
-            store._environment = store._environment_of(canonical(dict(made_with)))
+        if version < SCHEMA_VERSION:
+            store._upgrade(version)
+        store._made_with = canonical(dict(made_with)) if made_with else ""
         store._checkpoint()
         return store
+
+    def _upgrade(self, version: int) -> None:
+        """Add what the store of an earlier version lacks, for which all of its traces are read."""
+        with self._damage_sentences(), self._transaction():
+            added = (_ADDED[later] for later in range(version + 1, SCHEMA_VERSION + 1))
+            for statement in filter(str.strip, "".join(added).split(";")):
+                self._connection.execute(statement)
+            self._connection.executemany("INSERT INTO records VALUES (?, ?, ?)", self._made_rows(self._number))
+            self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @classmethod
     def open(cls, folder: Path) -> Store:
@@ -151,32 +174,37 @@ class Store:
 
     def add(self, run_key: str, trace: Trace) -> None:
         """Write one finished trace, on disk when this returns; one that names its versions keeps them."""
-        row = row_of(run_key, trace)
-        made_with = self._environment_of(trace.made_with) if trace.made_with else self._environment
-        row = (*row, checksum(*row), made_with)
-        with _disk_sentences(self.path):
-            self._connection.execute(
-                f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({','.join('?' * len(row))})",
-                row,
-            )
-            if time.monotonic() - self._checked > CHECKPOINT:
+        with self._transaction():
+            self._put(row_of(run_key, trace), trace.made_with or self._made_with)
+        if time.monotonic() - self._checked > CHECKPOINT:
+            with _disk_sentences(self.path):
                 self._checkpoint()
+
+    def _put(self, row: Sequence[Any], made_with: str) -> None:
+        run_key, setting, _, benchmark, problem, sample, *_ = row
+        key = run_key, setting, benchmark, problem, sample
+        self._connection.execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
+        values = (*row, checksum(*row), self._environment_of(made_with) if made_with else None)
+        marks = ",".join("?" * len(values))
+        number = self._connection.execute(
+            f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})", values
+        ).lastrowid
+        written = digest_of_tokens(row[-3])
+        made = record(row[:-3], bytes.fromhex(written), made_with, self._number)
+        self._connection.execute("INSERT INTO records VALUES (?, ?, ?)", (number, *made))
 
     def put_grading(
         self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]
     ) -> None:
         """Write the metrics of traces that were graded again, and how, all or nothing."""
-        rows = [(json.dumps(values), *key) for key, values in metrics.items()]
-        changed = ", ".join("?1" if name == "metrics" else name for name in COLUMNS)
-        with _disk_sentences(self.path):
-            self._connection.execute("BEGIN")
-            self._connection.executemany(
-                f"UPDATE traces SET metrics=?1, checksum=checksum({changed})"
-                " WHERE run_key=?2 AND setting=?3 AND benchmark=?4 AND problem=?5 AND sample=?6",
-                rows,
-            )
+        place = COLUMNS.index("metrics")
+        with self._transaction():
+            for key, values in metrics.items():
+                query = f"{self._select(_ALL)} WHERE {_KEY}"
+                *row, _, made_with, _ = self._connection.execute(query, key).fetchone()
+                row[place] = json.dumps(values)
+                self._put(row, made_with)
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (GRADED + name, json.dumps(record)))
-            self._connection.execute("COMMIT")
 
     def gradings(self) -> dict[str, dict[str, Any]]:
         """How the traces were graded again, by metric."""
@@ -186,20 +214,35 @@ class Store:
 
     def tokens_per_second(self) -> float:
         """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
-        tokens = seconds = 0.0
-        with self._damage_sentences():
-            for (usage,) in self._connection.execute("SELECT usage FROM traces"):
-                counts = json.loads(usage)
-                if counts["seconds"] and counts["output_tokens"] is not None:
-                    tokens, seconds = tokens + counts["output_tokens"], seconds + counts["seconds"]
-        if not seconds:
+        records = self.columns().records
+        known = records[(records["seconds"] > 0) & (records["output_tokens"] >= 0)]
+        if not len(known):
             raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
-        return float(tokens / seconds)
+        return float(known["output_tokens"].sum() / known["seconds"].sum())
 
     def keys(self) -> set[Key]:
         """The keys (run key, setting id, benchmark, problem, sample) of all traces in the store."""
         with self._damage_sentences():
             return set(self._connection.execute(f"SELECT {_ORDER} FROM traces"))
+
+    def samples(self) -> dict[ProblemKey, frozenset[int]]:
+        """The samples of all traces in the store, by (run key, setting id, benchmark, problem)."""
+        with self._damage_sentences():
+            rows = self._connection.execute(
+                "SELECT run_key, setting, benchmark, problem, group_concat(sample) FROM traces GROUP BY 1, 2, 3, 4"
+            )
+            return {
+                (run_key, setting, name, problem): frozenset(map(int, numbers.split(",")))
+                for run_key, setting, name, problem, numbers in rows
+            }
+
+    def columns(self) -> TraceColumns:
+        """All traces without their tokens and texts.
+
+        Raises KvatlasError where they are not what was written; of a store of an earlier version all is read for it.
+        """
+        with self._damage_sentences():
+            return self._all_columns()
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false.
@@ -215,17 +258,53 @@ class Store:
         """A number that is another one once another connection has written to the store."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
-    def added(self, after: int, most: int) -> list[tuple[int, str, Trace]]:
-        """At most so many traces written after that row, each with its row and run key, in the order of their rows.
-
-        Neither tokens nor text are read, nor is the checksum looked at: what this costs does not depend on their size.
-        """
-        columns = ", ".join((*COLUMNS[:-3], "x'', x'', x''"))
-        made_with = "''" if self._old else "coalesce((SELECT made_with FROM environments WHERE id = environment), '')"
-        query = f"SELECT rowid, {columns}, {made_with} FROM traces WHERE rowid > ? ORDER BY rowid LIMIT ?"
+    def added(self, after: int, most: int) -> tuple[int, TraceColumns]:
+        """At most so many traces written after that row, and the row of the last one."""
         with self._damage_sentences():
-            rows = self._connection.execute(query, (after, most)).fetchall()
-            return [(number, values[0], trace_of(values[:-1], "", values[-1])) for number, *values in rows]
+            return self._columns(after, most)
+
+    def _columns(self, after: int = 0, most: int = -1) -> tuple[int, TraceColumns]:
+        if self._version < SCHEMA_VERSION:
+            rows = self._made_rows(lambda text: self._places.setdefault(text, len(self._places)), after, most)
+            last, records, measured = join(rows)
+        else:
+            query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
+            last, records, measured = join(self._connection.execute(query, (after, most)))
+            self._read_names()
+        return max(last, after), TraceColumns(records, measured, tuple(self._places))
+
+    def _all_columns(self) -> TraceColumns:
+        # Counted first: traces may be added meanwhile, and none is taken away.
+        (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
+        _, found = self._columns()
+        if len(found) < count:
+            raise ValueError(f"{count - len(found):,} of {count:,} traces are not listed")
+        return found
+
+    def _made_rows(self, number: Callable[[str], int], after: int = 0, most: int = -1) -> Iterator[Row]:
+        """The rows of `records` that traces without them would have; ValueError for one that is damaged."""
+        query = f"{self._select(f'rowid, {_SMALL}')} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        for row, *small, written, made_with, sound in self._connection.execute(query, (after, most)):
+            if not sound:
+                raise ValueError(_changed(small))
+            yield row, *record(small, bytes.fromhex(written), made_with, number)
+
+    def _read_names(self) -> None:
+        """Read the names that were written since the last time; ValueError for one that is damaged."""
+        rows = self._connection.execute("SELECT * FROM names WHERE id >= ? ORDER BY id", (len(self._places),))
+        for number, text, check in rows:
+            if number != len(self._places) or check != _sum(number, text):
+                raise ValueError(f"name {number} is not what was written")
+            self._places[text] = number
+
+    def _numbered(self, text: str) -> int:
+        """The number of a name, a new one where it has none."""
+        row = self._connection.execute("SELECT id FROM names WHERE text = ?", (text,)).fetchone()
+        if row is not None:
+            return int(row[0])
+        (number,) = self._connection.execute("SELECT coalesce(max(id) + 1, 0) FROM names").fetchone()
+        self._connection.execute("INSERT INTO names VALUES (?, ?, ?)", (number, text, _sum(number, text)))
+        return int(number)
 
     def text(self, key: Key) -> str:
         """The text of a trace, its checksum not looked at; empty if it is not there."""
@@ -234,15 +313,13 @@ class Store:
             return zlib.decompress(packed).decode() if packed else ""
 
     def _column(self, column: str, key: Key) -> bytes:
-        where = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
-        row = self._connection.execute(f"SELECT {column} FROM traces WHERE {where}", key).fetchone()
+        row = self._connection.execute(f"SELECT {column} FROM traces WHERE {_KEY}", key).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""
-        where = " WHERE run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
         with self._damage_sentences():
-            row = self._connection.execute(self._select(_ALL) + where, key).fetchone()
+            row = self._connection.execute(f"{self._select(_ALL)} WHERE {_KEY}", key).fetchone()
             trace = None if row is None else self._trace(row)
         if trace is None:
             raise KeyError(key)
@@ -260,24 +337,24 @@ class Store:
             try:
                 if any(self._unsound()) or self._connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
                     raise ValueError
+                self._all_columns()
                 self._connection.backup(to)
-            except (sqlite3.DatabaseError, ValueError):
-                for table in ("meta", "environments"):
+            except (sqlite3.DatabaseError, *_DAMAGE):
+                with other._transaction():
                     with contextlib.suppress(sqlite3.DatabaseError):
-                        for row in self._connection.execute(f"SELECT * FROM {table}"):
-                            to.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", row)
-                for row in self._readable():
-                    to.execute(f"INSERT OR REPLACE INTO traces VALUES ({','.join('?' * len(row))})", row)
+                        to.executemany("INSERT INTO meta VALUES (?, ?)", self._connection.execute("SELECT * FROM meta"))
+                    for row, made_with in self._readable():
+                        other._put(row, made_with)
             other._checkpoint()
             return int(to.execute("SELECT count(*) FROM traces").fetchone()[0])
 
     @property
-    def _old(self) -> bool:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0]) < SCHEMA_VERSION
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def _select(self, columns: str) -> str:
         """A query of these columns, then of each trace's digest, its versions, and whether it is what was written."""
-        if self._old:
+        if self._version < 4:
             return f"SELECT {columns}, digest(tokens), '', 1 FROM traces"
         made_with = "(SELECT made_with FROM environments WHERE id = environment)"
         sound = f"checksum IS NULL OR checksum = checksum({_ALL})"
@@ -286,7 +363,7 @@ class Store:
     def _trace(self, row: tuple[Any, ...]) -> Trace:
         *values, written, made_with, sound = row
         if not sound:
-            raise ValueError(f"sample {row[5]} of {row[4]} under {row[1]} is not what was written")
+            raise ValueError(_changed(row))
         return trace_of(tuple(values), written, made_with)
 
     def _environment_of(self, text: str) -> int:
@@ -306,21 +383,33 @@ class Store:
         for row in self._connection.execute(self._select("1")):
             yield not row[-1]
 
-    def _readable(self) -> Iterator[tuple[Any, ...]]:
-        """All rows that can be read and are what was written, as they stand in the table of the newest version."""
+    def _readable(self) -> Iterator[tuple[Sequence[Any], str]]:
+        """All rows that can be read and are what was written, with the versions that decoded them."""
         last = 0
         # The end of the table, or the end of its index where that is what is left.
         for index in ("INDEXED BY sqlite_autoindex_traces_1", ""):
             with contextlib.suppress(sqlite3.DatabaseError):
                 last = max(last, self._connection.execute(f"SELECT max(rowid) FROM traces {index}").fetchone()[0] or 0)
-        more = "NULL, NULL" if self._old else "checksum, environment"
         for number in range(1, min(last, self.path.stat().st_size) + 1):
             with contextlib.suppress(sqlite3.DatabaseError, *_DAMAGE):
-                query = f"{self._select(f'{_ALL}, {more}')} WHERE rowid = ?"
-                row = self._connection.execute(query, (number,)).fetchone()
+                row = self._connection.execute(f"{self._select(_ALL)} WHERE rowid = ?", (number,)).fetchone()
                 if row is not None:
-                    self._trace((*row[: len(COLUMNS)], *row[-3:]))
-                    yield row[:-3]
+                    self._trace(row)
+                    yield row[:-3], row[-2]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that is written in it, or nothing."""
+        with _disk_sentences(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._number.cache_clear()
+                with contextlib.suppress(sqlite3.DatabaseError):
+                    self._connection.execute("ROLLBACK")
+                raise
 
     @contextmanager
     def _damage_sentences(self) -> Iterator[None]:
@@ -357,10 +446,18 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in READABLE:
         raise KvatlasError(
-            f"The store {str(path)!r} has version {version}, this kvatlas reads version "
-            f"{' and '.join(map(str, READABLE))}; use another folder, or the kvatlas that wrote it."
+            f"The store {str(path)!r} has version {version}, this kvatlas reads versions "
+            f"{READABLE[0]} to {READABLE[-1]}; use another folder, or the kvatlas that wrote it."
         )
     return int(version)
+
+
+def _changed(small: Sequence[Any]) -> str:
+    return f"sample {small[5]} of {small[4]} under {small[1]} is not what was written"
+
+
+def _sum(number: int, text: str) -> int:
+    return zlib.crc32(f"{number} {text}".encode())
 
 
 def _unusable(path: Path, error: BaseException) -> KvatlasError:

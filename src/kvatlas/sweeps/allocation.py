@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.results import Manifest
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.metrics import METRICS
+from kvatlas.results import Manifest, TraceColumns
+from kvatlas.stats.estimates.cells import CellTraces, add_traces, cells_of
+from kvatlas.stats.estimates.metrics import Measure
 from kvatlas.stats.estimates.run_data import margin_of
 from kvatlas.stats.inference.adaptive import known
 from kvatlas.stats.inference.group_sequential import Decision, begin, complete, cut, look
 from kvatlas.sweeps.plan import Plan, WorkItem
-
-#: (run key, setting id, benchmark), as traces are stored: a model that was moved has another name and the same key.
-CellKey = tuple[str, str, str]
 
 
 @dataclass
@@ -32,12 +31,13 @@ class Adaptive:
     plan: Plan
     orders: Mapping[str, tuple[str, ...]]
     blocks: int
-    cells: Mapping[CellKey, Sequence[CellTraces]]
+    cells: Sequence[CellTraces]
+    measure: Measure
     given: dict[str, dict[str, int]] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, plan: Plan, traces: Iterable[tuple[str, Trace]]) -> Adaptive:
+    def begin(cls, plan: Plan, traces: TraceColumns) -> Adaptive:
         """From a plan and what is stored already; KvatlasError where a benchmark has too few problems for blocks."""
         orders = {
             name: order(plan.spec.seed, name, [p.id for p in problems]) for name, problems in plan.problems.items()
@@ -45,20 +45,17 @@ class Adaptive:
         blocks = min(plan.spec.allocate.blocks, *(len(problems) for problems in orders.values()))
         if blocks < 2:
             raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
-        cells: dict[CellKey, list[CellTraces]] = {}
-        for cell in plan.manifest().expected:
-            cells.setdefault((cell.run_key, cell.setting.id, cell.benchmark), []).append(CellTraces(cell))
-        allocation = cls(plan, orders, blocks, cells)
+        manifest = plan.manifest()
+        measure = Measure(manifest, "pass@1")
+        allocation = cls(plan, orders, blocks, cells_of(manifest, measure), measure)
         for model in plan.models:
             allocation.given[model.name] = {policy.setting.id: 1 for policy, _ in plan.policies}
-        for run_key, trace in traces:
-            allocation.add(run_key, trace)
+        add_traces(allocation.cells, traces, measure)
         return allocation
 
     def add(self, run_key: str, trace: Trace) -> None:
-        """Count a trace that is in the store, if the plan has its cell."""
-        for cell in self.cells.get((run_key, trace.setting.id, trace.benchmark), ()):
-            cell.add(trace, METRICS["pass@1"])
+        """Count a trace that is in the store."""
+        add_traces(self.cells, TraceColumns.of([(run_key, trace)]), self.measure)
 
     def stages(self, model: ModelHandle) -> Iterator[str]:
         """Block after block until the question is answered; yields a sentence when blocks have been given out.
@@ -67,7 +64,7 @@ class Adaptive:
         """
         given, margin = self.given[model.name], margin_of({"lose_at_most": self.plan.spec.lose_at_most})
         sizes = {name: len(problems) for name, problems in self.orders.items()}
-        own = [cell for cells in self.cells.values() for cell in cells if cell.expected.model == model.name]
+        own = [cell for cell in self.cells if cell.expected.model == model.name]
         baselines = [policy.setting.id for policy, baseline in self.plan.policies if baseline]
         yield self._said(model.name, len(given))
         settings, seen = known(own, self.orders, sizes, self.blocks)
@@ -76,7 +73,8 @@ class Adaptive:
             if not complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
             state = look(state, seen, margin)
-            reason = self._reason(state, sum(sum(cell.output_tokens) for cell in own))
+            spent = sum(int(np.nansum(cell.traces["output_tokens"])) for cell in own)
+            reason = self._reason(state, spent)
             if reason is not None:
                 self.stopped[model.name] = reason
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from kvatlas.models.tokenizer_check import notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
-from kvatlas.results import Expected, Key, Manifest
+from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -123,30 +123,28 @@ class Plan:
                     about.setdefault(name, {})[problem.id] = plain
         return about
 
-    def units(self, model: ModelHandle, done: set[Key]) -> list[WorkItem]:
+    def units(self, model: ModelHandle, done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
         """The trees of one model that still lack traces, each with the settings that it lacks.
 
-        Samples vary slowest, so that a sweep that is stopped early has seen every problem.
+        `done` has the samples that are there (`Store.samples`). Samples vary slowest, so that a sweep that is stopped
+        early has seen every problem.
         """
-        units = []
-        for sample in range(self.spec.samples):
-            for benchmark in self.benchmarks:
-                for problem in self.problems[benchmark.name]:
-                    missing = tuple(
-                        policy.setting
-                        for policy, _ in self.policies
-                        if (
-                            self.keys[model.name, benchmark.name, policy.setting],
-                            policy.setting.id,
-                            benchmark.name,
-                            problem.id,
-                            sample,
-                        )
-                        not in done
-                    )
-                    if missing:
-                        units.append(WorkItem(benchmark.name, problem, sample, missing))
-        return units
+        trees = []
+        for benchmark in self.benchmarks:
+            cells = [
+                (self.keys[model.name, benchmark.name, policy.setting], policy.setting) for policy, _ in self.policies
+            ]
+            for problem in self.problems[benchmark.name]:
+                there = [
+                    (setting, done.get((key, setting.id, benchmark.name, problem.id), ())) for key, setting in cells
+                ]
+                trees.append((benchmark.name, problem, there))
+        return [
+            WorkItem(benchmark_name, problem, sample, missing)
+            for sample in range(self.spec.samples)
+            for benchmark_name, problem, there in trees
+            if (missing := tuple(setting for setting, samples in there if sample not in samples))
+        ]
 
     def estimate(
         self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64

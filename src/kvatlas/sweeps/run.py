@@ -73,7 +73,7 @@ def sweep(
         # Statistics take long to import, and workers import this module too.
         from kvatlas.sweeps.allocation import Adaptive
 
-        adaptive = Adaptive.begin(plan, store.traces(texts=False))
+        adaptive = Adaptive.begin(plan, store.columns())
         for model in plan.models:
             decode.seen = adaptive.add
             for sentence in adaptive.stages(model):
@@ -133,14 +133,17 @@ class _Decode:
         self.decoded = self.saved = 0
         #: Run keys of the full cache's traces, which a screen reads.
         self.full_keys = plan.full_cache.keys
-        done = store.keys()
-        self.finished = plan.traces - sum(
-            len(unit.settings) for model in plan.models for unit in plan.units(model, done)
-        )
+        #: Every model's units that lack traces, as long as nothing was added.
+        self.missing = self._missing()
+        self.finished = plan.traces - sum(len(unit.settings) for units in self.missing.values() for unit in units)
+
+    def _missing(self) -> dict[str, list[WorkItem]]:
+        done = self.store.samples()
+        return {model.name: self.plan.units(model, done) for model in self.plan.models}
 
     def all(self, model: ModelHandle, asked: Callable[[Sequence[WorkItem]], Sequence[WorkItem]]) -> None:
         """Decode and store until nothing of what is `asked` of a model's missing units is missing."""
-        units = asked(self.plan.units(model, self.store.keys()))
+        units = asked(self.missing[model.name])
         while units:
             job = Job(
                 model=model,
@@ -163,7 +166,8 @@ class _Decode:
                 self.decoded += own
                 self.saved += len(trace.tokens) - own
                 self.on_trace(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
-            units = asked(self.plan.units(model, self.store.keys()))
+            self.missing = self._missing()
+            units = asked(self.missing[model.name])
             if not units:
                 return
             if self.finished == before and (self.batch_size or CPU_BATCH) >> self.halvings <= 1:

@@ -55,7 +55,7 @@ def screen(
     if traces is not None:
         _take_over(plan.full_cache, traces, folder)
     with Store.create(folder) as store:
-        promise, done = promised(plan, store, replace), store.keys()
+        promise, done = promised(plan, store, replace), store.samples()
     missing = sum(len(plan.full_cache.units(model, done)) for model in plan.models)
     if missing:
         on_message(f"{missing} full-cache traces are not there yet: they are decoded first.")
@@ -66,11 +66,11 @@ def screen(
 def unanswered(folder: Path) -> list[str]:
     """A sentence for each model and benchmark of a screen of whose full-cache traces some have no answer."""
     with Store.open(folder) as store:
-        cells = gather(store.manifest(), store.traces(texts=False), "answer_kept")
+        cells = gather(store.manifest(), store.columns(), "answer_kept")
     # All settings read the same traces, so that any one of them tells how many lack an answer.
     first = {(cell.expected.model, cell.expected.benchmark): cell for cell in reversed(cells)}
     return [
-        f"{len(cell.unmeasured)} of {cell.stored} full-cache traces of {model} on {benchmark} have no answer: "
+        f"{cell.unmeasured} of {cell.stored} full-cache traces of {model} on {benchmark} have no answer: "
         "answer_kept is unknown there."
         for (model, benchmark), cell in sorted(first.items())
         if cell.unmeasured

@@ -47,7 +47,7 @@ def _documents(view: RunView) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"outcomes/{table}.json", view.outcomes(table)
     for number, marks in enumerate(view.marks):
         yield f"cell/{number}.json", view.cell(number)
-        for at, mark in enumerate(marks.decode()):
+        for at, mark in enumerate(marks):
             if mark != MISSING:
                 problem, sample = view.split(number, at)
                 yield f"trace/{number}/{problem}/{sample}.json", view.trace(number, problem, sample)

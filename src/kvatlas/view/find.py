@@ -58,7 +58,7 @@ def find(view: RunView, query: Query, start: int = 0) -> dict[str, Any]:
                 if position < 0:
                     continue
                 around = text[max(0, position - AROUND) : position + len(wanted) + AROUND]
-            hits.append([number, *view.split(number, at), chr(view.marks[number][at]), around])
+            hits.append([number, *view.split(number, at), view.marks[number][at], around])
     return {"hits": hits, "next": None, "seen": total, "total": total}
 
 
@@ -75,13 +75,13 @@ def _places(view: RunView, cells: list[int], start: int) -> Iterator[tuple[int, 
     for number in cells:
         marks = view.marks[number]
         for at in range(max(0, start - before), len(marks)):
-            if marks[at] != ord(MISSING):
+            if marks[at] != MISSING:
                 yield before + at, number, at
         before += len(marks)
 
 
 def _fits(view: RunView, query: Query, number: int, at: int) -> bool:
-    mark = chr(view.marks[number][at])
+    mark = view.marks[number][at]
     if query.filter == "lost":
         return view.lost(number, at)
     return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[query.filter]

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Cell, Trace
+import numpy as np
+
 from kvatlas.report.escaping import embedded
-from kvatlas.report.page_json import MISSING, RIGHT, letter
+from kvatlas.report.page_json import MISSING, RIGHT, marks
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
-from kvatlas.results.manifest import Manifest
-from kvatlas.results.store import Key, Store
-from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.results import Key, Manifest, Store
+from kvatlas.stats.estimates.cells import CellTraces, add_traces, cells_of
 from kvatlas.stats.estimates.metrics import Measure, usual_metric
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.view.run_json import Table, analysed, counts, quick
 
 #: Rows that are read at once, so that what was asked for meanwhile is answered in between.
-ROWS = 2_000
-
-
-class Cached(CellTraces):
-    """A cell whose estimate is computed again only when there are more traces."""
-
-    _known: tuple[int, Cell] | None = None
-
-    def cell(self) -> Cell:
-        """As `CellTraces.cell`."""
-        if self._known is None or self._known[0] != self.stored:
-            self._known = (self.stored, super().cell())
-        return self._known[1]
+ROWS = 20_000
 
 
 class RunView:
     """A run that one thread refreshes and any thread reads.
 
     Cells are numbered in the manifest's order, problems within their benchmark. `marks[cell]` has a letter for each
-    problem and sample, samples side by side, and `lengths[cell]` the number of new tokens. `version` rises with every
-    change of what is shown. KvatlasError for a folder that holds no run.
+    problem and sample, samples side by side. `version` rises with every change of what is shown. KvatlasError for a
+    folder that holds no run.
     """
 
     def __init__(self, folder: Path, name: str, fix: Mapping[str, str] | None = None) -> None:
@@ -55,16 +42,10 @@ class RunView:
         self.sources = Sources.of(manifest)
         self.metric = usual_metric(manifest)
         self._grade = Measure(manifest, self.metric)
-        self.cells = [
-            Cached(cell, self._grade.rule, bool(manifest.allocation), manifest.screened) for cell in manifest.expected
-        ]
-        self._number = {(cell.run_key, cell.setting.id, cell.benchmark): n for n, cell in enumerate(manifest.expected)}
+        self.cells = cells_of(manifest, self._grade)
         by_size = sorted(manifest.expected, key=lambda cell: len(cell.problems))
         self.problems = {cell.benchmark: cell.problems for cell in by_size}
-        self._place = {name: {id_: n for n, id_ in enumerate(ids)} for name, ids in self.problems.items()}
-        sizes = [len(self.problems[cell.benchmark]) * cell.samples for cell in manifest.expected]
-        self.marks = [bytearray(MISSING.encode() * size) for size in sizes]
-        self.lengths = [array("i", bytes(4 * size)) for size in sizes]
+        self.marks = [self._marks(cell) for cell in self.cells]
         self.tables = _tables(manifest, self.problems)
         self.table_of = {n: t for t, table in enumerate(self.tables) for n in table.rows}
         self.base = _bases(manifest)
@@ -83,13 +64,15 @@ class RunView:
             return False
         if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
             self._begin(manifest)
-        before = self._row
-        while added := store.added(self._row, ROWS):
-            for self._row, run_key, trace in added:
-                self._add(run_key, trace)
+        before, added = self._row, ROWS
+        while added == ROWS:
+            self._row, columns = store.added(self._row, ROWS)
+            add_traces(self.cells, columns, self._grade)
+            added, self.done = len(columns), sum(cell.stored for cell in self.cells)
         changed = self._row != before or self._seen < 0
         self._seen = version
         if changed:
+            self.marks = [self._marks(cell) for cell in self.cells]
             self._publish(quick(self._run, self.tables))
             self.finished = self.done == self.promised
             if self.finished:
@@ -100,16 +83,12 @@ class RunView:
     def _run(self) -> RunData:
         return RunData(self.manifest, (), self.metric, True, self.fix, self.cells, self.folder)
 
-    def _add(self, run_key: str, trace: Trace) -> None:
-        number = self._number.get((run_key, trace.setting.id, trace.benchmark))
-        problem = self._place.get(trace.benchmark, {}).get(trace.problem)
-        if number is None or problem is None or not 0 <= trace.sample < self.cells[number].expected.samples:
-            return
-        at = problem * self.cells[number].expected.samples + trace.sample
-        self.done += self.marks[number][at] == ord(MISSING)
-        self.marks[number][at] = ord(letter(trace))
-        self.lengths[number][at] = trace.usage.output_tokens or 0
-        self.cells[number].add(trace, self._grade)
+    def _marks(self, cell: CellTraces) -> str:
+        return marks(cell, self.problems[cell.expected.benchmark])
+
+    def _lengths(self, cell: CellTraces) -> list[int]:
+        tokens = cell.in_order(cell.traces["output_tokens"], self.problems[cell.expected.benchmark], 0)
+        return [int(count) for count in np.nan_to_num(tokens).tolist()]
 
     def _publish(self, document: dict[str, Any]) -> None:
         self.version += 1
@@ -124,7 +103,7 @@ class RunView:
 
     def outcomes(self, table: int) -> dict[str, Any]:
         """The marks of all cells of a table; IndexError where there is none."""
-        return {"marks": [self.marks[cell].decode() for cell in self.tables[table].rows]}
+        return {"marks": [self.marks[cell] for cell in self.tables[table].rows]}
 
     def cell(self, number: int) -> dict[str, Any]:
         """The traces of a cell: marks, those of the full cache, lengths."""
@@ -134,9 +113,9 @@ class RunView:
             "table": self.table_of[number],
             "samples": self.cells[number].expected.samples,
             "base": base,
-            "marks": self.marks[number].decode(),
-            "full": None if base is None else self.marks[base].decode(),
-            "lengths": list(self.lengths[number]),
+            "marks": self.marks[number],
+            "full": None if base is None else self.marks[base],
+            "lengths": self._lengths(self.cells[number]),
         }
 
     def split(self, number: int, at: int) -> tuple[int, int]:
@@ -158,7 +137,7 @@ class RunView:
             trace = store.trace(self.key(number, problem, sample))
         table = self.tables[self.table_of[number]]
         at = problem * self.cells[number].expected.samples + sample
-        others = [[n, chr(self.marks[n][at])] for n in table.rows if n != number and at < len(self.marks[n])]
+        others = [[n, self.marks[n][at]] for n in table.rows if n != number and at < len(self.marks[n])]
         document = trace_document(trace, number, self.sources, whole=True)
         return {
             **document,
@@ -183,8 +162,8 @@ class RunView:
 
     def lost(self, number: int, at: int) -> bool:
         """Whether a trace is wrong where the full cache is right."""
-        base, mark = self.base.get(number), chr(self.marks[number][at])
-        return base is not None and mark not in (RIGHT, MISSING) and chr(self.marks[base][at]) == RIGHT
+        base, mark = self.base.get(number), self.marks[number][at]
+        return base is not None and mark not in (RIGHT, MISSING) and self.marks[base][at] == RIGHT
 
 
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:

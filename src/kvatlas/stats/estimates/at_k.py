@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ class Rule:
     kind: str
     k: int
 
-    def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[str | None]]) -> Floats:
-        """The value of each problem, in [0, 1]; `votes` (for maj) are answers, `RIGHT` or None."""
+    def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[Hashable]]) -> Floats:
+        """The value of each problem, in [0, 1]; `votes` (for maj) tell answers apart, or are `RIGHT` or None."""
         if self.kind == "maj":
             return np.array([majority(samples, self.k) for samples in votes.values()])
         if self.kind == "pass":
@@ -41,7 +41,7 @@ class Rule:
                 f"{self.kind}@{self.k} needs {self.k} samples of every problem; the fewest that one has is {fewest}."
             )
 
-    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[str | None]]) -> Estimate:
+    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[Hashable]]) -> Estimate:
         """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
         self.check(grades)
         if self.kind == "avg":
@@ -68,7 +68,7 @@ def any_right(samples: int, right: int, k: int) -> float:
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def majority(votes: Sequence[str | None], k: int) -> float:
+def majority(votes: Sequence[Hashable], k: int) -> float:
     """The share of the subsets of k votes in which `RIGHT` has most votes; a tie among t answers counts 1 / t.
 
     The vote is over answers, not over correctness: wrong answers win only where they agree. A sample without an answer

@@ -4,160 +4,250 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
-from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Outcome, Trace
+import numpy as np
+from numpy.typing import NDArray
+
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, Outcome, Trace
 from kvatlas.policies.audit import audit_setting
+from kvatlas.results.columns import RECORD, STATUS, Floats, Ints, TraceColumns
 from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.results.rows import COSTS
 from kvatlas.stats.estimates.at_k import RIGHT, Rule
 from kvatlas.stats.estimates.metrics import Measure
 from kvatlas.stats.estimates.pass_at_1 import pass_at_1
 
+#: The fields of a trace that a cell has.
+_FIELDS = ("status", "correct", *COSTS, "answer", "written", "made_with")
+_KEPT = np.dtype([(name, RECORD[name]) for name in _FIELDS])
+_STATUSES = {number: status for status, number in STATUS.items()}
 
-@dataclass
+
 class CellTraces:
-    """The traces of one promised cell: `outcomes[problem][sample]` is the grade, and how many are missing.
+    """The traces of one promised cell, as tables [problem, sample] with `problems` in the order of their names.
 
-    `prompts` are the lengths of the problems' prompts, `written` digests of what each trace says, where they are known.
-    With a `rule` the metric is made of a problem's samples together, for maj@K of their `votes`. In an `adaptive` sweep
-    how many problems a cell has depends on their outcomes, so its interval is one that holds for any such reason. Of a
-    `screened` run the grades are no Pass@1. `unmeasured` are the problems and samples of whose trace the metric is
-    unknown: they count in costs and in no grade. `verdicts` count what the traces came to, `made_with` the versions
-    that decoded them. Costs are listed where they are known.
+    `grades` are NaN where a trace is missing or its metric unknown. `traces` has the fields of `results.columns.RECORD`
+    that are needed: its `status` is 0 where a trace is missing, costs are NaN where they are unknown. With a `rule` the
+    metric is made of a problem's samples together. In an `adaptive` sweep how many problems a cell has depends on
+    their outcomes. Of a `screened` run the grades are no Pass@1.
     """
 
-    expected: Expected
-    rule: Rule | None = None
-    adaptive: bool = False
-    screened: bool = False
-    outcomes: dict[str, dict[int, float]] = field(default_factory=dict)
-    votes: dict[str, dict[int, str | None]] = field(default_factory=dict)
-    kv_tokens: dict[tuple[str, int], float] = field(default_factory=dict)
-    output_tokens: list[int] = field(default_factory=list)
-    seconds: dict[tuple[str, int], float] = field(default_factory=dict)
-    peak_kv_tokens: list[int] = field(default_factory=list)
-    unmeasured: set[tuple[str, int]] = field(default_factory=set)
-    verdicts: Counter[Outcome] = field(default_factory=Counter)
-    compressed: int = 0
-    #: Traces of which it is known whether they were compressed.
-    watched: int = 0
-    prompts: dict[str, int] = field(default_factory=dict)
-    written: dict[tuple[str, int], str] = field(default_factory=dict)
-    made_with: Counter[str] = field(default_factory=Counter)
+    def __init__(
+        self, expected: Expected, rule: Rule | None = None, adaptive: bool = False, screened: bool = False
+    ) -> None:
+        self.expected, self.rule, self.adaptive, self.screened = expected, rule, adaptive, screened
+        self.problems = tuple(sorted(set(expected.problems)))
+        self.place = {problem: number for number, problem in enumerate(self.problems)}
+        self.grades: Floats = np.full((len(self.problems), expected.samples), math.nan)
+        self.traces: NDArray[np.void] = np.zeros(self.grades.shape, _KEPT)
+        for name in COSTS:
+            self.traces[name] = math.nan
+        self._versions: dict[str, int] = {}
+        self._cell: Cell | None = None
+
+    def add(self, columns: TraceColumns, rows: Ints, values: Floats) -> None:
+        """Take these rows of traces of this setting, whose metric has these values, if they are promised."""
+        places = np.full(len(columns.names), -1)
+        for problem, place in self.place.items():
+            number = columns.number.get(problem)
+            if number is not None:
+                places[number] = place
+        records = columns.records[rows]
+        problem, sample = places[records["problem"]], records["sample"]
+        promised = (problem >= 0) & (sample >= 0) & (sample < self.expected.samples)
+        at, records = (problem[promised], sample[promised]), records[promised]
+        made_with, which = np.unique(records["made_with"], return_inverse=True)
+        versions = [self._versions.setdefault(columns.names[name], len(self._versions)) for name in made_with]
+        for name in _FIELDS[:-1]:
+            self.traces[name][at] = records[name]
+        self.traces["made_with"][at] = np.array(versions, int)[which]
+        self.grades[at] = values[rows][promised]
+        self._cell = None
+
+    @property
+    def there(self) -> NDArray[np.bool_]:
+        """[problem, sample]: whether the trace is there."""
+        return np.asarray(self.traces["status"] > 0)
 
     @property
     def stored(self) -> int:
         """How many traces of this cell are there."""
-        return self.verdicts.total()
+        return int(np.count_nonzero(self.traces["status"]))
 
     @property
     def measured(self) -> bool:
         """Whether the metric is known of any trace of this cell."""
-        return bool(self.outcomes)
+        return not bool(np.isnan(self.grades).all())
+
+    @property
+    def measured_problems(self) -> frozenset[str]:
+        """The problems of which the metric of a trace is known."""
+        return frozenset(self._by_problem(self.grades))
+
+    @property
+    def unmeasured(self) -> int:
+        """Of how many traces the metric is unknown: they count in costs and in no grade."""
+        return int(np.count_nonzero(self.there & np.isnan(self.grades)))
 
     @property
     def promised(self) -> int:
         """How many traces this cell is to have."""
         return len(self.expected.problems) * self.expected.samples
 
-    def add(self, trace: Trace, grade: Callable[[Trace], float | None]) -> None:
-        """Count a trace of this setting, once, if its problem and sample are promised."""
-        if trace.problem not in self._problems or not 0 <= trace.sample < self.expected.samples:
-            return
-        key = trace.problem, trace.sample
-        if key in self.unmeasured or trace.sample in self.outcomes.get(trace.problem, {}):
-            return
-        value = grade(trace)
-        if value is None:
-            self.unmeasured.add(key)
-        else:
-            self.outcomes.setdefault(trace.problem, {})[trace.sample] = value
-            if self.rule is not None and self.rule.kind == "maj":
-                answer = RIGHT if value else trace.grade.answer
-                self.votes.setdefault(trace.problem, {})[trace.sample] = answer
-        self.verdicts[trace.grade.verdict] += 1
-        self.made_with[trace.made_with] += 1
-        used = trace.usage
-        if used.mean_kv_tokens is not None:
-            self.kv_tokens[key] = used.mean_kv_tokens
-        for known, value in ((self.output_tokens, used.output_tokens), (self.peak_kv_tokens, used.peak_kv_tokens)):
-            if value is not None:
-                known.append(value)
-        if used.seconds is not None:
-            self.seconds[key] = used.seconds
-        self.compressed += bool(used.compressions)
-        self.watched += used.compressions is not None
-        if used.prompt_tokens is not None:
-            self.prompts[trace.problem] = used.prompt_tokens
-        if trace.written:
-            self.written[key] = trace.written
+    @property
+    def verdicts(self) -> Counter[Outcome]:
+        """How many traces came to what."""
+        counts = np.bincount((2 * self.traces["status"] + self.traces["correct"]).ravel())
+        found = Counter[Outcome]()
+        for number, count in enumerate(counts[2:].tolist(), 2):
+            if count:
+                found[Grade(bool(number % 2), 0.0, None, _STATUSES[number // 2]).verdict] += count
+        return found
+
+    @property
+    def made_with(self) -> Counter[str]:
+        """How many traces were decoded by which versions."""
+        counts = np.bincount(self.traces["made_with"][self.there], minlength=len(self._versions))
+        return Counter({text: count for text, count in zip(self._versions, counts.tolist(), strict=True) if count})
+
+    @property
+    def prompts(self) -> dict[str, int]:
+        """The lengths of the problems' prompts where they are known."""
+        lengths = np.nan_to_num(self.traces["prompt_tokens"], nan=-1).max(1).tolist()
+        return {problem: int(length) for problem, length in zip(self.problems, lengths, strict=True) if length >= 0}
+
+    def in_order(self, table: NDArray[Any], problems: Sequence[str], missing: Any) -> NDArray[Any]:
+        """A table [problem, sample] in the order of these problems, samples side by side; `missing` for others'."""
+        rows = np.vstack([table, np.full(self.expected.samples, missing)])
+        return rows[[self.place.get(problem, -1) for problem in problems]].ravel()
+
+    def cost_means(self, cost: str) -> dict[str, float]:
+        """The mean of a cost for each problem of which it is known."""
+        return {problem: float(np.mean(values)) for problem, values in self._by_problem(self.traces[cost]).items()}
 
     def coord(self, axes: tuple[str, str]) -> CellCoord:
         """Its values on the vertical and the horizontal axis."""
         values = self.expected.setting.values
         return values[axes[0]], values[axes[1]]
 
-    @cached_property
-    def _problems(self) -> frozenset[str]:
-        return frozenset(self.expected.problems)
-
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
-        return Cell(
-            self.expected.setting,
-            self._estimate(),
-            mean_kv_tokens=self._mean(self.kv_tokens.values()),
-            peak_kv_tokens=max(self.peak_kv_tokens) if len(self.peak_kv_tokens) == self.stored else None,
-            output_tokens_mean=self._mean(self.output_tokens),
-            truncated=self.verdicts[Outcome.TRUNCATED],
-            seconds_mean=self._mean(self.seconds.values()),
-            unmeasured=len(self.unmeasured),
-            audit=self.audit(),
-        )
+        if self._cell is None:
+            peaks = self._known("peak_kv_tokens")
+            self._cell = Cell(
+                self.expected.setting,
+                self._estimate(),
+                mean_kv_tokens=self._mean("mean_kv_tokens"),
+                peak_kv_tokens=int(max(peaks)) if peaks else None,
+                output_tokens_mean=self._mean("output_tokens"),
+                truncated=self.verdicts[Outcome.TRUNCATED],
+                seconds_mean=self._mean("seconds"),
+                unmeasured=self.unmeasured,
+                audit=self.audit(),
+            )
+        return self._cell
 
-    def _mean(self, values: Collection[float]) -> float | None:
-        """Of a cost; None unless it is known of every trace."""
-        return math.fsum(values) / self.stored if len(values) == self.stored else None
+    def _known(self, cost: str) -> list[float]:
+        """A cost of every trace; nothing where it is unknown of one."""
+        values = self.traces[cost][self.there]
+        return [] if np.isnan(values).any() else values.tolist()
+
+    def _mean(self, cost: str) -> float | None:
+        values = self._known(cost)
+        return math.fsum(values) / len(values) if values else None
 
     def audit(self) -> BudgetAudit | None:
         """What the setting's budget leaves to its policy, over the problems that have traces."""
         return audit_setting(self.expected.setting, self.prompts.values())
 
     def _estimate(self) -> Estimate:
-        grades, votes = self._by_sample()
-        return pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, votes)
+        grades = self._by_problem(self.grades)
+        return pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, self._votes())
+
+    def values(self) -> Floats:
+        """What comparisons compare: the grades by problem and sample, or [problem, 1] what a rule makes of them."""
+        if self.rule is None:
+            return self.grades
+        grades = self._by_problem(self.grades)
+        values = np.full((len(self.problems), 1), math.nan)
+        values[[self.place[problem] for problem in grades], 0] = self.rule.values(grades, self._votes())
+        return values
 
     def compared(self) -> dict[tuple[str, str], dict[int, float]]:
-        """What paired comparisons compare, by benchmark and problem: the grades by sample, or what a rule makes."""
-        benchmark = self.expected.benchmark
-        if self.rule is None:
-            return {(benchmark, problem): samples for problem, samples in self.outcomes.items()}
-        values = self.rule.values(*self._by_sample())
-        return {(benchmark, problem): {0: float(value)} for problem, value in zip(self.outcomes, values, strict=True)}
+        """The known `values` by (benchmark, problem) and sample."""
+        values = self._by_sample(self.values())
+        return {(self.expected.benchmark, problem): samples for problem, samples in values.items()}
 
-    def _by_sample(self) -> tuple[dict[str, list[float]], dict[str, list[str | None]]]:
-        grades = {problem: [by_n[n] for n in sorted(by_n)] for problem, by_n in self.outcomes.items()}
-        return grades, {problem: [by_n[n] for n in sorted(by_n)] for problem, by_n in self.votes.items()}
+    def outcomes(self) -> dict[str, dict[int, float]]:
+        """The known grades by problem and sample."""
+        return self._by_sample(self.grades)
+
+    def votes(self) -> dict[str, dict[int, Hashable]]:
+        """For maj@K what tells answers apart, `RIGHT` or None, by problem and sample; else nothing."""
+        if self.rule is None or self.rule.kind != "maj":
+            return {}
+        answers = self.traces["answer"]
+        return {
+            problem: {n: RIGHT if value else int(answers[self.place[problem], n]) or None for n, value in own.items()}
+            for problem, own in self.outcomes().items()
+        }
+
+    def _by_sample(self, table: Floats) -> dict[str, dict[int, float]]:
+        rows = zip(self.problems, table.tolist(), strict=True)
+        known = {problem: {n: value for n, value in enumerate(row) if not math.isnan(value)} for problem, row in rows}
+        return {problem: own for problem, own in known.items() if own}
+
+    def _by_problem(self, table: Floats) -> dict[str, list[float]]:
+        known = ~np.isnan(table)
+        rows = zip(self.problems, table, known, strict=True)
+        return {problem: row[there].tolist() for problem, row, there in rows if there.any()}
+
+    def _votes(self) -> dict[str, list[Hashable]]:
+        return {problem: list(own.values()) for problem, own in self.votes().items()}
 
 
-def gather(manifest: Manifest, traces: Iterable[tuple[str, Trace]], metric: str = "pass@1") -> list[CellTraces]:
+def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
+    """What cells compare side by side: problems, and values [problem, cell, sample], NaN where one is not known."""
+    tables = [cell.values() for cell in cells]
+    problems = dict.fromkeys(problem for cell in cells for problem in cell.problems)
+    places = {problem: number for number, problem in enumerate(problems)}
+    values = np.full((len(places), len(cells), max(table.shape[1] for table in tables)), math.nan)
+    for number, (cell, table) in enumerate(zip(cells, tables, strict=True)):
+        values[[places[problem] for problem in cell.problems], number, : table.shape[1]] = table
+    return tuple(places), values
+
+
+def add_traces(cells: Iterable[CellTraces], columns: TraceColumns, measure: Measure) -> None:
+    """Give the cells their traces.
+
+    A trace counts where its run key, setting, benchmark, problem and sample are the promised ones; all others (an
+    earlier sweep's, another seed's) are passed over. The metric is asked of all of them.
+    """
+    values = measure(columns)
+    rows = columns.by_cell()
+    for cell in cells:
+        own = rows.get((cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark))
+        if own is not None:
+            cell.add(columns, own, values)
+
+
+def cells_of(manifest: Manifest, measure: Measure) -> list[CellTraces]:
+    """The promised cells in the manifest's order, without traces."""
+    adaptive, screened = bool(manifest.allocation), manifest.screened
+    return [CellTraces(expected, measure.rule, adaptive, screened) for expected in manifest.expected]
+
+
+def gather(
+    manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]], metric: str = "pass@1"
+) -> list[CellTraces]:
     """The promised cells in the manifest's order, each with its traces.
 
-    A trace counts where its run key, setting, benchmark, problem and sample are the promised ones, once; all others
-    (an earlier sweep's, another seed's) are passed over. Raises KvatlasError for a metric that the run does not have.
+    Raises KvatlasError for a metric that the run does not have.
     """
-    grade = Measure(manifest, metric)
-    cells = [
-        CellTraces(expected, grade.rule, bool(manifest.allocation), manifest.screened) for expected in manifest.expected
-    ]
-    by_key: dict[tuple[str, str, str], list[CellTraces]] = {}
-    for cell in cells:
-        key = (cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark)
-        by_key.setdefault(key, []).append(cell)
-    for run_key, trace in traces:
-        for cell in by_key.get((run_key, trace.setting.id, trace.benchmark), []):
-            cell.add(trace, grade)
-    grade.check()
+    measure = Measure(manifest, metric)
+    cells = cells_of(manifest, measure)
+    add_traces(cells, TraceColumns.of(traces), measure)
+    measure.check()
     return cells

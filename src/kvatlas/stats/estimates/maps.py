@@ -106,10 +106,10 @@ def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> N
 
 def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ...]:
     """A note where the metric is unknown of some traces: of the same in all cells, which read the same ones."""
-    most = max(cells, key=lambda cell: len(cell.unmeasured))
+    most = max(cells, key=lambda cell: cell.unmeasured)
     if not most.unmeasured:
         return ()
-    about = f"{len(most.unmeasured)} of {most.stored} traces of {most.expected.benchmark}"
+    about = f"{most.unmeasured} of {most.stored} traces of {most.expected.benchmark}"
     return (Note(NoteKind.UNMEASURED, f"{about} have no answer and are left out of {metric}"),)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
-from kvatlas.core import KvatlasError, Status, Trace
+import numpy as np
+from numpy.typing import NDArray
+
+from kvatlas.core import KvatlasError, Status
+from kvatlas.results.columns import STATUS, Floats, TraceColumns
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.estimates.at_k import Rule, rule
 
 #: What every trace is graded by, in [0, 1]. Truncated and answerless traces are not correct. Beside these: what the
 #: run's benchmarks measure themselves, and the `RULES`.
-METRICS: Mapping[str, Callable[[Trace], float]] = {
-    "pass@1": lambda trace: float(trace.grade.correct and trace.grade.status is Status.OK),
-    "progress": lambda trace: trace.grade.progress,
+METRICS: Mapping[str, Callable[[NDArray[np.void]], Floats]] = {
+    "pass@1": lambda records: ((records["correct"] > 0) & (records["status"] == STATUS[Status.OK])).astype(float),
+    "progress": lambda records: records["progress"],
 }
 #: Made of the pass@1 of K samples (`stats.at_k`).
 RULES = ("pass@K", "avg@K", "maj@K")
@@ -29,7 +34,7 @@ def usual_metric(manifest: Manifest) -> str:
 
 
 class Measure:
-    """How a metric grades the traces of a run: called for each, in [0, 1], None where a trace does not tell.
+    """How a metric grades the traces of a run: called for some of them, in [0, 1], NaN where a trace does not tell.
 
     A trace that was not graded by a benchmark's own metric counts 0 if it has no answer. Raises KvatlasError for a
     metric that no screen has; `check`, once all traces were seen, for a cost and for what these traces do not have.
@@ -54,19 +59,24 @@ class Measure:
                 f"valid metrics are: {', '.join(SCREENED)}{_AND_COSTS}"
             )
 
-    def __call__(self, trace: Trace) -> float | None:
+    def __call__(self, traces: TraceColumns) -> Floats:
         if self._common is not None and not self.screened:
-            return self._common(trace)
-        value = trace.grade.metrics.get(self.metric)
-        if self.screened:
-            return None if value is None else float(value)
-        for name, measured in trace.grade.metrics.items():
-            (self._others if isinstance(measured, str) or not 0 <= measured <= 1 else self._shares).add(name)
-        if trace.grade.status not in (Status.TRUNCATED, Status.NO_ANSWER):
-            here = trace.grade.metrics.keys()
-            self._everywhere = set(here) if self._everywhere is None else self._everywhere & here
-            self._lacked |= value is None
-        return 0.0 if value is None or isinstance(value, str) else float(value)
+            return self._common(traces.records)
+        values = np.full(len(traces), math.nan if self.screened else 0.0)
+        found = list(traces.metrics())
+        for name, rows, own in found:
+            if name == self.metric and own is not None:
+                values[rows] = own
+            shares = np.zeros(1, bool) if own is None else (own >= 0) & (own <= 1)
+            self._shares |= {name} if shares.any() else set()
+            self._others |= set() if shares.all() else {name}
+        unanswered = [STATUS[Status.TRUNCATED], STATUS[Status.NO_ANSWER]]
+        answered = ~np.isin(traces.records["status"], unanswered)
+        if answered.any():
+            here = traces.metrics_of_all(answered)
+            self._everywhere = here if self._everywhere is None else self._everywhere & here
+            self._lacked |= self.metric not in here
+        return values
 
     def check(self, among: Sequence[Measure] = ()) -> None:
         """Raise KvatlasError if the traces were not all graded by this metric with a share.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.parameters import spelled
-from kvatlas.results import Manifest, Store
+from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.estimates.cells import CellTraces, gather
 from kvatlas.stats.estimates.grid import Axes, Groups, grid_groups, map_axes, varied
 from kvatlas.stats.estimates.metrics import usual_metric
@@ -23,14 +23,14 @@ LOSE_AT_MOST = 3.0
 class RunData:
     """What a run promised, its traces, and how they are looked at.
 
-    `traces` are a store's `(run key, trace)` pairs, texts not needed; `metric` is any that the run has
+    `traces` are columns, or `(run key, trace)` pairs that become columns; `metric` is any that the run has
     (`stats.estimates.metrics`). With `partial` missing traces are noted and no error. `fix` holds axes beyond two to
     one value each. `chosen` are the cells to look at instead of all of the run's. `folder` is where the run is stored.
     `lose_at_most` points against the full cache are asked for; the sweep's own where None.
     """
 
     manifest: Manifest
-    traces: Sequence[tuple[str, Trace]] = ()
+    traces: TraceColumns | Iterable[tuple[str, Trace]] = ()
     metric: str = "pass@1"
     partial: bool = False
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -47,22 +47,33 @@ class RunData:
         fix: Mapping[str, Any] | None = None,
         lose_at_most: float | None = None,
     ) -> RunData:
-        """The run in a folder, its traces without texts; without a metric with the one that it usually shows.
+        """The run in a folder; without a metric with the one that it usually shows.
 
         A text in `fix` is read as the axis has it: `fix={"ratio": "0.3"}`. KvatlasError for a folder without a run.
         """
         with Store.open(Path(folder)) as store:
-            manifest, traces = store.manifest(), tuple(store.traces(texts=False))
+            manifest, traces = store.manifest(), store.columns()
         fixed = {name: _axis_value(manifest, name, value) for name, value in (fix or {}).items()}
         return cls(manifest, traces, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "traces", tuple(self.traces))
+        object.__setattr__(self, "traces", TraceColumns.of(self.traces))
+
+    @property
+    def columns(self) -> TraceColumns:
+        """The traces."""
+        return TraceColumns.of(self.traces)
+
+    def store(self) -> Store:
+        """The store with the whole traces; KvatlasError where the run is not from a folder."""
+        if self.folder is None:
+            raise KvatlasError("This shows traces, so it needs a run that is stored in a folder.")
+        return Store.open(self.folder)
 
     @cached_property
     def cells(self) -> Sequence[CellTraces]:
         """The promised cells with their traces; KvatlasError for a metric that the run does not have."""
-        return gather(self.manifest, self.traces, self.metric) if self.chosen is None else self.chosen
+        return gather(self.manifest, self.columns, self.metric) if self.chosen is None else self.chosen
 
     @cached_property
     def axes(self) -> Axes:

@@ -6,6 +6,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from kvatlas.core import Outcome, Validity
 from kvatlas.policies.audit import AuditedCell, no_choice_sentence
 from kvatlas.stats.estimates.cells import CellTraces
@@ -44,8 +46,8 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
     compressing = {cell.expected.setting.id for cell in bounded}
     return Validity(
         traces=sum(cell.stored for cell in kept),
-        bounded=sum(cell.watched for cell in bounded),
-        compressed=sum(cell.compressed for cell in bounded),
+        bounded=sum(int((cell.traces["compressions"] >= 0).sum()) for cell in bounded),
+        compressed=sum(int((cell.traces["compressions"] > 0).sum()) for cell in bounded),
         no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in kept),
         truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in kept),
         settings=len(compressing),
@@ -56,15 +58,17 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
 
 def _identical(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], ...]:
     """Groups of two or more settings whose traces are all there, known, and the same."""
-    written: dict[str, dict[Hashable, str] | None] = {}
+    written: dict[str, dict[Hashable, bytes] | None] = {}
     for cell in cells:
         expected = cell.expected
         known = written.setdefault(expected.setting.id, {})
-        if known is None or len(cell.written) < cell.promised:
+        digests = cell.traces["written"]
+        if known is None or cell.stored < cell.promised or (digests == np.zeros(1, digests.dtype)).any():
             written[expected.setting.id] = None
             continue
-        known |= {(expected.model, expected.benchmark, *key): text for key, text in cell.written.items()}
-    groups: dict[frozenset[tuple[Hashable, str]], list[str]] = {}
+        rows = zip(cell.problems, digests, strict=True)
+        known |= {(expected.model, expected.benchmark, problem): row.tobytes() for problem, row in rows}
+    groups: dict[frozenset[tuple[Hashable, bytes]], list[str]] = {}
     for setting, texts in written.items():
         if texts:
             groups.setdefault(frozenset(texts.items()), []).append(setting)

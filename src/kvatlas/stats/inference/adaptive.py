@@ -82,9 +82,11 @@ def known(
 
 
 def _mean(cell: CellTraces | None, problem: str) -> float:
-    grades = cell.outcomes.get(problem, {}) if cell is not None else {}
-    full = cell is not None and len(grades) == cell.expected.samples
-    return math.fsum(grades.values()) / len(grades) if full else math.nan
+    """The mean grade of a problem; NaN unless all of its samples are known."""
+    if cell is None or problem not in cell.place:
+        return math.nan
+    grades = cell.grades[cell.place[problem]].tolist()
+    return math.fsum(grades) / len(grades)
 
 
 def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> float:
@@ -92,7 +94,8 @@ def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> floa
     kept = [
         tokens
         for name, cell in cells.items()
-        for (problem, _), tokens in cell.kv_tokens.items()
+        for problem, row in zip(cell.problems, cell.traces["mean_kv_tokens"], strict=True)
+        for tokens in row[~np.isnan(row)].tolist()
         if (name, problem) in places
     ]
     return math.fsum(kept) / len(kept) if kept else math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -195,23 +195,20 @@ def with_ties(choice: Choice, members: Sequence[CellTraces]) -> Choice:
     """The choice with its ties among the settings that may be chosen, whose cells are given."""
     return replace(
         choice,
-        tied=_ties(choice.by_memory, members, lambda cell: cell.kv_tokens),
-        tied_by_time=_ties(choice.by_time, members, lambda cell: cell.seconds),
+        tied=_ties(choice.by_memory, members, "mean_kv_tokens"),
+        tied_by_time=_ties(choice.by_time, members, "seconds"),
     )
 
 
-def _ties(
-    chosen: Cell | None, members: Sequence[CellTraces], cost: Callable[[CellTraces], Mapping[tuple[str, int], float]]
-) -> int:
+def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
     """How many other settings are not shown to cost over 1 % more: Student's 95 % limit, paired by problem.
 
     Benchmarks weigh equally and their problems vary about their own mean.
     """
-    by_setting: dict[str, dict[tuple[str, str], list[float]]] = {}
+    by_setting: dict[str, dict[tuple[str, str], float]] = {}
     for cell in members:
         own = by_setting.setdefault(id_of(cell), {})
-        for (problem, _), value in cost(cell).items():
-            own.setdefault((cell.expected.benchmark, problem), []).append(value)
+        own.update(((cell.expected.benchmark, problem), mean) for problem, mean in cell.cost_means(cost).items())
     if chosen is None:
         return 0
     least = by_setting.pop(chosen.setting.id, {})
@@ -220,7 +217,7 @@ def _ties(
         shared = [key for key in least if key in theirs]
         if not shared:  # costs that nobody knows tie with none
             continue
-        more = np.array([np.mean(theirs[key]) - 1.01 * np.mean(least[key]) for key in shared])
+        more = np.array([theirs[key] - 1.01 * least[key] for key in shared])
         names = np.array([benchmark for benchmark, _ in shared])
         parts = [more[names == name] for name in dict.fromkeys(names)]
         mean = float(np.mean([part.mean() for part in parts]))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
-from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.cells import CellTraces, aligned
 from kvatlas.stats.estimates.grid import Axes
 from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints
 from kvatlas.stats.estimates.run_data import RunData
@@ -112,25 +112,23 @@ def table(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTrac
 
     None where no problem has a sample that all cells have.
     """
-    compared = [{column(cell): cell.compared() for cell in cells if cell.measured} for cells in benchmarks]
-    columns = [name for name in compared[0] if all(name in others for others in compared[1:])] if compared else []
-    rows: list[list[list[float]]] = []
+    measured = [{column(cell): cell for cell in cells if cell.measured} for cells in benchmarks]
+    columns = [name for name in measured[0] if all(name in others for others in measured[1:])] if measured else []
+    rows: list[Floats] = []
     strata: list[int] = []
     left_out = 0
-    for number, cells in enumerate(compared):
-        outcomes = [cells[name] for name in columns]
-        for problem in dict.fromkeys(problem for by_problem in outcomes for problem in by_problem):
-            samples = [by_problem.get(problem, {}) for by_problem in outcomes]
-            shared = sorted(set(samples[0]).intersection(*samples[1:]))
-            if shared:
-                rows.append([[by_sample[sample] for sample in shared] for by_sample in samples])
-                strata.append(number)
-            left_out += not shared
-    if not rows or len(set(strata)) < len(compared):
+    for number, cells in enumerate(measured if columns else ()):
+        _, values = aligned([cells[name] for name in columns])
+        known = ~np.isnan(values)
+        shared = np.asarray(known.all(1))
+        rows += [row[:, samples] for row, samples in zip(values, shared, strict=True) if samples.any()]
+        strata += [number] * int(shared.any(1).sum())
+        left_out += int((known.any((1, 2)) & ~shared.any(1)).sum())
+    if not rows or len(set(strata)) < len(measured):
         return None
-    grades = np.full((len(rows), len(columns), max(len(row[0]) for row in rows)), math.nan)
+    grades = np.full((len(rows), len(columns), max(row.shape[1] for row in rows)), math.nan)
     for index, row in enumerate(rows):
-        grades[index, :, : len(row[0])] = row
+        grades[index, :, : row.shape[1]] = row
     return Table(tuple(columns), grades, np.array(strata), left_out)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+import numpy as np
+
 from kvatlas.core import Setting
-from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.estimates.cells import CellTraces, aligned
 from kvatlas.stats.estimates.grid import short_names
+from kvatlas.stats.estimates.pass_at_1 import Floats
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.inference.map_tests import table
 from kvatlas.stats.inference.resampling import chosen_best
 from kvatlas.stats.pairs.paired import Difference, paired_difference
-from kvatlas.stats.pairs.systems import ProblemKey
 
 SELECTED = "the best cell was chosen on these same traces, which flatters it"
 CHOSEN = (
@@ -117,7 +120,7 @@ def _with_baseline(
     difference, note = _difference([(best, baseline)]), SELECTED
     if difference is None:
         return None
-    rivals = [cell for cell in group if best.outcomes.keys() <= cell.outcomes.keys()]
+    rivals = [cell for cell in group if best.measured_problems <= cell.measured_problems]
     cells = table([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
     if difference.value > 0 and cells is not None:
         p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
@@ -127,16 +130,16 @@ def _with_baseline(
 
 def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:
     """The difference over pairs of cells; None where they share no trace."""
-    mine, theirs = _outcomes([cell for cell, _ in pairs]), _outcomes([other for _, other in pairs])
-    if not any(theirs.get(problem, {}).keys() & samples.keys() for problem, samples in mine.items()):
+    by_problem: dict[tuple[str, str], list[Floats]] = {}
+    for cell, other in pairs:
+        problems, values = aligned([cell, other])
+        for problem, row in zip(problems, values[:, 0] - values[:, 1], strict=True):
+            known = row[~np.isnan(row)]
+            if len(known):
+                by_problem.setdefault((cell.expected.benchmark, problem), []).append(known)
+    if not by_problem:
         return None
-    return paired_difference(mine, theirs)
-
-
-def _outcomes(cells: Sequence[CellTraces]) -> dict[ProblemKey, dict[tuple[int, int], float]]:
-    """The grades of cells side by side, by problem and by the cell's number and sample."""
-    outcomes: dict[ProblemKey, dict[tuple[int, int], float]] = {}
-    for number, cell in enumerate(cells):
-        for problem, samples in cell.compared().items():
-            outcomes.setdefault(problem, {}).update(((number, sample), grade) for sample, grade in samples.items())
-    return outcomes
+    joined = {problem: np.concatenate(own).tolist() for problem, own in by_problem.items()}
+    means = {problem: {0: math.fsum(own) / len(own)} for problem, own in joined.items()}
+    difference = paired_difference(means, {problem: {0: 0.0} for problem in means})
+    return replace(difference, pairs=sum(map(len, joined.values())))

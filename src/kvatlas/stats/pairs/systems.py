@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
-from kvatlas.stats.estimates.at_k import RIGHT, Rule
+from kvatlas.stats.estimates.at_k import Rule
+from kvatlas.stats.estimates.cells import add_traces, cells_of
 from kvatlas.stats.estimates.metrics import Measure
 from kvatlas.stats.estimates.run_data import RunData
 
@@ -33,7 +34,7 @@ class System:
     promised: int = 0
     unmeasured: int = 0
     rule: Rule | None = None
-    votes: dict[ProblemKey, dict[int, str | None]] = field(default_factory=dict)
+    votes: dict[ProblemKey, dict[int, Hashable]] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:
@@ -71,38 +72,28 @@ def systems_of(
     by_name: dict[tuple[str, Setting], System] = {}
     measures = [Measure(run.manifest, metric) for run in runs]
     for run, measure in zip(runs, measures, strict=True):
-        manifest = run.manifest
-        promised: dict[tuple[str, str, str], tuple[System, frozenset[str], int]] = {}
-        for cell in manifest.expected:
-            if benchmarks and cell.benchmark not in benchmarks:
+        cells = cells_of(run.manifest, measure)
+        add_traces(cells, run.columns, measure)
+        for cell in cells:
+            expected = cell.expected
+            if benchmarks and expected.benchmark not in benchmarks:
                 continue
-            name = cell.model, cell.setting
+            name = expected.model, expected.setting
             system = by_name.setdefault(name, System(*name, rule=measure.rule))
-            system.promised += len(cell.problems) * cell.samples
-            promised[cell.run_key, cell.setting.id, cell.benchmark] = system, frozenset(cell.problems), cell.samples
-            about = manifest.about.get(cell.benchmark, {})
-            system.about.update({(cell.benchmark, id_): about[id_] for id_ in cell.problems if id_ in about})
-        seen: set[tuple[ProblemKey, str, Setting, int]] = set()
-        for run_key, trace in run.traces:
-            expected = promised.get((run_key, trace.setting.id, trace.benchmark))
-            problem_key = trace.benchmark, trace.problem
-            if expected is None or trace.problem not in expected[1] or not 0 <= trace.sample < expected[2]:
-                continue
-            key = problem_key, trace.model, trace.setting, trace.sample
-            system = expected[0]
-            if key not in seen and trace.sample in system.outcomes.get(problem_key, {}):
-                raise KvatlasError(
-                    f"Two of the runs hold sample {trace.sample} of {trace.problem} for {trace.model} under "
-                    f"{trace.setting}; compare runs that do not overlap."
-                )
-            value = measure(trace)
-            if value is None:
-                system.unmeasured += key not in seen
-            else:
-                system.outcomes.setdefault(problem_key, {})[trace.sample] = value
-                vote = RIGHT if value else trace.grade.answer
-                system.votes.setdefault(problem_key, {})[trace.sample] = vote
-            seen.add(key)
+            system.promised += cell.promised
+            system.unmeasured += cell.unmeasured
+            about = run.manifest.about.get(expected.benchmark, {})
+            system.about.update({(expected.benchmark, id_): about[id_] for id_ in expected.problems if id_ in about})
+            for problem, samples in cell.outcomes().items():
+                own = system.outcomes.setdefault((expected.benchmark, problem), {})
+                if again := own.keys() & samples.keys():
+                    raise KvatlasError(
+                        f"Two of the runs hold sample {min(again)} of {problem} for {expected.model} under "
+                        f"{expected.setting}; compare runs that do not overlap."
+                    )
+                own.update(samples)
+            for problem, votes in cell.votes().items():
+                system.votes.setdefault((expected.benchmark, problem), {}).update(votes)
     for measure in measures:
         measure.check(measures)
     return [system for system in by_name.values() if system.outcomes]
@@ -142,15 +133,14 @@ def _fits(word: str, system: System) -> bool:
 def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -> Trace:
     """The trace of one problem and sample, of the system that the name fits; KvatlasError if that is not one."""
     keys = {(cell.run_key, cell.setting.id, cell.benchmark) for cell in run.manifest.expected}
-    matching = [
-        trace
-        for run_key, trace in run.traces
-        if (trace.problem, trace.sample) == (problem, sample) and (run_key, trace.setting.id, trace.benchmark) in keys
-    ]
+    there = run.columns.records["sample"] == sample
+    there &= run.columns.records["problem"] == run.columns.number.get(problem, -1)
+    with run.store() as store:
+        matching = [store.trace(key) for key in run.columns.keys(there) if key[:3] in keys]
     fitting = choose([System(trace.model, trace.setting) for trace in matching], [name] if name else [])
     if len(fitting) != 1:
-        there = "; ".join(f"{trace.model} {trace.setting}" for trace in matching) or "none"
-        raise KvatlasError(f"Name one system with sample {sample} of {problem}; there are: {there}.")
+        named = "; ".join(f"{trace.model} {trace.setting}" for trace in matching) or "none"
+        raise KvatlasError(f"Name one system with sample {sample} of {problem}; there are: {named}.")
     return next(t for t in matching if (t.model, t.setting) == (fitting[0].model, fitting[0].setting))
 
 
