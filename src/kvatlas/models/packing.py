@@ -185,14 +185,15 @@ def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
 
 
 def _pack_forms(native: Native, model: nn.Module) -> list[Undo]:
-    from transformers.activations import SiLUActivation
+    from transformers.activations import ACT2FN
 
+    silu = nn.SiLU, type(ACT2FN["silu"])
     undo: list[Undo] = []
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if _computes_as(child, NORMS):
                 undo.append(_replace(parent, name, PackedNorm(native, child)))
-            elif _computes_as(child, GATES) and isinstance(child.act_fn, nn.SiLU | SiLUActivation):
+            elif _computes_as(child, GATES) and isinstance(child.act_fn, silu):
                 undo.append(_replace(parent, name, PackedGate(native, child)))
     return undo
 
