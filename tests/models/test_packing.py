@@ -17,6 +17,8 @@ from kvatlas.models.packed_layers import FusedDecoder, FusedLayer
 from kvatlas.models.packing import pack, packed
 from kvatlas.policies import of
 
+pytestmark = pytest.mark.newest
+
 if native.load() is None:
     pytest.skip(str(native.why_not()), allow_module_level=True)
 

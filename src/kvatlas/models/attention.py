@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ def attention_function(model: PreTrainedModel, name: str, function: Callable[...
     """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(name, function)
+    # The interface keeps what is registered for ever: not what a closure holds.
+    AttentionInterface.register(name, weakref.proxy(function))
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:

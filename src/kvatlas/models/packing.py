@@ -85,8 +85,13 @@ def _pack_linear(native: Native, model: nn.Module) -> list[Undo]:
 
 
 def _plain(layer: nn.Module | None) -> bool:
-    """Whether this is torch's linear layer, into which nobody looks."""
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether this is torch's linear layer, unchanged."""
+    return type(layer) is nn.Linear and not _changed(layer)
+
+
+def _changed(module: nn.Module) -> bool:
+    """Whether a module has hooks or a `forward` of its own, which a shorter form would pass by."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
@@ -157,6 +162,8 @@ def _fuse(native: Native, model: PreTrainedModel) -> list[Undo]:
     undo: list[Undo] = []
     with _probing(model) as passed:
         for decoder in [module for module in model.modules() if set(dict(module.named_children())) == _DECODER]:
+            if "forward" in vars(decoder):
+                continue
             fused = [(layer, _fused(native, layer, passed)) for layer in decoder.layers]
             whole = _fused_decoder(decoder, [form for _, form in fused if form is not None])
             for module, form in [*fused, (decoder, whole)]:
@@ -187,8 +194,7 @@ def _fused(native: Native, layer: Any, passed: dict[str, Any]) -> FusedLayer | N
     parts = dict(layer.self_attn.named_children())
     packed = set(parts) == _ATTENTION and all(type(part) is PackedLinear for part in parts.values())
     norms = all(type(norm) is PackedNorm for norm in (layer.input_layernorm, layer.post_attention_layernorm))
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
-    if not (packed and norms and type(layer.mlp) is PackedGate) or hooked:
+    if not (packed and norms and type(layer.mlp) is PackedGate) or any(map(_changed, layer.modules())):
         return None
     inner = dict(layer.mlp.layer.named_children())
     joined = all(
