@@ -93,6 +93,22 @@ def test_a_layer_that_is_looked_into_keeps_its_forward() -> None:
     assert not isinstance(model.model.forward, FusedDecoder)
 
 
+def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    layer = model.model.layers[1].self_attn.o_proj
+    layer.forward = lambda x, forward=layer.forward: 2 * forward(x)
+    pack(model)
+    assert fused(model) == [True, False]
+    with torch.inference_mode():
+        inputs = torch.tensor([[5, 6, 7]])
+        wanted = model(inputs).logits
+        with packed(model):
+            assert torch.equal(model(inputs).logits, wanted)
+    assert fused(model) == [True, False]
+    assert "forward" in vars(layer)
+    assert type(layer) is torch.nn.Linear
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: bool) -> None:
     LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=bias)).save_pretrained(tmp_path)

@@ -146,9 +146,9 @@ def _shown(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     What `generate` prepares is told by its type, since names differ between versions: an empty cache, the positions of
     the tokens, and single values, which change nothing here.
     """
-    mask = prepared.get("attention_mask")
-    fits = isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape
-    shown = mask.bool() if fits else torch.ones_like(input_ids, dtype=torch.bool)
+    mask, shown = prepared.get("attention_mask"), torch.ones_like(input_ids, dtype=torch.bool)
+    if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
+        shown = mask.bool()
     positions = shown.long().cumsum(-1) - 1
     for name, value in prepared.items():
         if isinstance(value, Cache):

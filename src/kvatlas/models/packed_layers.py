@@ -99,8 +99,9 @@ class FusedLayer:
     def __init__(self, native: Native, layer: Any, passed: dict[str, Any], head_size: int) -> None:
         from transformers import AttentionInterface
 
-        # The layer holds this object, which must not hold it: models are freed when nothing uses them any more.
-        self.native, self.unfused, self.passed, self.size = native, WeakMethod(layer.forward), passed, head_size
+        # The layer holds this object: without a weak reference it would never be freed by itself.
+        self.unfused: Any = WeakMethod(layer.forward)
+        self.native, self.passed, self.size = native, passed, head_size
         self.attention, gate = layer.self_attn, layer.mlp.layer
         # Looked up once: the children of a module take as long to find as a small layer to compute.
         self.norms = [(norm.weight, norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
@@ -113,7 +114,7 @@ class FusedLayer:
     def __call__(self, hidden_states: Tensor, **given: Any) -> Tensor:
         engine = given.get("kvatlas")
         if engine is None:
-            return self.unfused()(hidden_states, **given)
+            return self.unfused()(hidden_states, **given)  # type: ignore[no-any-return]
         return self.compute(hidden_states, given["position_embeddings"], "kvatlas", kvatlas=engine)
 
     def compute(self, hidden_states: Tensor, position_embeddings: Any, function: str, **others: Any) -> Tensor:
@@ -136,7 +137,8 @@ class FusedDecoder:
     def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        self.unfused, self.layers, self.output = WeakMethod(decoder.forward), layers, BaseModelOutputWithPast
+        self.unfused: Any = WeakMethod(decoder.forward)
+        self.layers, self.output = layers, BaseModelOutputWithPast
         self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
 
     def __call__(self, input_ids: Tensor | None = None, **given: Any) -> Any:

@@ -41,7 +41,8 @@ def pack(model: PreTrainedModel) -> list[Undo]:
     have hooks are left alone; hooks that are registered afterwards inside a fused layer see no call of the engine's.
     """
     native = load()
-    if native is None or model.device.type != "cpu" or model.dtype is not torch.float32:
+    packed_already = vars(model).get("tie_weights") is _tied
+    if native is None or model.device.type != "cpu" or model.dtype is not torch.float32 or packed_already:
         return []
     # What shares weights shares the packed ones; the names that transformers would tie are gone.
     model.tie_weights = _tied
