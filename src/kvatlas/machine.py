@@ -11,8 +11,14 @@ _GROUPS = {
 }
 
 
-def free_memory() -> int | None:
-    """Bytes that this process may still take; None where the system does not say."""
+def free_memory(device: str = "cpu") -> int | None:
+    """Bytes that this process may still take on a device; None where the system does not say."""
+    if device != "cpu":
+        import torch
+
+        # Memory that torch holds and does not use is free for this process alone.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     try:
         import resource
 

@@ -138,8 +138,8 @@ def test_a_step_asks_the_host_for_nothing(
 def test_a_value_read_in_a_step_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     work = CapturedStep.work
 
-    def read(self: CapturedStep) -> None:
-        work(self)
+    def read(self: CapturedStep, *given: Any) -> None:
+        work(self, *given)
         self.logits.sum().item()
 
     monkeypatch.setattr(CapturedStep, "work", read)
@@ -152,8 +152,8 @@ def test_numbers_of_the_host_in_a_step_are_noticed(
 ) -> None:
     work = CapturedStep.work
 
-    def made(self: CapturedStep) -> None:
-        work(self)
+    def made(self: CapturedStep, *given: Any) -> None:
+        work(self, *given)
         self.sampled = self.sampled + torch.tensor([0] * len(self.sampled), device=self.sampled.device)
 
     monkeypatch.setattr(CapturedStep, "work", made)
@@ -170,9 +170,9 @@ def test_a_number_of_python_that_changes_is_noticed(
 
     sample, run, now = graphs.sample, CudaGraphRunner.run, [0]
 
-    def noted(self: CudaGraphRunner, batch: ForwardBatch, streams: Any) -> Any:
+    def noted(self: CudaGraphRunner, batch: ForwardBatch, *given: Any) -> Any:
         now[0] = batch.first_positions[0] + 1
-        return run(self, batch, streams)
+        return run(self, batch, *given)
 
     def sampled(logits: Any, sampling: Any, streams: Any, positions: Any) -> Any:
         return sample(logits, sampling, streams, positions - positions[0] + now[0])
@@ -216,8 +216,8 @@ def test_a_graph_that_outlives_its_cache_is_noticed(
 def test_a_tensor_on_the_wrong_device_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     work = CapturedStep.work
 
-    def mixed(self: CapturedStep) -> None:
-        work(self)
+    def mixed(self: CapturedStep, *given: Any) -> None:
+        work(self, *given)
         self.sampled = self.sampled + torch.zeros(len(self.sampled), dtype=torch.long)
 
     monkeypatch.setattr(CapturedStep, "work", mixed)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
+from kvatlas.engine.graphs import BUCKET
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 
@@ -31,6 +32,20 @@ def dense(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> An
 def _dense_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", dense)
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch, _dense_without_a_gpu: None) -> set[int]:
+    """Numbers of sequences that FlexAttention is asked for: a GPU compiles it for each."""
+    seen: set[int] = set()
+    kernel = torch.nn.attention.flex_attention.flex_attention
+
+    def noted(query: Any, *given: Any, **named: Any) -> Any:
+        seen.add(len(query))
+        return kernel(query, *given, **named)
+
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", noted)
+    return seen
 
 
 def settings(*names: str) -> list[Policy]:
@@ -71,7 +86,7 @@ def test_captured_steps_write_the_same_tokens(random_models: dict[str, ModelHand
     assert 100 < engine.graphs.steps < engine.passes
 
 
-def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle]) -> None:
+def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle], sizes: set[int]) -> None:
     """Watched attention and sliding windows need passes of the shapes at hand; the others of the run stay captured."""
     work = requests(random_models["llama"], settings("window"), 4)
     work[0] = Request(0, work[0].prompt, 100, tuple(settings("h2o")))
@@ -86,6 +101,7 @@ def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle]) -> N
     assert fixed == plain
     assert engine.graphs is not None
     assert engine.graphs.steps == 0
+    assert sizes == {BUCKET}
 
 
 def test_hidden_states_of_captured_steps(tiny_llama: ModelHandle) -> None:
@@ -133,9 +149,9 @@ def test_nothing_in_a_captured_step_asks_the_host(
     heard = Heard()
     work = CapturedStep.work
 
-    def listened(self: CapturedStep) -> None:
+    def listened(self: CapturedStep, *given: Any) -> None:
         with heard:
-            work(self)
+            work(self, *given)
 
     # FlexAttention without a compiler runs through torch.compile, which no operation can be heard in.
     monkeypatch.setattr(CapturedStep, "work", listened)
@@ -157,11 +173,11 @@ def test_a_cache_that_grows_gets_new_steps(random_models: dict[str, ModelHandle]
 
 
 def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, sizes: set[int]
 ) -> None:
     from kvatlas.engine.graphs import CudaGraphRunner
 
-    def refuse(self: CudaGraphRunner, step: Any) -> Any:
+    def refuse(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     model = random_models["llama"]
@@ -178,6 +194,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
         fixed = outcome(engine.run(work))
     assert fixed == plain
     assert engine.graphs.steps == 0
+    assert sizes == {BUCKET}
 
 
 @needs_gpu

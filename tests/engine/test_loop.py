@@ -71,6 +71,7 @@ def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
     }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
     handle = random_models[kind]

@@ -14,6 +14,8 @@ from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates.maps import mean_maps
 from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
 
+pytestmark = pytest.mark.newest
+
 
 @pytest.fixture(scope="module")
 def llama():

@@ -24,6 +24,8 @@ from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import systems_of
 
+pytestmark = pytest.mark.newest
+
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
 NAME = "SEQBENCH-5x5"

@@ -20,6 +20,8 @@ pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
 from inspect_ai.model import GenerateConfig, get_model
 
+pytestmark = pytest.mark.newest
+
 NAME = "kvatlas/embedded:tiny-llama"
 VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 

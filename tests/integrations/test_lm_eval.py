@@ -27,6 +27,8 @@ from lm_eval.models.huggingface import HFLM
 from kvatlas.integrations.lm_eval import SelectedLM
 from kvatlas.integrations.lm_eval_samples import import_samples
 
+pytestmark = pytest.mark.newest
+
 VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 ARGUMENTS = "pretrained=embedded:tiny-llama,policy=dynts," + ",".join(f"{n}={v}" for n, v in VALUES.items())
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
@@ -24,6 +25,8 @@ from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.service import chosen, stream_of
+
+pytestmark = pytest.mark.newest
 
 SETTING: dict[str, Any] = {"policy": "dynts", "kv_budget": 72, "local_window": 8, "ratio": 0.3}
 THINKING = {"ratio_over": "thinking"}
@@ -155,6 +158,20 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     with pytest.raises(KvatlasError, match=sentence):
         model.generate(**encoded(tiny_llama, texts[:1]), **{**HOW, **OURS, **changes})
+
+
+def test_inputs_that_the_engine_would_ignore_are_refused(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
+    """What `generate` prepares itself is not: an empty cache and the positions of the tokens, whatever their names."""
+    inputs = encoded(tiny_llama, texts)
+    positions = inputs["attention_mask"].cumsum(-1) - 1
+    cache = DynamicCache(config=model.config)
+    expected = model.generate(**inputs, **HOW, **OURS)
+    assert torch.equal(model.generate(**inputs, **HOW, **OURS, position_ids=positions, past_key_values=cache), expected)
+    keys = torch.zeros(3, 2, 1, 16)
+    cache.update(keys, keys, 0)
+    for ignored in ({"position_ids": positions + 1}, {"past_key_values": cache}):
+        with pytest.raises(KvatlasError, match="is given; the engine decodes from input_ids and an attention_mask"):
+            model.generate(**inputs, **HOW, **OURS, **ignored)
 
 
 def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: ModelHandle, texts: list[str]) -> None:

@@ -19,6 +19,8 @@ from kvatlas.models.adapters import FILES, Adapter
 from kvatlas.policies import of
 from kvatlas.service import stream_of
 
+pytestmark = pytest.mark.newest
+
 LAYERS, HEADS, KV_HEADS, SIZE, INNER = 2, 4, 2, 8, 48
 HIDDEN = HEADS * SIZE
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

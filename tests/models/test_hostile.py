@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from kvatlas import models
+from kvatlas import models, policies
 from kvatlas.cli import main
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
 
@@ -183,18 +185,23 @@ def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, 
         _ = model.stops
 
 
-def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle) -> None:
-    """They were sampled from as if they were."""
-    import torch
+@pytest.mark.parametrize("backend", ["reference", "flex"])
+@pytest.mark.parametrize("own", [None, Sampling(temperature=0.5, max_new_tokens=4)])
+@pytest.mark.parametrize("new", [False, True])
+def test_logits_that_are_no_numbers_end_the_run(
+    model: ModelHandle, backend: str, own: Sampling | None, new: bool
+) -> None:
+    """Of a token of the prompt, or of a new one, which a step of a fixed shape reads; they were sampled from."""
+    loaded, policy, sampling = model.load(), policies.of(Setting.of("full")), Sampling(temperature=0, max_new_tokens=4)
+    requests = [Request(0, (5, 6, 7), 1, (policy,)), Request(1, (5, 8), 2, (policy,), sampling=own)]
 
-    from kvatlas import policies
-    from kvatlas.core import Sampling, Setting
-    from kvatlas.engine import Engine, Request
+    def run() -> tuple[int, ...]:
+        engine = Engine(model, loaded, [policy], sampling, backend=backend)
+        return next(generation.tokens for generation in engine.run(requests) if generation.key == 0)
 
-    loaded = model.load()
+    bad = run()[0] if new else 6
+    assert not new or bad not in (5, 6, 7, 8)
     with torch.no_grad():
-        loaded.get_input_embeddings().weight[6] = math.nan
-    policy = policies.of(Setting.of("full"))
-    engine = Engine(model, loaded, [policy], Sampling(max_new_tokens=4))
+        loaded.get_input_embeddings().weight[bad] = math.nan
     with pytest.raises(KvatlasError, match="logits that are no finite numbers in float32"):
-        list(engine.run([Request(0, (5, 6, 7), 1, (policy,))]))
+        run()

@@ -20,6 +20,8 @@ from kvatlas.models.packing import pack, packed
 from kvatlas.policies import of
 from kvatlas.predictor import answer_attention
 
+pytestmark = pytest.mark.newest
+
 if native.load() is None:
     pytest.skip(str(native.why_not()), allow_module_level=True)
 
@@ -155,6 +157,22 @@ def test_a_model_that_decodes_is_called_by_nobody_else() -> None:
     model, tokens = build("llama"), torch.arange(3, 40)[None]
     with own_attention(model), pytest.raises(KvatlasError, match="The model is called while kvatlas decodes with it"):
         model(tokens)
+
+
+def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    layer = model.model.layers[1].self_attn.o_proj
+    layer.forward = lambda x, forward=layer.forward: 2 * forward(x)
+    pack(model)
+    assert fused(model) == [True, False]
+    with torch.inference_mode():
+        inputs = torch.tensor([[5, 6, 7]])
+        wanted = model(inputs).logits
+        with packed(model):
+            assert torch.equal(model(inputs).logits, wanted)
+    assert fused(model) == [True, False]
+    assert "forward" in vars(layer)
+    assert type(layer) is torch.nn.Linear
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -13,6 +13,8 @@ from kvatlas.predictor.training import new_head
 from tests.conftest import ARCHITECTURES
 from tests.engine.test_loop import prompts
 
+pytestmark = pytest.mark.newest
+
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:

@@ -12,6 +12,8 @@ from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace, traces
 
+pytestmark = pytest.mark.newest
+
 NAMES = [
     "model", "benchmark", "problem", "sample", "policy", "kv_budget", "local_window", "ratio", "status", "correct",
     "progress", "answer", "output_tokens", "thinking_tokens", "peak_kv_tokens", "mean_kv_tokens", "prompt_tokens",

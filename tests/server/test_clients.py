@@ -24,6 +24,8 @@ from kvatlas.models import ModelHandle
 from kvatlas.service import chosen, stream_of, written
 from tests.server.running import Running, serving
 
+pytestmark = pytest.mark.newest
+
 NAME = "embedded:tiny-llama"
 VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 SETTING = [f"--{name.replace('_', '-')}={value}" for name, value in VALUES.items() if name != "ratio_over"]

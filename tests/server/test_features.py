@@ -21,6 +21,8 @@ from kvatlas.service import Service, chosen
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
 from tests.server.clients.programs import Verdict
 
+pytestmark = pytest.mark.newest
+
 ASKED = [{"role": "user", "content": "Is it so?"}]
 #: A template that reads a value, as Qwen3's.
 SWITCHED = TEMPLATE.replace(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +43,28 @@ def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str], monk
     ]
 
 
+@pytest.mark.newest
+def test_versions_beyond_what_was_tested_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails with a newer transformers: once `make newest` passes but for this, pyproject.toml gets a higher bound."""
+    needed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
+
+    def installed(name: str, version: str, needed: Sequence[str] = ()) -> None:
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {item}" for item in needed)]
+        (folder / "METADATA").write_text("\n".join(lines))
+
+    installed("kvatlas", "0.1.0", needed)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert next(doctor.check_machine("cpu")).status is Status.OK
+    for name in ("torch", "transformers"):
+        installed(name, "99.0")
+    importlib.invalidate_caches()
+    finding = next(doctor.check_machine("cpu"))
+    assert finding.status is Status.WARNING
+    assert finding.advice.startswith("kvatlas was tested with torch<")
+
+
 def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu) -> None:
     result = examined()
     assert {finding.status for finding in result.values()} == {Status.OK}
@@ -55,8 +80,8 @@ def test_why_steps_are_no_graphs_is_said(
 ) -> None:
     work = CapturedStep.work
 
-    def read(self: CapturedStep) -> None:
-        work(self)
+    def read(self: CapturedStep, *given: Any) -> None:
+        work(self, *given)
         self.logits.sum().item()
 
     monkeypatch.setattr(CapturedStep, "work", read)
@@ -102,6 +127,10 @@ def test_weights_larger_than_a_gpu_are_refused(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1000, 80 << 30))
     with pytest.raises(KvatlasError, match=r"GiB of weights, cuda:0 has 0\.0 GiB free of 80\.0; valid are models that"):
         model.load()
+    # What torch keeps of a model before is free, though the device calls it taken.
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 2 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: 1 << 30)
+    assert model.load().device.type == "cuda"
 
 
 def test_a_model_on_several_devices_is_refused(random_models: dict[str, ModelHandle], tmp_path: Any) -> None:

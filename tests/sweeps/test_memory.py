@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from kvatlas import models
-from kvatlas.core import KvatlasError
-from kvatlas.engine import Engine
-from kvatlas.engine.cache import PAGE
-from kvatlas.engine.memory import free, out_of_memory, peak
-from kvatlas.machine import left_in_group
+import kvatlas
+from kvatlas import models, policies
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.cache import PAGE, KVCache
+from kvatlas.engine.memory import out_of_memory, peak
+from kvatlas.machine import free_memory, left_in_group
 from kvatlas.models import ModelHandle
-from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.predictor.calibration import query_statistics
+from kvatlas.service import GenerationRequest, Service
+from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
+from kvatlas.sweeps.executors import messages
 from kvatlas.sweeps.job import Job, fitting
+from kvatlas.sweeps.predictor_pipeline import Material, learn
 from kvatlas.sweeps.work import decode
+from tests.engine.gpu_stand_in import gpu
 from tests.engine.test_loop import endless, grid, requests, run
+
+__all__ = ["gpu"]
 
 Build = Callable[..., dict[str, Any]]
 
@@ -75,7 +87,7 @@ def test_rows_and_snapshots_hold_no_more_than_predicted(
 
 
 def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvatlas.engine import memory
+    from kvatlas.sweeps import job as jobs
 
     work = job(spec_data())
     settings = grid()
@@ -83,14 +95,14 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
     assert fitting(work.shared_by(40), settings) == 3
     for size in (32, 8, 1):
         taken = peak(work.model, settings, size, len(work.units), work.prompt, work.sampling.max_new_tokens)
-        monkeypatch.setattr(memory, "free", lambda _, taken=taken: int((taken.total - taken.weights) / 0.8) + 1)
+        monkeypatch.setattr(jobs, "free_memory", lambda _, taken=taken: int((taken.total - taken.weights) / 0.8) + 1)
         assert fitting(work, settings) == size
-    monkeypatch.setattr(memory, "free", lambda _: None)
+    monkeypatch.setattr(jobs, "free_memory", lambda _: None)
     assert fitting(work, settings) == 64
 
 
 def test_what_is_free_is_known_here() -> None:
-    result = free("cpu")
+    result = free_memory()
     assert result is None or result > 0
 
 
@@ -180,6 +192,114 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(spec_data: Build, monke
     monkeypatch.setattr(Engine, "_step", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         list(decode(job(spec_data(), batch_size=4), range(2)))
+
+
+def alive() -> Counter[str]:
+    """Engines, caches and parts of models that are in memory."""
+    kinds = (Engine, KVCache, torch.nn.Module)
+    return Counter(type(item).__name__ for item in gc.get_objects() if issubclass(type(item), kinds))
+
+
+@contextmanager
+def nothing_left(monkeypatch: pytest.MonkeyPatch, loads: int) -> Iterator[None]:
+    """Models are loaded so many times, when all of before is freed already, and so is all in the end: by itself, since
+    Python's garbage collector comes late where few objects hold much memory."""
+    gc.collect()
+    gc.disable()
+    before, load, found = alive(), ModelHandle.load, []
+
+    def noted(self: ModelHandle) -> Any:
+        found.append(alive() - before)
+        return load(self)
+
+    monkeypatch.setattr(ModelHandle, "load", noted)
+    try:
+        yield
+        assert found == [Counter()] * loads
+        assert alive() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_job_leaves_its_memory_to_the_next(
+    spec_data: Build,
+    random_models: dict[str, ModelHandle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    device: str,
+) -> None:
+    """Two models, each of which decodes the full cache's traces and reads them."""
+    if device == "cuda":
+        request.getfixturevalue("gpu")
+    names = [random_models[kind].name for kind in ("llama", "qwen2")]
+    settings = [{"policy": "window", "kv_budget": 64, "ratio_over": "thinking", "local_window": 4, "ratio": 0.2}]
+    data = spec_data(models=names, benchmarks=["CHAIN4"], problems=1, samples=1, settings=settings, axes={})
+    plan = screening(make_plan(parse_spec({**data, "sampling": {"max_new_tokens": 30}})))
+    assert plan.models[0].device.startswith(device)
+    with nothing_left(monkeypatch, loads=4):
+        screen(plan, tmp_path / "run", workers=1, batch_size=2)
+
+
+def _decoded(backend: str | None) -> Callable[[ModelHandle, Path], None]:
+    def decoded(handle: ModelHandle, _: Path) -> None:
+        values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3}
+        chosen = [policies.of(Setting.of(name, **values)) for name in ("dynts", "h2o", "snapkv")]
+        engine = Engine(handle, handle.load(), chosen, Sampling(max_new_tokens=30), 4, backend)
+        assert list(engine.run([Request(0, tuple(range(5, 40)), 0, tuple(chosen))]))
+
+    return decoded
+
+
+def _served(handle: ModelHandle, _: Path) -> None:
+    """A closed service lets them go, though its owner keeps it."""
+    service = Service(handle, policies.of(Setting.of("full")), batch_size=2).start()
+    (asked,) = service.ask([GenerationRequest((5, 6, 7), Sampling(max_new_tokens=5), 0)])
+    assert asked.generation.result(60).tokens
+    service.close()
+    gone = alive()
+    assert not gone["Engine"] + gone["LlamaForCausalLM"]
+
+
+def _generated(handle: ModelHandle, _: Path) -> None:
+    model = handle.load()
+    model.generate(torch.tensor([[5, 6, 7]]), custom_generate=kvatlas.generate, max_new_tokens=5)
+
+
+def _worked(handle: ModelHandle, _: Path) -> None:
+    data = {"models": [handle.name], "benchmarks": ["CHAIN3"], "problems": 1, "settings": []}
+    assert list(messages(job({**data, "sampling": {"max_new_tokens": 30}}), range(1)))
+
+
+def _calibrated(handle: ModelHandle, _: Path) -> None:
+    assert query_statistics(handle, handle.load(), [(5, 6, 7)])
+
+
+def _trained(handle: ModelHandle, folder: Path) -> None:
+    data = {"models": [handle.name], "benchmarks": ["CHAIN3"], "problems": 2, "settings": []}
+    spec = parse_spec({**data, "sampling": {"temperature": 0.0, "max_new_tokens": 200}})
+    learn(Material(spec), folder, folder / "head.safetensors", steps=1, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("work", "loads"),
+    [
+        pytest.param(_decoded(None), 1, id="engine"),
+        pytest.param(_decoded("flex"), 1, id="flex"),
+        pytest.param(_decoded("reference"), 1, id="reference"),
+        pytest.param(_served, 1, id="service"),
+        pytest.param(_generated, 1, id="generate"),
+        pytest.param(_worked, 1, id="worker"),
+        pytest.param(_calibrated, 1, id="calibration"),
+        pytest.param(_trained, 2, id="predictor"),
+    ],
+)
+def test_engine_cache_and_model_are_freed_by_themselves(
+    tiny_llama: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any, loads: int
+) -> None:
+    with nothing_left(monkeypatch, loads):
+        work(tiny_llama, tmp_path)
 
 
 def group(root: Path, path: str, **files: object) -> None:

@@ -22,6 +22,8 @@ from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.ray_executor import WorkQueue, difference
 from tests.sweeps.test_run import contents
 
+pytestmark = pytest.mark.newest
+
 ray = pytest.importorskip("ray")
 
 Build = Callable[..., dict[str, Any]]

@@ -152,6 +152,30 @@ def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str,
     assert tally.answer_change == pytest.approx(float(change), rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.parametrize("bad", [False, True])
+def test_steps_of_a_fixed_shape_follow_the_trace(random_models: dict[str, ModelHandle], bad: bool) -> None:
+    """The tokens that a GPU samples within a step were taken in place of the trace's."""
+    handle = endless(random_models["llama"])
+    values = {"local_window": 10, "ratio": 0.95, "ratio_over": "thinking"}
+    chosen = tuple(policies.of(Setting.of("window", kv_budget=budget, **values)) for budget in (70, 73))
+    (prompt,) = prompts(handle, 1)
+    sampling, model = Sampling(0.8, 20, 0.95, 60), handle.load()
+    tokens = next(Engine(handle, model, [FULL], sampling).run([Request(0, prompt, 7, (FULL,))])).tokens
+    request = Request(0, prompt, 7, chosen, script=tokens)
+    if bad:
+        with torch.no_grad():
+            model.get_input_embeddings().weight[tokens[-2]] = math.nan
+        with pytest.raises(KvatlasError, match="no finite numbers"):
+            ForcedReader(handle, model, chosen, sampling, backend="flex").screen(request)
+        return
+    plain, fixed = (
+        ForcedReader(handle, model, chosen, sampling, backend=name).screen(request) for name in ("reference", "flex")
+    )
+    assert [item.tally.departs_at for item in plain] == [item.tally.departs_at for item in fixed]
+    assert [item.tally.kl for item in plain] == pytest.approx([item.tally.kl for item in fixed], rel=1e-3)
+    assert min(item.tally.kl for item in fixed) > 0
+
+
 def _window_mask(prompt: int, length: int, budget: int, window: int, ratio: float) -> tuple[torch.Tensor, int]:
     """0 or -inf [1, 1, length, length], and the first position whose token sees less than all."""
     cached, first = list(range(prompt)), length

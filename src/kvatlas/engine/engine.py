@@ -23,7 +23,7 @@ from kvatlas.engine.attention import attend
 from kvatlas.engine.backends import backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.graphs import CudaGraphRunner
+from kvatlas.engine.graphs import NOT_FINITE, CudaGraphRunner
 from kvatlas.engine.memory import out_of_memory
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import sample_rows
@@ -66,7 +66,7 @@ class Engine:
         state = collector.token_state(handle.shape)
         made = weight.device, weight.dtype, self.backend.page_size
         self.cache = KVCache(handle.shape, batch_size, state, collector.query_window, *made)
-        self.graphs = CudaGraphRunner(self.cache, sampling, self._forward) if self.backend.name == "flex" else None
+        self.graphs = CudaGraphRunner(self.cache, sampling) if self.backend.name == "flex" else None
         self.scheduler = Scheduler(handle, self.cache, collector, sampling, batch_size)
         self.decoded_tokens = self.passes = 0
         self._hidden: Tensor | None = None
@@ -165,10 +165,9 @@ class Engine:
         fed = [self._next_tokens(row) for row in rows]
         batch = self._batch(rows, fed)
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
-        logits, hidden, sampled = self._pass(rows, batch)
+        logits, hidden, drawn = self._pass(rows, batch)
         self.collector.notify(self.handle, batch, [row.signals for row in rows], prompts, hidden)
-        if sampled is None:
-            sampled = self._sample(rows, batch, logits)
+        sampled = self._sample(rows, batch, logits, drawn)
         self.passes += 1
         share = (time.perf_counter() - began) / batch.starts[-1]
         generations: list[Generation[Any]] = []
@@ -203,17 +202,16 @@ class Engine:
         ends = zip(rows, batch.counts, batch.starts[1:], strict=True)
         return [end - 1 for row, count, end in ends if row.prompt_left <= count]
 
-    def _pass(
-        self, rows: Sequence[Row[Any]], batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor | None, list[list[int]] | None]:
+    def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits and hidden states; from a captured step the sampled tokens, too, where all rows sample alike."""
-        step = self.graphs.run(batch, [row.request.stream for row in rows]) if self.graphs is not None else None
+        streams = [row.request.stream for row in rows]
+        step = self.graphs.run(batch, streams, self._forward) if self.graphs is not None else None
         if step is None:
             return *self._forward(batch, self._wanted(rows, batch)), None
         count, alike = len(rows), {row.sampling for row in rows} == {step.sampling}
         plain = alike and not any(row.request.logits_processor for row in rows)
-        sampled = [[token] for token in step.sampled[:count].tolist()] if plain else None
-        return step.logits[:count], None if step.hidden is None else step.hidden[:count], sampled
+        drawn = step.sampled[:count] if plain else None
+        return step.logits[:count], None if step.hidden is None else step.hidden[:count], drawn
 
     def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits [wanted or all, vocabulary] and last hidden states [tokens, hidden size]; positions are given."""
@@ -227,13 +225,20 @@ class Engine:
             )
         return output.logits[0], self._hidden
 
-    def _sample(self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor) -> list[list[int]]:
-        """The new tokens of each row, none for those that go on reading their prompts."""
+    def _check_finite(self, logits: Tensor) -> None:
         if logits.shape[0] and not logits.amax(-1).isfinite().all():
             raise KvatlasError(
                 f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
                 "run it in a type with more range (bfloat16, float32), or get its files anew."
             )
+
+    def _sample(
+        self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, drawn: Tensor | None
+    ) -> list[list[int]]:
+        """The new tokens of each row, none for those that go on reading their prompts; `drawn` are known already."""
+        if drawn is not None and NOT_FINITE not in (tokens := drawn.tolist()):
+            return [[token] for token in tokens]
+        self._check_finite(logits)
         done = [row.prompt_left <= count for row, count in zip(rows, batch.counts, strict=True)]
         drawing = [row for row, ready in zip(rows, done, strict=True) if ready]
         ends = [row.position + count for row, count, ready in zip(rows, batch.counts, done, strict=True) if ready]

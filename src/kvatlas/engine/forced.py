@@ -102,8 +102,11 @@ class ForcedReader(Engine):
         """All tokens of the trace; of the prompt the last alone."""
         return super()._wanted(rows, batch) if rows[0].prompt_left else list(range(batch.starts[-1]))
 
-    def _sample(self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor) -> list[list[int]]:
+    def _sample(
+        self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, drawn: Tensor | None
+    ) -> list[list[int]]:
         """What the trace goes on with, for every row, after seeing what each would have chosen."""
+        self._check_finite(logits)
         (first, *_), count = rows, batch.counts[0]
         if first.prompt_left > count:
             return [[] for _ in rows]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 #: Captured batches have a multiple of so many sequences; idle ones make up the number.
 BUCKET = 16
-#: How often FlexAttention is compiled at most: for each number of sequences once or twice.
-COMPILED = 64
+#: How often FlexAttention is compiled at most: for each number of sequences of each model once or twice. Beyond that
+#: torch goes on without a compiler, slower.
+COMPILED = 4096
+#: Sampled in place of a token where logits are no finite numbers.
+NOT_FINITE = -1
 
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
 
@@ -32,34 +36,33 @@ Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
 class CapturedStep:
     """One decoding step for `batch`, one new token each, with what comes out of it.
 
-    `logits` [sequences, vocabulary] and `sampled` [sequences], by the engine's sampling; the last `hidden` states
-    [sequences, hidden size] are None if nobody asked for them.
+    `logits` [sequences, vocabulary] and `sampled` [sequences], by the engine's sampling, `NOT_FINITE` where logits are
+    no finite numbers; the last `hidden` states [sequences, hidden size] are None if nobody asked for them. `graph` is
+    replayed if there is one, else the step is done anew.
     """
 
     logits: Tensor
     sampled: Tensor
     hidden: Tensor | None
 
-    def __init__(self, batch: ForwardBatch, sampling: Sampling, forward: Forward) -> None:
-        self.batch, self.sampling, self.forward = batch, sampling, forward
+    def __init__(self, batch: ForwardBatch, sampling: Sampling) -> None:
+        self.batch, self.sampling = batch, sampling
         self.streams = torch.zeros_like(batch.length)
-        self.replay: Callable[[], None] = self.work
+        self.graph: torch.cuda.CUDAGraph | None = None
 
-    def work(self) -> None:
+    def work(self, forward: Forward) -> None:
         """All of it. Doing it twice changes nothing: the same values go into the same slots."""
         self.batch.forget()
-        self.logits, self.hidden = self.forward(self.batch)
-        self.sampled = sample(self.logits, self.sampling, self.streams, self.batch.positions + 1)
+        self.logits, self.hidden = forward(self.batch)
+        sampled = sample(self.logits, self.sampling, self.streams, self.batch.positions + 1)
+        self.sampled = sampled.masked_fill(~self.logits.amax(-1).isfinite(), NOT_FINITE)
 
 
 class CudaGraphRunner:
-    """The captured steps of one engine, one for each number of sequences; without CUDA the same steps uncaptured.
+    """The captured steps of one engine, one for each number of sequences; without CUDA the same steps uncaptured."""
 
-    `forward` gives logits and last hidden states of a batch.
-    """
-
-    def __init__(self, cache: KVCache, sampling: Sampling, forward: Forward) -> None:
-        self.cache, self.forward = cache, forward
+    def __init__(self, cache: KVCache, sampling: Sampling) -> None:
+        self.cache = cache
         self.sampling = replace(sampling, max_new_tokens=0)
         self.cuda = cache.device.type == "cuda"
         #: Why capturing failed, if it did; steps so far.
@@ -67,13 +70,14 @@ class CudaGraphRunner:
         self._captured: dict[int, CapturedStep] = {}
         self._moves = -1
 
-    def run(self, batch: ForwardBatch, streams: Sequence[int]) -> CapturedStep | None:
+    def run(self, batch: ForwardBatch, streams: Sequence[int], forward: Forward) -> CapturedStep | None:
         """The step of a batch of one new token each, whose sequences come first in it; None where it needs more.
 
-        Room in the cache must be reserved.
+        Room in the cache must be reserved. `forward` gives logits and last hidden states of a batch. What cannot be
+        captured is done in the same sizes: FlexAttention is compiled for each number of sequences.
         """
-        # Layers with a window mask by position, and watched weights have as many slots as are in use.
-        if self.broken or self.cache.windows or batch.watched or not batch.decoding:
+        # Watched weights have as many slots as are in use.
+        if batch.watched or not batch.decoding:
             return None
         self._drop_moved()
         size = -(-len(streams) // BUCKET) * BUCKET
@@ -85,15 +89,24 @@ class CudaGraphRunner:
             [*batch.first_positions, *[0] * missing],
             remembered=tuple(range(size)) if self.cache.query_window else (),
         )
-        step = self._captured.get(size) or CapturedStep(padded, self.sampling, self.forward)
+        step = self._captured.get(size) or CapturedStep(padded, self.sampling)
         step.batch.load(padded)
         step.streams.copy_(torch.tensor([*streams, *[0] * missing]), non_blocking=True)
-        if size not in self._captured and self.cuda and not self._capture(step):
-            return None
-        self._captured[size] = step
-        step.replay()
-        self.steps += 1
+        # Layers with a window mask by position, in shapes that depend on it.
+        if size not in self._captured and not self.cache.windows and self._capture(step, forward):
+            self._captured[size] = step
+        self.steps += size in self._captured
+        if step.graph is None:
+            self._work(step, forward)
+        else:
+            with torch.cuda.device(self.cache.device):
+                step.graph.replay()
         return step
+
+    def _work(self, step: CapturedStep, forward: Forward) -> None:
+        limits = {"recompile_limit": COMPILED, "accumulated_recompile_limit": COMPILED}
+        with torch._dynamo.config.patch(limits) if self.cuda else nullcontext():
+            step.work(forward)
 
     def _drop_moved(self) -> None:
         """Forget the steps whose tensors have moved because the cache grew."""
@@ -106,32 +119,27 @@ class CudaGraphRunner:
             torch._C._cuda_clearCublasWorkspaces()
             self._pool = torch.cuda.graph_pool_handle()
 
-    def _capture(self, step: CapturedStep) -> bool:
+    def _capture(self, step: CapturedStep, forward: Forward) -> bool:
         try:
-            self._record(step)
+            if self.cuda and not self.broken:
+                self._record(step, forward)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            self._captured.clear()
             self.broken = str(error).strip().splitlines()[0]
             warnings.warn(f"CUDA graphs are off, decoding goes on step by step: {self.broken}", stacklevel=2)
         return not self.broken
 
-    def _record(self, step: CapturedStep) -> None:
-        import torch._dynamo
-
+    def _record(self, step: CapturedStep, forward: Forward) -> None:
         graph = torch.cuda.CUDAGraph()
-
-        def replay() -> None:
-            with torch.cuda.device(self.cache.device):
-                graph.replay()
-
         with torch.cuda.device(self.cache.device):
             # Before capturing: compiles and allocates, on a stream of its own as CUDA asks for.
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside), torch._dynamo.config.patch(recompile_limit=COMPILED):
-                step.work()
+            with torch.cuda.stream(aside):
+                self._work(step, forward)
             torch.cuda.current_stream().wait_stream(aside)
             with torch.cuda.graph(graph, pool=self._pool):
-                step.work()
-        step.replay = replay
+                step.work(forward)
+        step.graph = graph

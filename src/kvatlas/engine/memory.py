@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -81,15 +80,6 @@ def out_of_memory(error: BaseException) -> bool:
     import torch
 
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _WORDS)
-
-
-def free(device: str) -> int | None:
-    """Bytes that a worker on this device may still take; None where the system does not say."""
-    if device != "cpu":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_memory()
 
 
 def release() -> None:

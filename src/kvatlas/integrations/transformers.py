@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import Cache
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
@@ -47,8 +48,6 @@ _AFTER = (
     "WatermarkLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
 )
-#: What `generate` prepares for its own methods, and what says nothing that the engine would not do.
-_PREPARED = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache", "synced_gpus"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -76,12 +75,12 @@ def generate(
     `policy`, `kv_budget`, `local_window` and `ratio` are the setting, `settings` further parameters of the policy.
     Sampling draws from the engine's counter-based noise under `seed`: the n-th row of a prompt gets the n-th sample
     whatever else is in the batch; without a seed it comes from torch's generator (`transformers.set_seed`). Up to
-    `batch_size` rows are decoded together. `stream_to` is a streamer (transformers 5.23 keeps its own `streamer` from
+    `batch_size` rows are decoded together. `stream_to` is a streamer (transformers keeps its own `streamer` from
     functions like this one). `think_tokenizer` is needed for a model that came from no folder, `think_close` where
     nothing tells how thinking ends. Processors and criteria are called for one row at a time, criteria without scores.
     Raises KvatlasError naming what cannot be honoured.
     """
-    _refuse(generation_config, logits_processor, prepared)
+    _refuse(generation_config, logits_processor)
     stream = streamer if stream_to is None else stream_to
     if stream is not None and len(input_ids) > 1:
         raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; valid is one.")
@@ -107,7 +106,7 @@ def generate(
             stopping_criterion=_stopping_criterion(prompt, criteria, stream, input_ids.device),
             logits_processor=_logits_processor(own) if own else None,
         )
-        for row, (prompt, sample) in enumerate(_rows(input_ids, prepared.get("attention_mask")))
+        for row, (prompt, sample) in enumerate(_rows(input_ids, _shown(input_ids, prepared)))
     ]
     for request in requests:
         room_for(handle, setting, request.prompt, sampling.max_new_tokens)
@@ -120,7 +119,7 @@ def generate(
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
-def _refuse(config: GenerationConfig, processors: Sequence[Any], prepared: Mapping[str, Any]) -> None:
+def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise KvatlasError(f"The generation mode is {mode.value}; valid are greedy search and sampling.")
@@ -139,12 +138,30 @@ def _refuse(config: GenerationConfig, processors: Sequence[Any], prepared: Mappi
                 f"The logits processor {type(processor).__name__} is not supported: it would have to run after "
                 "temperature, top_k and top_p, which the engine does itself."
             )
-    cache = prepared.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise KvatlasError("past_key_values hold tokens already; valid is to start from the whole prompt.")
-    others = sorted(name for name, value in prepared.items() if name not in _PREPARED and value is not None)
-    if others:
-        raise KvatlasError(f"{others[0]} is given; the engine decodes from input_ids and attention_mask alone.")
+
+
+def _shown(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
+    """The tokens that are no padding, as a mask [rows, length]; KvatlasError for inputs that the engine would ignore.
+
+    What `generate` prepares is told by its type, since names differ between versions: an empty cache, the positions of
+    the tokens, and single values, which change nothing here.
+    """
+    mask, shown = prepared.get("attention_mask"), torch.ones_like(input_ids, dtype=torch.bool)
+    if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
+        shown = mask.bool()
+    positions = shown.long().cumsum(-1) - 1
+    for name, value in prepared.items():
+        if isinstance(value, Cache):
+            ignored = value.get_seq_length() > 0
+        elif isinstance(value, torch.Tensor) and value.shape[-2:] == input_ids.shape:
+            ignored = value is not mask and bool((value[..., shown] != positions[shown]).any())
+        else:
+            ignored = value is not None and not isinstance(value, bool | int | float)
+        if ignored:
+            raise KvatlasError(
+                f"{name} is given; the engine decodes from input_ids and an attention_mask of their shape alone."
+            )
+    return shown
 
 
 def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
@@ -174,11 +191,11 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
     )
 
 
-def _rows(input_ids: Tensor, mask: Tensor | None) -> Iterator[tuple[tuple[int, ...], int]]:
+def _rows(input_ids: Tensor, shown: Tensor) -> Iterator[tuple[tuple[int, ...], int]]:
     """Each row's prompt without its padding, and how many rows before it have the same prompt."""
     seen: Counter[tuple[int, ...]] = Counter()
     for row, tokens in enumerate(input_ids):
-        prompt = tuple((tokens if mask is None else tokens[mask[row].bool()]).tolist())
+        prompt = tuple(tokens[shown[row]].tolist())
         yield prompt, seen[prompt]
         seen[prompt] += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -127,14 +128,15 @@ class FusedDecoder:
     def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        self.unfused, self.layers, self.output = decoder.forward, layers, BaseModelOutputWithPast
+        self.unfused: Any = WeakMethod(decoder.forward)
+        self.layers, self.output = layers, BaseModelOutputWithPast
         self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
         self.config = decoder.config
 
     def __call__(self, input_ids: Tensor | None = None, **given: Any) -> Any:
         positions = given.get("position_ids")
         if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
-            return self.unfused(input_ids, **given)
+            return self.unfused()(input_ids, **given)
         x = self.embedding(input_ids)
         cos, sin = self.rotary(x, position_ids=positions)
         if cos.shape != (1, x.shape[1], self.layers[0].size):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
+from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,8 +72,9 @@ def check_fits(name: str, size: int | None, device: str) -> None:
         return
     import torch
 
-    free, total = torch.cuda.mem_get_info(device)
-    if size > free:
+    free = free_memory(device)
+    if free is not None and size > free:
+        total = torch.cuda.get_device_properties(device).total_memory
         raise KvatlasError(
             f"The model {name!r} has {size / 2**30:.1f} GiB of weights, {device} has {free / 2**30:.1f} GiB free of "
             f"{total / 2**30:.1f}; valid are models that fit one GPU (none is split over several) or device=cpu."

@@ -240,7 +240,10 @@ class Service:
             raise ClosedError("The server is stopping; it takes no more requests.")
 
     def close(self, seconds: float = 0.0) -> None:
-        """Take no more, give what is under way so long to finish, end the rest with ClosedError, end the thread."""
+        """Take no more, give what is under way so long to finish, end the rest with ClosedError, end the thread.
+
+        Engine and weights are let go.
+        """
         with self._news:
             self._closing = True
             left = [*self._decoding, *self._waiting]
@@ -252,6 +255,7 @@ class Service:
             handle.fail(ClosedError("The server has stopped before this answer was finished."))
         if self._thread is not None:
             self._thread.join()
+        self.engine = self.loaded = None
 
     def drop(self, handle: RequestHandle) -> None:
         """Take a handle out of the queue, if it waits there."""

@@ -6,12 +6,15 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
 
 from kvatlas import models, native, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.findings import Finding, Status
+from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.options import Options
 
@@ -48,13 +51,20 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
 
 
 def _versions() -> Finding:
-    versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
+    versions, untested = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"], []
+    tested = {item.name: item.specifier for item in map(Requirement, requires("kvatlas") or ()) if item.marker is None}
     for name in PACKAGES:
         try:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             versions.append(f"no {name}")
-    return Finding("versions", Status.OK, f"{', '.join(versions)}; {platform.platform()}")
+        else:
+            if name in tested and not tested[name].contains(version(name), prereleases=True):
+                untested.append(f"{name}{tested[name]}")
+    message = f"{', '.join(versions)}; {platform.platform()}"
+    if untested:
+        return Finding("versions", Status.WARNING, message, f"kvatlas was tested with {', '.join(untested)}")
+    return Finding("versions", Status.OK, message)
 
 
 def _device(device: torch.device) -> Finding:
@@ -62,9 +72,7 @@ def _device(device: torch.device) -> Finding:
 
     import torch
 
-    from kvatlas.engine.memory import free
-
-    there = free(str(device))
+    there = free_memory(str(device))
     memory = "memory unknown" if there is None else f"{there / 2**30:.1f} GiB free"
     if device.type == "cpu":
         processor = platform.processor() or platform.machine()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import multiprocessing
 import multiprocessing.connection
@@ -191,7 +190,6 @@ def _work(driver: Connection) -> None:
             for message in messages(driver.recv(), claims()):
                 driver.send(message)
             driver.send(_DONE)
-            gc.collect()
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import Sampling
+from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Reference
 from kvatlas.sweeps.plan import WorkItem, provenance
@@ -62,9 +63,9 @@ def fitting(job: Job, policies: Sequence[Policy]) -> int:
 
     At most `CPU_BATCH` on a CPU and 256 on a GPU.
     """
-    from kvatlas.engine.memory import free, peak
+    from kvatlas.engine.memory import peak
 
-    there = free(job.model.device)
+    there = free_memory(job.model.device)
     cpu = job.model.device == "cpu"
     size = min(CPU_BATCH if cpu else 256, job.most)
     while there is not None and size > 1:
