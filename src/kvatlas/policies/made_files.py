@@ -22,7 +22,7 @@ def check_made_with(file: Path, model: ModelHandle, parameter: str) -> None:
 
     with safe_open(file, framework="pt") as content:
         weights = (content.metadata() or {}).get("model_weights")
-    if weights not in (None, model.weights_digest):
+    if weights not in (None, model.weights_digest) and weights != model.files_digest:
         raise KvatlasError(
             f"The file {str(file)!r} was made with other weights than those of the model {model.name!r}; make it anew, "
             f"or name it with the parameter {parameter} to use it all the same."

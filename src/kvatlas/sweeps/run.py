@@ -109,7 +109,7 @@ class _Decode:
         while units:
             job = Job(
                 model=model,
-                weights=model.weights_digest,
+                weights=model.stream,
                 benchmarks=tuple(asked_of(benchmark, model.reads) for benchmark in self.plan.benchmarks),
                 units=tuple(self._scripted(model, unit) if self.plan.screened else unit for unit in units),
                 sampling=self.plan.spec.sampling.sampling(),
