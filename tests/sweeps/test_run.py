@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
 from kvatlas.models import ModelHandle
+from kvatlas.predictor.training import new_head
 from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, read_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, executors, worth
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.plan import WorkItem
+from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.work import grade
 
 Build = Callable[..., dict[str, Any]]
@@ -167,6 +170,44 @@ def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> 
     vars(large)["weight_bytes"], vars(unknown)["weight_bytes"] = 2 * 10**9, None
     assert worth(replace(job, model=large)) > 8
     assert worth(replace(job, model=unknown)) == 20
+
+
+def made_file(policy: str, seed: int) -> dict[str, torch.Tensor]:
+    """A random head, or random statistics, for the model of `spec_data`."""
+    torch.manual_seed(seed)
+    if policy == "dynts":
+        return {name: torch.randn_like(value) for name, value in new_head(64).state_dict().items()}
+    return {
+        "frequency": torch.rand(8),
+        **{name: torch.randn(3, 4, 8) for name in ("center_real", "center_imag", "norm")},
+    }
+
+
+@pytest.mark.parametrize(("policy", "parameter"), [("dynts", "predictor"), ("triattention", "statistics")])
+def test_a_replaced_file_of_a_policy_is_read_or_refused(
+    spec_data: Build, tmp_path: Path, policy: str, parameter: str
+) -> None:
+    def planned(file: Path) -> Plan:
+        setting = {"policy": policy, "kv_budget": 64, "ratio_over": "thinking", "local_window": 4, "ratio": 0.4}
+        setting[parameter] = str(file)
+        return make_plan(parse_spec(spec_data(settings=[setting], axes={}, baseline=[], benchmarks=["CHAIN4"])))
+
+    def traces(file: Path, folder: str) -> list[tuple[int, ...]]:
+        sweep(planned(file), tmp_path / folder, workers=1)
+        with Store.open(tmp_path / folder) as store:
+            return [trace.tokens for _, trace in store.traces()]
+
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    for seed, file in enumerate((first, second)):
+        save_file(made_file(policy, seed), file)
+    before, wanted = traces(first, "1"), traces(second, "2")
+    assert before != wanted
+    planned_before = planned(first)
+    assert planned_before.keys
+    save_file(made_file(policy, 1), first)
+    assert traces(first, "3") == wanted
+    with pytest.raises(KvatlasError, match="was replaced after the sweep began; start the sweep again"):
+        sweep(planned_before, tmp_path / "4", workers=1)
 
 
 def test_workers_that_die_without_a_result_end_in_a_sentence(

@@ -108,19 +108,20 @@ class ModelHandle:
     @cached_property
     def shape(self) -> Shape:
         """Layers, KV heads, head size and hidden size."""
-        needed = ("num_attention_heads", "hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim")
+        needed = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
         config = self.config if all(self.config.get(name) for name in needed) else self._settings
-        sizes: list[int] = []
-        for name in needed:
-            others = {"num_key_value_heads": lambda: sizes[0], "head_dim": lambda: sizes[1] // sizes[0]}
-            size = others[name]() if name in others and not config.get(name) else config.get(name)
-            if size is None:
+
+        def size(name: str, default: int | None = None) -> int:
+            given = config.get(name) if default is None else config.get(name) or default
+            if given is None:
                 raise KvatlasError(f"The config.json of the model {self.name!r} lacks {name!r}.")
-            if type(size) is not int or size < 1:
-                raise KvatlasError(f"The model {self.name!r} has {name} {size!r}; expected an integer >= 1.")
-            sizes.append(size)
-        heads, hidden, layers, kv_heads, head_dim = sizes
-        return Shape(layers, heads, kv_heads, head_dim, hidden)
+            if type(given) is not int or given < 1:
+                raise KvatlasError(f"The model {self.name!r} has {name} {given!r}; expected an integer >= 1.")
+            return given
+
+        heads, hidden = size("num_attention_heads"), size("hidden_size")
+        kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
+        return Shape(size("num_hidden_layers"), heads, kv_heads, head_dim, hidden)
 
     @property
     def positions(self) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvatlas import policies
 from kvatlas.benchmarks import asked_of
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
@@ -116,6 +116,7 @@ class _Decode:
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
                 screened=self.plan.screened,
+                identities={policy.setting: digest(policy.identity(model)) for policy, _ in self.plan.policies},
                 halvings=self.halvings,
                 prompt=max(max(self.plan.prompts[model.name, benchmark.name]) for benchmark in self.plan.benchmarks),
             )
