@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import signal
 import sqlite3
@@ -26,6 +27,7 @@ from kvatlas.sweeps.executors import WorkerPool, executors, worth
 from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.work import grade
+from tests.r1 import save_model
 
 Build = Callable[..., dict[str, Any]]
 
@@ -170,6 +172,39 @@ def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> 
     vars(large)["weight_bytes"], vars(unknown)["weight_bytes"] = 2 * 10**9, None
     assert worth(replace(job, model=large)) > 8
     assert worth(replace(job, model=unknown)) == 20
+
+
+def test_traces_follow_the_problems_of_a_file(spec_data: Build, tmp_path: Path) -> None:
+    """Each problem by itself: a row that is added or changed costs the others nothing."""
+    model, file, run = save_model("llama", tmp_path / "model"), tmp_path / "own.jsonl", tmp_path / "run"
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(3)]
+    added = [*rows, {"question": "What is 7 - 7?", "answer": "0"}]
+    edited = [rows[0], rows[1] | {"question": "What is 2 - 1?"}, *added[2:]]
+    settings = [{"policy": "window", "kv_budget": 90, "ratio_over": "thinking"}]
+    data = spec_data(models=[model.name], benchmarks=[f"file:{file}"], settings=settings, problems=None, samples=1)
+
+    def decoded(rows: list[dict[str, str]], folder: Path = run) -> set[str]:
+        """The problems that are decoded, all of each."""
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        told: list[Progress] = []
+        sweep(make_plan(parse_spec(data)), folder, workers=1, on_trace=told.append)
+        problems = [progress.trace.problem for progress in told]
+        assert all(problems.count(problem) == 5 for problem in problems)
+        return {problem.removeprefix("own-") for problem in problems}
+
+    assert decoded(rows) == {"001", "002", "003"}
+    assert decoded(added) == {"004"}
+    assert decoded(rows) == set()
+    assert decoded(edited) == {"002"}
+    assert decoded(edited, tmp_path / "fresh") == {"001", "002", "003", "004"}
+    assert contents(run) == contents(tmp_path / "fresh")
+    with Store.open(run) as store:
+        assert store.copy(tmp_path / "copy") == 5 * 5
+    # What was set aside comes back; another answer is another problem, another id is none.
+    assert decoded(added) == set()
+    assert decoded([added[0] | {"answer": "1"}, *added[1:]]) == {"001"}
+    assert decoded([row | {"id": "x"} for row in added]) == set()
+    assert decoded(added[1:]) == {"001", "002", "003"}
 
 
 def made_file(policy: str, seed: int) -> dict[str, torch.Tensor]:

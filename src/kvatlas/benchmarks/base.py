@@ -18,8 +18,9 @@ class Benchmark(Protocol):
     """The contract of every benchmark; a new one is one file that satisfies it.
 
     `version` rises whenever problems, prompts or verdicts change: it is part of the run key. A benchmark whose problems
-    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what. One
-    that asks models in different ways has a method `asked_of` (see below).
+    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what, and
+    where that tells of other problems, too, a property `rules` with what is left for each problem alone. One that asks
+    models in different ways has a method `asked_of` (see below).
     """
 
     version: ClassVar[int]
@@ -127,5 +128,10 @@ def asked_of(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
 
 
 def identity(benchmark: Benchmark) -> list[Any]:
-    """All that can change what a benchmark asks and how it judges: part of the run key."""
+    """All that can change what a benchmark asks and how it judges: recorded with every run."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
+
+
+def rules(benchmark: Benchmark) -> list[Any]:
+    """The same without the content of problems, of which each has its own digest: part of the run key."""
+    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules", getattr(benchmark, "identity", ()))]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import benchmarks
-from kvatlas.core import KvatlasError, Setting, digest, reason
+from kvatlas.core import KvatlasError, Setting, canonical, digest, reason
 from kvatlas.report.description_json import percent
 from kvatlas.stats.estimates.cells import CellTraces
 from kvatlas.stats.estimates.run_data import RunData
@@ -201,7 +201,9 @@ def _plan(spec: Mapping[str, Any], run: RunData) -> Plan | None:
     except KvatlasError:
         return None
     expected = {(cell.model, cell.benchmark, cell.setting): cell.run_key for cell in run.manifest.expected}
-    return plan if all(keys.get(name) == key for name, key in expected.items()) else None
+    asked = [benchmarks.identity(benchmark) for benchmark in plan.benchmarks]
+    same = canonical(run.manifest.provenance.get("benchmarks", asked)) == canonical(asked)
+    return plan if same and all(keys.get(name) == key for name, key in expected.items()) else None
 
 
 def _models(plan: Plan | None) -> dict[str, dict[str, Any]] | None:

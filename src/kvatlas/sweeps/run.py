@@ -57,6 +57,7 @@ def sweep(
     run = executors.get(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
+        store.set_aside(plan.contents_by_key)
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
         if plan.spec.allocate.kind == "full":

@@ -51,9 +51,10 @@ def screen(
     _check_folder(folder)
     for sentence in plan.notes:
         on_message(sentence)
-    if traces is not None:
-        _take_over(decoding, traces, folder)
     with Store.create(folder) as store:
+        store.set_aside(decoding.contents_by_key)
+        if traces is not None:
+            _take_over(decoding, traces, store)
         # Before anything is decoded, so that the folder counts as a screen from now on.
         store.put_manifest(plan.manifest())
         done = store.keys()
@@ -89,9 +90,9 @@ def _check_folder(folder: Path) -> None:
             )
 
 
-def _take_over(decoding: Plan, traces: Path, folder: Path) -> None:
+def _take_over(decoding: Plan, traces: Path, to: Store) -> None:
     """Copy the full-cache traces that a plan asks for from another run; KvatlasError if they were drawn otherwise."""
-    wanted = set(decoding.keys.values())
+    wanted = decoding.contents_by_key
     with Store.open(traces) as source:
         manifest = source.manifest()
         there = {cell.run_key for cell in manifest.expected if cell.setting == FULL}
@@ -101,14 +102,15 @@ def _take_over(decoding: Plan, traces: Path, folder: Path) -> None:
             there = {key for key, setting, *_ in stored if setting == FULL.id}
         if not there:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
-        if not wanted & there:
+        if not wanted.keys() & there:
             raise KvatlasError(
                 f"The full-cache traces of {str(traces)!r} cannot be read: {_unlike(decoding, manifest.spec)}."
             )
-        with Store.create(folder) as store:
-            for key, trace in source.traces():
-                if key in wanted and trace.setting == FULL:
-                    store.add(key, trace)
+        contents = {key: source.contents(key) for key in wanted}
+        for key, trace in source.traces():
+            content = contents.get(key, {}).get(trace.problem)
+            if trace.setting == FULL and content and content == wanted[key].get(trace.problem):
+                to.add(key, trace)
 
 
 def _unlike(decoding: Plan, other: Mapping[str, Any]) -> str:
