@@ -27,8 +27,8 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def loading(sentence: str) -> Iterator[None]:
-    """Turn all that a library's loader raises into `sentence` with the reason.
+def refusal(sentence: str) -> Iterator[None]:
+    """Turn all that foreign code raises into `sentence` with the reason.
 
     That includes the panics of libraries written in Rust, which are no `Exception`.
     """

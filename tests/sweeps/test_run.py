@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pickle
 import signal
 import sqlite3
@@ -9,16 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
+from kvatlas.benchmarks.chain import Chain
+from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.training import new_head
 from kvatlas.results import Store
@@ -268,6 +271,54 @@ def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Pa
 def test_an_unknown_executor_is_refused(spec_data: Build, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown executor 'slurm'; valid are: local, ray"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="slurm")
+
+
+@dataclass(frozen=True)
+class Measured(Chain):
+    """A plug-in that grades as CHAIN4 does but for one field."""
+
+    field: str = "correct"
+    value: Any = False
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        value = {"extra": self.value} if self.field == "metrics" else self.value
+        return replace(super().grade(problem, answer), **{self.field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "stored"),
+    [
+        ("correct", np.bool_(True), True),
+        ("progress", np.float32(0.5), 0.5),
+        ("progress", torch.tensor(0.25), 0.25),
+        ("status", "ok", Status.OK),
+        ("metrics", np.int64(3), {"extra": 3}),
+        ("correct", None, "correct None; expected true or false"),
+        ("progress", math.nan, "progress nan; expected a number from 0 to 1"),
+        ("progress", 1.5, "progress 1.5; expected a number from 0 to 1"),
+        ("answer", "\ud800", r"answer '\ud800'; expected a text or None"),
+        ("answer", 7, "answer 7; expected a text or None"),
+        ("status", "fine", "status 'fine'; expected a Status"),
+        ("metrics", np.float64("inf"), "metrics inf; expected finite numbers and texts"),
+        ("metrics", [1], "metrics [1]; expected finite numbers and texts"),
+        ("metrics", np.zeros(2), "cannot grade an answer to 'CHAIN4-0000' ("),
+    ],
+)
+def test_grades_of_plugins_are_stored_or_refused_before_anything_is_decoded(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: Any, stored: Any
+) -> None:
+    data = spec_data(benchmarks=["PLUGIN"], problems=1, samples=1, settings=[], axes={})
+    data |= {"sampling": {"temperature": 0, "max_new_tokens": 90}, "models": ["embedded:tiny-llama"]}
+    monkeypatch.setattr("kvatlas.benchmarks.find", lambda *_, **__: Measured(4, 4, field, value))
+    if not isinstance(stored, str) or isinstance(stored, Status):
+        sweep(make_plan(parse_spec(data)), tmp_path, workers=1)
+        (trace,) = contents(tmp_path).values()
+        assert (getattr(trace.grade, field), type(getattr(trace.grade, field))) == (stored, type(stored))
+        return
+    with pytest.raises(KvatlasError) as caught:
+        make_plan(parse_spec(data))
+    assert str(caught.value).startswith("The benchmark 'CHAIN4' ")
+    assert stored in str(caught.value)
 
 
 def test_what_counts_as_an_answer(tiny_llama: ModelHandle) -> None:

@@ -56,11 +56,11 @@ class Questions:
     def identity(self) -> list[Any]:
         """Prompt format, a digest of all problems, another grader: the same problems are the same from any file."""
         content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
-        format_, version, *grader = self.rules
+        format_, version, *grader = self.rules_identity
         return [format_, version, digest(content), *grader]
 
     @property
-    def rules(self) -> list[Any]:
+    def rules_identity(self) -> list[Any]:
         """Prompt format, and another grader."""
         grader = [] if self.grader == graders.OWN else [self.grader, graders.VERSION]
         return [*prompts.identity(self.prompt_format), *grader]

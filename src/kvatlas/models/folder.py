@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, digest, loading, reason
+from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.hub import Repository, matching
 from kvatlas.models.adapters import Adapter
 from kvatlas.models.options import Options
@@ -100,7 +100,7 @@ class ModelHandle:
         from transformers import AutoConfig
 
         known: dict[str, Any] = {}
-        with suppress(KvatlasError), loading(""):
+        with suppress(KvatlasError), refusal(""):
             config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
             known = config.get_text_config().to_dict()
         return {**known, **self.config}
@@ -270,7 +270,7 @@ class ModelHandle:
         """The tokenizer; loaded from the folder alone, never from the network."""
         from transformers import AutoTokenizer
 
-        with loading(f"The tokenizer of the model {self.name!r} cannot be loaded"):
+        with refusal(f"The tokenizer of the model {self.name!r} cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         for path in self.adapter.templates.values():
             tokenizer.chat_template = path.read_text()

@@ -13,7 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvatlas.core import KvatlasError, loading
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.models.weights import sha256
 
 _SMOLLM2 = (
@@ -75,7 +75,7 @@ def _convert(file: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    with loading(f"The GGUF {str(file)!r} cannot be read"):
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
         read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # Weights from a GGUF are plain numbers once they are read, but transformers refuses to save them as they are.

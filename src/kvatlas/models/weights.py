@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, digest, loading, reason
+from kvatlas.core import KvatlasError, digest, reason, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +46,7 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
     # Its type does not say that with a report it gives two things.
     load: Any = AutoModelForCausalLM.from_pretrained
     model: PreTrainedModel
-    with loading(f"The weights of the model {name!r} cannot be loaded"):
+    with refusal(f"The weights of the model {name!r} cannot be loaded"):
         model, report = load(
             folder,
             dtype=getattr(torch, dtype),

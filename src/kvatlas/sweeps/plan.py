@@ -297,7 +297,10 @@ def make_plan(spec: Spec) -> Plan:
     prompts, contents = {}, {}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
-    notes += [note for benchmark in found_benchmarks for note in notes_on(benchmark)]
+    for benchmark in found_benchmarks:
+        notes += notes_on(benchmark)
+        if not type(benchmark).__module__.startswith("kvatlas."):
+            _check_plugin(benchmark, problems[benchmark.name])
     for model in found_models:
         model.check()
         notes += model.notes
@@ -318,6 +321,13 @@ def make_plan(spec: Spec) -> Plan:
                 if isinstance(policy, CompressingPolicy):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
     return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, contents, notes=tuple(notes))
+
+
+def _check_plugin(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
+    """Raise KvatlasError for a third party's benchmark whose grades cannot be stored, before anything is decoded."""
+    if not problems:
+        raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
+    benchmarks.judge(benchmark, problems[0], problems[0].answer)
 
 
 def _content(prompt: str, problem: Problem) -> str:

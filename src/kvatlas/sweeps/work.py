@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, judge
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
@@ -157,4 +157,4 @@ def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tu
     if not finished:
         return Grade(False, 0.0, None, Status.TRUNCATED)
     answer = model.answer(tokens)
-    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else benchmark.grade(problem, answer)
+    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else judge(benchmark, problem, answer)

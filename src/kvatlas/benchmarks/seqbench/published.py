@@ -39,7 +39,7 @@ class Published:
 
     file: str
     version: ClassVar[int] = 1
-    rules: ClassVar[tuple[()]] = ()
+    rules_identity: ClassVar[tuple[()]] = ()
 
     @property
     def name(self) -> str:
