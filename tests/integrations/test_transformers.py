@@ -73,8 +73,9 @@ def by_the_engine(handle: ModelHandle, texts: list[str], sampling: Sampling) -> 
 
 @pytest.mark.parametrize(("pad", "ends", "padding"), [(0, 2, 0), (None, 2, 2), (None, [3, 2], 3)])
 def test_a_padded_batch_gets_the_engines_tokens(
-    tiny_llama: ModelHandle, model: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch, pad: Any, ends: Any, padding: int
-) -> None:
+    tiny_llama: ModelHandle, model: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch, pad: Any, ends: Any,
+    padding: int,
+) -> None:  # fmt: skip
     monkeypatch.setattr(model.generation_config, "pad_token_id", pad)
     monkeypatch.setattr(model.generation_config, "eos_token_id", ends)
     inputs = encoded(tiny_llama, texts)

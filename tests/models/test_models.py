@@ -25,7 +25,8 @@ def test_the_embedded_models_are_real_hugging_face_folders(name: str, architectu
 
     folder = models.find(f"embedded:{name}").folder
     # Their figures were drawn with these random streams.
-    assert models.find(f"embedded:{name}").stream == json.loads((folder / "provenance.json").read_text())["weights_digest"]
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert models.find(f"embedded:{name}").stream == provenance["weights_digest"]
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model).__name__ == architecture
     assert sum(p.numel() for p in model.parameters()) < 3_000_000

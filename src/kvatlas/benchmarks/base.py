@@ -154,18 +154,23 @@ def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
     Numbers of numpy, and tensors of one number, become Python's.
     """
     where = f"The benchmark {benchmark.name!r}"
+
+    def plain(field: str, value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        check, expected = _FIELDS[field]
+        if not check(value):
+            raise KvatlasError(f"{where} grades {problem.id!r} with {field} {value!r}; expected {expected}.")
+        return value
+
     with refusal(f"{where} cannot grade an answer to {problem.id!r}"):
         given = benchmark.grade(problem, answer)
-        metrics = dict(given.metrics)
-        fields = [(name, getattr(given, name)) for name in ("correct", "progress", "answer", "status")]
-        fields += [("metrics' names", name) for name in metrics] + [("metrics", value) for value in metrics.values()]
-        plain = [(name, value.item() if hasattr(value, "item") else value) for name, value in fields]
-    for name, value in plain:
-        check, expected = _FIELDS[name]
-        if not check(value):
-            raise KvatlasError(f"{where} grades an answer to {problem.id!r} with {name} {value!r}; expected {expected}.")
-    correct, progress, extracted, status, *rest = (value for _, value in plain)
-    return Grade(bool(correct), progress, extracted, Status(status), dict(zip(metrics, rest[len(metrics) :], strict=True)))
+        return Grade(
+            bool(plain("correct", given.correct)),
+            plain("progress", given.progress),
+            plain("answer", given.answer),
+            Status(plain("status", given.status)),
+            {plain("metrics' names", name): plain("metrics", value) for name, value in given.metrics.items()},
+        )
 
 
 def identity(benchmark: Benchmark) -> list[Any]:
@@ -175,4 +180,5 @@ def identity(benchmark: Benchmark) -> list[Any]:
 
 def rules(benchmark: Benchmark) -> list[Any]:
     """The same without the content of problems, of which each has its own digest: part of the run key."""
-    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", getattr(benchmark, "identity", ()))]
+    own = getattr(benchmark, "identity", ())
+    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", own)]

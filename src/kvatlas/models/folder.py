@@ -262,7 +262,7 @@ class ModelHandle:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """SHA-256 over the tokenizer as it is loaded, whatever its files, and the chat template: part of the run key."""
+        """SHA-256 over the tokenizer as it is loaded, whatever its files, and its template: part of the run key."""
         return digest([_encoding(self.tokenizer), self._special, self._template])
 
     @cached_property

@@ -191,12 +191,11 @@ class Store:
             self._connection.execute("COMMIT")
 
     def _move(self, key: str, to: str, problem: str) -> None:
-        changed = ", ".join("?1" if name == "run_key" else name for name in COLUMNS)
-        self._connection.execute(
-            f"UPDATE OR REPLACE traces SET run_key=?1, checksum=CASE WHEN {_SOUND} THEN checksum({changed}) ELSE checksum"
-            " END WHERE run_key=?2 AND problem=?3",
-            (to, key, problem),
-        )
+        # What was damaged before stays so.
+        changed = f"CASE WHEN {_SOUND} THEN checksum(?1, {', '.join(COLUMNS[1:])}) ELSE checksum END"
+        where = "run_key=?2 AND problem=?3"
+        values = (to, key, problem)
+        self._connection.execute(f"UPDATE traces SET run_key=?1, checksum={changed} WHERE {where}", values)
 
     def put_grading(
         self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]

@@ -52,9 +52,9 @@ class WorkItem:
 class Plan:
     """A checked spec.
 
-    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark), `contents` digests
-    of what each problem asks and how it is judged. A `screened` plan asks for screening records instead of traces.
-    `notes` are sentences that a user should read before it is run.
+    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark), `contents`
+    digests of what each problem asks and how it is judged. A `screened` plan asks for screening records instead of
+    traces. `notes` are sentences that a user should read before it is run.
     """
 
     spec: Spec
