@@ -256,8 +256,6 @@ class ModelHandle:
             sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
             if not sums:
                 self._no_weights(list(files))
-        if not sums:
-            self._no_weights([path.name for path in self.folder.glob("*")])
         return combined({"config.json": sha256(self.folder / "config.json"), **sums, **self.adapter.digests()})
 
     @cached_property
