@@ -48,7 +48,7 @@ def grid(problems: int, spec: str) -> dict[str, Any]:
     sampling = plan.spec.sampling.sampling()
     asked = {(b.name, p.id): (b, p) for b in plan.benchmarks for p in plan.problems[b.name]}
     work = [
-        Request(key, handle.encode(b.prompt(p)), stream_key(0, handle.weights_digest, *key, 0), chosen)
+        Request(key, handle.encode(b.prompt(p)), stream_key(0, handle.stream, *key, 0), chosen)
         for key, (b, p) in asked.items()
     ]
     model = handle.load()

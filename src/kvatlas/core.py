@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -24,6 +25,20 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     line = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
     return line if len(line) <= 300 else f"{line[:300]} ..."
+
+
+@contextmanager
+def refusal(sentence: str) -> Iterator[None]:
+    """Turn all that foreign code raises into `sentence` with the reason.
+
+    That includes the panics of libraries written in Rust, which are no `Exception`.
+    """
+    try:
+        yield
+    except (KvatlasError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise KvatlasError(f"{sentence} ({reason(error)}).") from error
 
 
 class Status(StrEnum):

@@ -74,13 +74,19 @@ def by_the_engine(handle: ModelHandle, texts: list[str], sampling: Sampling) -> 
     return [by_name[number] for number in range(len(texts))]
 
 
-def test_a_padded_batch_gets_the_engines_tokens(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
+@pytest.mark.parametrize(("pad", "ends", "padding"), [(0, 2, 0), (None, 2, 2), (None, [3, 2], 3)])
+def test_a_padded_batch_gets_the_engines_tokens(
+    tiny_llama: ModelHandle, model: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch, pad: Any, ends: Any,
+    padding: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(model.generation_config, "pad_token_id", pad)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", ends)
     inputs = encoded(tiny_llama, texts)
     length = inputs["input_ids"].shape[1]
     result = model.generate(**inputs, **HOW, **OURS)
     expected = by_the_engine(tiny_llama, texts, Sampling(0.9, 20, 0.95, 80))
     assert torch.equal(result[:, :length], inputs["input_ids"])
-    padding = model.generation_config.pad_token_id
+    assert len({len(tokens) for tokens in expected}) > 1
     for row, tokens in zip(result[:, length:].tolist(), expected, strict=True):
         assert row == [*tokens, *[padding] * (len(row) - len(tokens))]
     # The second and third prompt are one: two samples of it.

@@ -94,6 +94,12 @@ def test_what_the_formula_does_not_cover_is_refused(
         with_adapter(base, save_adapter(base, tmp_path / "a", **changes)).check()
 
 
+def test_tensors_of_another_rank_than_the_config_says(base: ModelHandle, tmp_path: Path) -> None:
+    """They were added with the factor of that rank."""
+    with pytest.raises(KvatlasError, match=r"does not fit the model .* \(64, 4\) and \(4, 64\) with r 8"):
+        with_adapter(base, save_adapter(base, tmp_path / "a", r=8)).load()
+
+
 def test_a_folder_that_is_none(base: ModelHandle, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match=r"lacks adapter_config\.json; valid are folders of LoRA adapters"):
         with_adapter(base, tmp_path).check()

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,18 +59,46 @@ def test_a_value_beyond_the_type_in_which_the_model_runs_is_named(model: ModelHa
         models.find(model.name, dtype="float16").load()
 
 
-def test_a_run_of_incomplete_weights_ends_in_one_sentence(
-    model: ModelHandle, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def reconfigure(model: ModelHandle, **changes: object) -> None:
+    config = json.loads((model.folder / "config.json").read_text())
+    (model.folder / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda model: damage(model, None), f"lack the tensor {TENSOR!r}"),
+        (lambda model: reconfigure(model, hidden_act="nonsense"), "cannot be loaded ("),
+        (lambda model: (model.folder / "model.safetensors").write_bytes(b"no tensors"), "is no safetensors file ("),
+        *(
+            (lambda model, how=how: reconfigure(model, quantization_config=how), "cannot be loaded (")
+            for how in (
+                {"quant_method": "gptq", "bits": 4},
+                {"quant_method": "awq", "bits": 4},
+                {"quant_method": "bitsandbytes", "load_in_4bit": True},
+                {"quant_method": "compressed-tensors"},
+                [],
+            )
+        ),
+    ],
+)
+def test_a_run_of_weights_that_cannot_be_loaded_ends_in_one_sentence(
+    model: ModelHandle,
+    harm: Callable[[ModelHandle], object],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    damage(model, None)
+    harm(model)
     words = ["run", model.name, "CHAIN4", "--problems", "1", "--samples", "1", "--max-new-tokens", "4"]
     monkeypatch.setattr("sys.argv", ["kvatlas", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     said = capfd.readouterr().err
-    assert f"lack the tensor {TENSOR!r}" in said
+    assert sentence in said
     assert "newly initialized" not in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from tests.conftest import save_random_model
+from tests.r1 import TEMPLATE, save_model
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,9 @@ def test_the_embedded_models_are_real_hugging_face_folders(name: str, architectu
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = models.find(f"embedded:{name}").folder
+    # Their figures were drawn with these random streams.
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert models.find(f"embedded:{name}").stream == provenance["weights_digest"]
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model).__name__ == architecture
     assert sum(p.numel() for p in model.parameters()) < 3_000_000
@@ -51,14 +56,77 @@ def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Mode
     assert shape.kv_bytes_per_token() == 2 * 3 * 2 * 16 * 4
 
 
-def test_digests_follow_the_content(tmp_path: Path) -> None:
+def rewrite_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes, indent=7))
+
+
+def rewrite_weights(folder: Path, change: float = 0.0, name: str = "model.safetensors", parts: int = 1) -> None:
+    """Save the tensors under another name, with other metadata or in several files, the first value changed."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    tensors["model.norm.weight"][0] += change
+    names = sorted(tensors)
+    for part in range(parts):
+        own = {key: tensors[key] for key in names[part::parts]}
+        save_file(own, folder / name.replace("model", f"model-{part}"), metadata={"format": "pt", "by": "me"})
+
+
+def rewrite_tokenizer(folder: Path, old: str = "", new: str = "") -> None:
+    """Exchange two texts of the tokenizer in its file of another layout."""
+    content = (folder / "tokenizer.json").read_text()
+    swapped = new.join(old.join(part.split(new)) for part in content.split(old)) if old else content
+    (folder / "tokenizer.json").write_text(json.dumps(json.loads(swapped), indent=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (lambda folder: None, ""),
+        (lambda folder: rewrite_config(folder, transformers_version="9.9"), ""),
+        (lambda folder: rewrite_config(folder, rope_theta=5.0), "weights"),
+        (rewrite_weights, ""),
+        (lambda folder: rewrite_weights(folder, name="model-all.safetensors"), ""),
+        (lambda folder: rewrite_weights(folder, parts=3), ""),
+        (lambda folder: rewrite_weights(folder, change=1e-3), "weights"),
+        (rewrite_tokenizer, ""),
+        (lambda folder: rewrite_tokenizer(folder, '"4"', '"5"'), "tokenizer"),
+        (lambda folder: (folder / "special_tokens_map.json").write_text("{}"), ""),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0].content }}"), "tokenizer"),
+    ],
+)
+def test_digests_follow_what_files_mean(tmp_path: Path, change: Callable[[Path], object], differs: str) -> None:
     item = save_random_model("llama", tmp_path / "one")
-    shutil.copytree(item.folder, tmp_path / "same")
-    same = models.find(f"hf:{tmp_path / 'same'}")
-    assert (item.weights_digest, item.tokenizer_digest) == (same.weights_digest, same.tokenizer_digest)
-    config = json.loads((item.folder / "config.json").read_text())
-    (tmp_path / "same" / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
-    assert models.find(f"hf:{tmp_path / 'same'}").weights_digest != item.weights_digest
+    shutil.copytree(item.folder, tmp_path / "other")
+    change(tmp_path / "other")
+    other = models.find(f"hf:{tmp_path / 'other'}")
+    # Texts that were encoded before change nothing.
+    other.tokenizer("a = 1", truncation=True, max_length=2)
+    assert (other.weights_digest == item.weights_digest) is (differs != "weights")
+    assert (other.tokenizer_digest == item.tokenizer_digest) is (differs != "tokenizer")
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "CTRLTokenizer"])
+def test_a_tokenizer_without_tokenizer_json_is_digested_by_what_it_does(tmp_path: Path, kind: str) -> None:
+    """One of the library tokenizers, and one in Python."""
+    model = save_model("llama", tmp_path / "m")
+    core = json.loads((model.folder / "tokenizer.json").read_text())["model"]
+    (model.folder / "tokenizer.json").unlink()
+    config = {"tokenizer_class": kind, "chat_template": TEMPLATE, "eos_token": "!", "unk_token": "?"}
+    (model.folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+    def digest(vocabulary: dict[str, int], merges: list[list[str]]) -> str:
+        (model.folder / "vocab.json").write_text(json.dumps(vocabulary))
+        (model.folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges), ""]))
+        return models.find(model.name).tokenizer_digest
+
+    vocabulary, merges = core["vocab"], core["merges"]
+    before = digest(vocabulary, merges)
+    assert digest(vocabulary, merges) == before
+    assert digest(vocabulary | {"1": vocabulary["2"], "2": vocabulary["1"]}, merges) != before
+    assert digest(vocabulary, merges[:-1]) != before
 
 
 def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, ModelHandle]) -> None:

@@ -294,6 +294,11 @@ def broken(model: ModelHandle, folder: Path, change: Callable[[Path], object]) -
     return models.find(f"hf:{folder}")
 
 
+#: A normalizer at which the tokenizers library panics, and a template that writes where an object lies in memory.
+PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+ADDRESS = "{{ messages|map('upper') }}"
+
+
 def edit(folder: Path, name: str, **changes: object) -> None:
     content = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps({**content, **changes}))
@@ -313,6 +318,15 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: (f / "tokenizer.json").write_text("{"), "The tokenizer of the model"),
         (lambda f: edit(f, "tokenizer_config.json", tokenizer_class="T5Tokenizer"), "The tokenizer of the model"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "The weight index of the model"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "The weight index of the model"),
+        (lambda f: edit(f, "config.json", num_attention_heads=0), "num_attention_heads 0; expected an integer >= 1"),
+        (lambda f: edit(f, "config.json", num_hidden_layers="2"), "num_hidden_layers '2'; expected an integer >= 1"),
+        (lambda f: edit(f, "tokenizer.json", normalizer=PANIC), "The tokenizer of the model"),
+        (lambda f: (f / "tokenizer_config.json").write_text("[]"), "The tokenizer of the model"),
+        (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
+        (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "No filter named 'random'"),
+        (lambda f: (f / "chat_template.jinja").write_text("{{ lipsum() }}"), "'lipsum' is undefined"),
+        (lambda f: (f / "chat_template.jinja").write_text(ADDRESS), "renders another prompt each time"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(
                 json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})

@@ -14,7 +14,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.predictor import provenance_of
 from kvatlas.results import Store
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.predictor_pipeline import Material, left_out_as_text
+from kvatlas.sweeps.predictor_pipeline import Material, learn, left_out_as_text
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,18 @@ def test_traces_and_hidden_states_are_made_once(trained: Path) -> None:
     )
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")} == times
     assert provenance_of(trained.with_name("other.safetensors"))["steps"] == 2
+
+
+def test_hidden_states_are_made_again_for_other_prompts(tmp_path: Path) -> None:
+    index = tmp_path / "hidden-states" / "index.json"
+    made = []
+    for opening in ("", "so far, ", ""):
+        models = [{"model": "embedded:tiny-llama", "think_open": opening}]
+        spec = {"models": models, "benchmarks": ["CHAIN3"], "problems": 12, "samples": 1}
+        material = Material(parse_spec({**spec, "sampling": {"max_new_tokens": 300}}))
+        learn(material, tmp_path, tmp_path / "head.safetensors", steps=1, workers=1)
+        made.append(json.loads(index.read_text())["thinking_tokens"])
+    assert made[0] == made[2] != made[1]
 
 
 def test_a_head_in_the_authors_layout_is_trained_judged_and_used(

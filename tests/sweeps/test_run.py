@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import pickle
 import signal
 import sqlite3
@@ -8,21 +10,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
+from kvatlas.benchmarks.chain import Chain
+from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status, Trace
 from kvatlas.models import ModelHandle
+from kvatlas.predictor.training import new_head
 from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, read_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, executors, worth
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.plan import WorkItem
+from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.work import grade
+from tests.r1 import save_model
 
 Build = Callable[..., dict[str, Any]]
 
@@ -169,6 +177,77 @@ def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> 
     assert worth(replace(job, model=unknown)) == 20
 
 
+def test_traces_follow_the_problems_of_a_file(spec_data: Build, tmp_path: Path) -> None:
+    """Each problem by itself: a row that is added or changed costs the others nothing."""
+    model, file, run = save_model("llama", tmp_path / "model"), tmp_path / "own.jsonl", tmp_path / "run"
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(3)]
+    added = [*rows, {"question": "What is 7 - 7?", "answer": "0"}]
+    edited = [rows[0], rows[1] | {"question": "What is 2 - 1?"}, *added[2:]]
+    settings = [{"policy": "window", "kv_budget": 90, "ratio_over": "thinking"}]
+    data = spec_data(models=[model.name], benchmarks=[f"file:{file}"], settings=settings, problems=None, samples=1)
+
+    def decoded(rows: list[dict[str, str]], folder: Path = run) -> set[str]:
+        """The problems that are decoded, all of each."""
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        told: list[Progress] = []
+        sweep(make_plan(parse_spec(data)), folder, workers=1, on_trace=told.append)
+        problems = [progress.trace.problem for progress in told]
+        assert all(problems.count(problem) == 5 for problem in problems)
+        return {problem.removeprefix("own-") for problem in problems}
+
+    assert decoded(rows) == {"001", "002", "003"}
+    assert decoded(added) == {"004"}
+    assert decoded(rows) == set()
+    assert decoded(edited) == {"002"}
+    assert decoded(edited, tmp_path / "fresh") == {"001", "002", "003", "004"}
+    assert contents(run) == contents(tmp_path / "fresh")
+    with Store.open(run) as store:
+        assert store.copy(tmp_path / "copy") == 5 * 5
+    # What was set aside comes back; another answer is another problem, another id is none.
+    assert decoded(added) == set()
+    assert decoded([added[0] | {"answer": "1"}, *added[1:]]) == {"001"}
+    assert decoded([row | {"id": "x"} for row in added]) == set()
+    assert decoded(added[1:]) == {"001", "002", "003"}
+
+
+def made_file(policy: str, seed: int) -> dict[str, torch.Tensor]:
+    """A random head, or random statistics, for the model of `spec_data`."""
+    torch.manual_seed(seed)
+    if policy == "dynts":
+        return {name: torch.randn_like(value) for name, value in new_head(64).state_dict().items()}
+    return {
+        "frequency": torch.rand(8),
+        **{name: torch.randn(3, 4, 8) for name in ("center_real", "center_imag", "norm")},
+    }
+
+
+@pytest.mark.parametrize(("policy", "parameter"), [("dynts", "predictor"), ("triattention", "statistics")])
+def test_a_replaced_file_of_a_policy_is_read_or_refused(
+    spec_data: Build, tmp_path: Path, policy: str, parameter: str
+) -> None:
+    def planned(file: Path) -> Plan:
+        setting = {"policy": policy, "kv_budget": 64, "ratio_over": "thinking", "local_window": 4, "ratio": 0.4}
+        setting[parameter] = str(file)
+        return make_plan(parse_spec(spec_data(settings=[setting], axes={}, baseline=[], benchmarks=["CHAIN4"])))
+
+    def traces(file: Path, folder: str) -> list[tuple[int, ...]]:
+        sweep(planned(file), tmp_path / folder, workers=1)
+        with Store.open(tmp_path / folder) as store:
+            return [trace.tokens for _, trace in store.traces()]
+
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    for seed, file in enumerate((first, second)):
+        save_file(made_file(policy, seed), file)
+    before, wanted = traces(first, "1"), traces(second, "2")
+    assert before != wanted
+    planned_before = planned(first)
+    assert planned_before.keys
+    save_file(made_file(policy, 1), first)
+    assert traces(first, "3") == wanted
+    with pytest.raises(KvatlasError, match="was replaced after the sweep began; start the sweep again"):
+        sweep(planned_before, tmp_path / "4", workers=1)
+
+
 def test_workers_that_die_without_a_result_end_in_a_sentence(
     spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +271,54 @@ def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Pa
 def test_an_unknown_executor_is_refused(spec_data: Build, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown executor 'slurm'; valid are: local, ray"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="slurm")
+
+
+@dataclass(frozen=True)
+class Measured(Chain):
+    """A plug-in that grades as CHAIN4 does but for one field."""
+
+    field: str = "correct"
+    value: Any = False
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        value = {"extra": self.value} if self.field == "metrics" else self.value
+        return replace(super().grade(problem, answer), **{self.field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "stored"),
+    [
+        ("correct", np.bool_(True), True),
+        ("progress", np.float32(0.5), 0.5),
+        ("progress", torch.tensor(0.25), 0.25),
+        ("status", "ok", Status.OK),
+        ("metrics", np.int64(3), {"extra": 3}),
+        ("correct", None, "correct None; expected true or false"),
+        ("progress", math.nan, "progress nan; expected a number from 0 to 1"),
+        ("progress", 1.5, "progress 1.5; expected a number from 0 to 1"),
+        ("answer", "\ud800", r"answer '\ud800'; expected a text or None"),
+        ("answer", 7, "answer 7; expected a text or None"),
+        ("status", "fine", "status 'fine'; expected a Status"),
+        ("metrics", np.float64("inf"), "metrics inf; expected finite numbers and texts"),
+        ("metrics", [1], "metrics [1]; expected finite numbers and texts"),
+        ("metrics", np.zeros(2), "cannot grade an answer to 'CHAIN4-0000' ("),
+    ],
+)
+def test_grades_of_plugins_are_stored_or_refused_before_anything_is_decoded(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: Any, stored: Any
+) -> None:
+    data = spec_data(benchmarks=["PLUGIN"], problems=1, samples=1, settings=[], axes={})
+    data |= {"sampling": {"temperature": 0, "max_new_tokens": 90}, "models": ["embedded:tiny-llama"]}
+    monkeypatch.setattr("kvatlas.benchmarks.find", lambda *_, **__: Measured(4, 4, field, value))
+    if not isinstance(stored, str) or isinstance(stored, Status):
+        sweep(make_plan(parse_spec(data)), tmp_path, workers=1)
+        (trace,) = contents(tmp_path).values()
+        assert (getattr(trace.grade, field), type(getattr(trace.grade, field))) == (stored, type(stored))
+        return
+    with pytest.raises(KvatlasError) as caught:
+        make_plan(parse_spec(data))
+    assert str(caught.value).startswith("The benchmark 'CHAIN4' ")
+    assert stored in str(caught.value)
 
 
 def test_what_counts_as_an_answer(tiny_llama: ModelHandle) -> None:

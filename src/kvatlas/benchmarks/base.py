@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
-from kvatlas.core import Grade, KvatlasError, Problem
+from kvatlas.core import Grade, KvatlasError, Problem, Status, refusal
 
 #: The last problem of benchmarks that have no end.
 MOST_INDEX = 99_999
@@ -18,7 +19,8 @@ class Benchmark(Protocol):
     """The contract of every benchmark; a new one is one file that satisfies it.
 
     `version` rises whenever problems, prompts or verdicts change: it is part of the run key. A benchmark whose problems
-    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what. One
+    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what, and
+    where that tells of other problems, too, a property `rules_identity` with what is left for each problem alone. One
     that asks models in different ways has a method `asked_of` (see below).
     """
 
@@ -126,6 +128,57 @@ def asked_of(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
     return benchmark if chosen is None else chosen(reads)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be stored: half a surrogate pair cannot."""
+    return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
+
+
+#: For each field of a grade its check, and what it is to be.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "correct": (lambda value: isinstance(value, int) and value in (0, 1), "true or false"),
+    "progress": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "answer": (lambda value: value is None or _is_text(value), "a text or None"),
+    "status": (lambda value: value in tuple(Status), "a Status"),
+    "metrics' names": (_is_text, "texts"),
+    "metrics": (lambda value: _is_number(value) or _is_text(value), "finite numbers and texts"),
+}
+
+
+def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
+    """The benchmark's verdict in plain numbers and texts, as it is stored; KvatlasError names a field that is not so.
+
+    Numbers of numpy, and tensors of one number, become Python's.
+    """
+    where = f"The benchmark {benchmark.name!r}"
+
+    def plain(field: str, value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        check, expected = _FIELDS[field]
+        if not check(value):
+            raise KvatlasError(f"{where} grades {problem.id!r} with {field} {value!r}; expected {expected}.")
+        return value
+
+    with refusal(f"{where} cannot grade an answer to {problem.id!r}"):
+        given = benchmark.grade(problem, answer)
+        return Grade(
+            bool(plain("correct", given.correct)),
+            plain("progress", given.progress),
+            plain("answer", given.answer),
+            Status(plain("status", given.status)),
+            {plain("metrics' names", name): plain("metrics", value) for name, value in given.metrics.items()},
+        )
+
+
 def identity(benchmark: Benchmark) -> list[Any]:
-    """All that can change what a benchmark asks and how it judges: part of the run key."""
+    """All that can change what a benchmark asks and how it judges: recorded with every run."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
+
+
+def rules(benchmark: Benchmark) -> list[Any]:
+    """The same without the content of problems, of which each has its own digest: part of the run key."""
+    own = getattr(benchmark, "identity", ())
+    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", own)]

@@ -60,8 +60,14 @@ class Questions:
     def identity(self) -> list[Any]:
         """Prompt format, a digest of all problems, another grader: the same problems are the same from any file."""
         content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
-        other = [] if self.grader == graders.OWN else [self.grader, graders.VERSION]
-        return [*prompts.identity(self.prompt_format), digest(content), *other]
+        format_, version, *grader = self.rules_identity
+        return [format_, version, digest(content), *grader]
+
+    @property
+    def rules_identity(self) -> list[Any]:
+        """Prompt format, and another grader."""
+        grader = [] if self.grader == graders.OWN else [self.grader, graders.VERSION]
+        return [*prompts.identity(self.prompt_format), *grader]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self._problems[:limit]

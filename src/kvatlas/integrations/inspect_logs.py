@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.benchmarks import Benchmark, find
+from kvatlas.benchmarks import Benchmark, find, judge
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
 from kvatlas.integrations.scored_logs import MOST_BYTES, ScoredLog, as_setting, score_of
 from kvatlas.results import Expected
@@ -74,9 +74,9 @@ def verdict(benchmark: Benchmark, problem: Problem, text: str, stop: str | None)
     """The grade of a completion: what comes after thinking counts, and a completion cut off is wrong."""
     _, closed, answer = text.rpartition(_CLOSE)
     if stop not in _CUT and (closed or _OPEN not in text):
-        return benchmark.grade(problem, answer)
+        return judge(benchmark, problem, answer)
     # With the metrics of an empty answer: Inspect wants the same numbers of every sample.
-    nothing = benchmark.grade(problem, "").metrics
+    nothing = judge(benchmark, problem, "").metrics
     return Grade(False, 0.0, None, Status.TRUNCATED if stop in _CUT else Status.NO_ANSWER, nothing)
 
 

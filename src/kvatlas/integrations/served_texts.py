@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
-from kvatlas.benchmarks import asked_of
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.integrations.endpoint import Endpoint
 from kvatlas.integrations.verification_report import answers
@@ -172,14 +171,12 @@ def _checked(reference: Reference) -> tuple[ModelHandle, Policy]:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: it never compresses.")
     cell = reference.cells[0]
     benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
-    first = benchmark.problems(spec.problems)[0]
     named = [model for entry in spec.models if (model := entry.find()).name == reference.model]
     for model in named:
         model.check()
         for dtype in dict.fromkeys((model.dtype, "float32", "bfloat16", "float16")):
             typed = replace(model, options=replace(model.options, dtype=dtype))
-            prompt = typed.encode(asked_of(benchmark, typed.reads).prompt(first))
-            if run_key(spec, typed, benchmark, policy, prompt) == cell.run_key:
+            if run_key(spec, typed, benchmark, policy) == cell.run_key:
                 return typed, policy
     raise KvatlasError(
         f"The texts of {reference.model!r} cannot be compared: here its weights, tokenizer or template, or the policy, "

@@ -243,7 +243,8 @@ def _decode(
 
 
 def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
-    padding = next((int(i) for i in (config.pad_token_id, config.eos_token_id) if isinstance(i, int)), 0)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    padding = next((int(i) for i in (config.pad_token_id, *ends) if i is not None), 0)
     longest = max(map(len, written))
     new = [[*tokens, *[padding] * (longest - len(tokens))] for tokens in written]
     return torch.cat([input_ids, torch.tensor(new, device=input_ids.device, dtype=input_ids.dtype)], dim=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.models.weights import check_finite, sha256
+from kvatlas.models.weights import check_finite, sha256, tensors_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,10 @@ class Adapter:
         """SHA-256 of its files by name."""
         return {name: sha256(self.folder / name) for name in FILES} if self.address else {}
 
+    def content(self) -> list[Any]:
+        """What it adds: scale and tensors, whatever else its files say."""
+        return [*self._terms(), tensors_digest([self.folder / FILES[1]])] if self.address else []
+
     @property
     def templates(self) -> dict[str, Path]:
         """Its chat template by the file's name, if it has one."""
@@ -57,7 +61,11 @@ class Adapter:
         return {TEMPLATE: path} if self.address and path.is_file() else {}
 
     def scale(self) -> float:
-        """The factor s; KvatlasError says what is missing, or what of it is more than the formula."""
+        """The factor s."""
+        return self._terms()[1]
+
+    def _terms(self) -> tuple[int, float]:
+        """Rank and factor; KvatlasError says what is missing, or what of it is more than the formula."""
         missing = [name for name in FILES if not (self.folder / name).is_file()]
         if missing:
             raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; valid are folders of LoRA adapters.")
@@ -71,22 +79,22 @@ class Adapter:
                 raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; valid is {valid[0]!r}.")
         if rank < 1:
             raise KvatlasError(f"The adapter {self.address!r} has r {rank}; valid are ranks from 1.")
-        return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     def check(self) -> None:
         """Raise KvatlasError for all that can be known to fail before the weights are read."""
         if self.address:
-            self.scale()
+            self._terms()
 
     def merge(self, name: str, model: PreTrainedModel) -> None:
         """Add it to the weights of the model `name`; KvatlasError where it is one of another model."""
         if not self.address:
             return
-        factor, weights = self.scale(), model.state_dict()
+        (rank, factor), weights = self._terms(), model.state_dict()
         for layer, a, b in self._pairs():
             weight = weights.get(f"{layer}.weight")
-            if weight is None or (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
-                sizes = f"{tuple(b.shape)} and {tuple(a.shape)}"
+            if weight is None or tuple(b.shape) != (weight.shape[0], rank) or tuple(a.shape) != (rank, weight.shape[1]):
+                sizes = f"{tuple(b.shape)} and {tuple(a.shape)} with r {rank}"
                 raise KvatlasError(f"The adapter {self.address!r} does not fit the model {name!r}: {layer!r}, {sizes}.")
             weight.copy_(weight.float() + factor * (b @ a).to(weight.device))
         check_finite(name, model)

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.hub import Repository, matching
 from kvatlas.models.adapters import Adapter
 from kvatlas.models.options import Options
 from kvatlas.models.templates import Messages, TemplateRefusedError, Values, render
 from kvatlas.models.thinking import Thinking, thinking
-from kvatlas.models.weights import check_fits, combined, is_known, load_weights, sha256
+from kvatlas.models.weights import check_fits, combined, is_known, load_weights, sha256, tensors_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: What is fetched to plan, and what is fetched to decode.
-SMALL_FILES = ("*.json", "*.jinja", "*.model", "dynts.safetensors")
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "dynts.safetensors")
 WEIGHTS = ("model*.safetensors",)
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_INDEX = "model.safetensors.index.json"
+#: What a config says of the program that wrote it, and not of the model.
+_WRITER = ("transformers_version", "_name_or_path")
+#: The random streams with which figures of the embedded models were published, by how their digests begin.
+_STREAMS = {
+    "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
+    "a4e90e308aced10c": "f945ffafc617c52054861ccaef642f023b2a9b53ab71f15fa309921963dfbd8e",
+}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _LAYERS = ("full_attention", "sliding_attention")
 #: Rotations of positions whose frequencies do not depend on the length of the text.
@@ -72,23 +81,30 @@ class ModelHandle:
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json as it is; of a multimodal model the part about text."""
-        try:
-            config = dict(json.loads((self.folder / "config.json").read_text()).items())
-        except (OSError, ValueError, AttributeError) as error:
-            raise KvatlasError(f"The model {self.name!r} has no readable config.json ({error}).") from error
+        config = self._read("config.json")
         text = config.get("text_config")
         return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder that holds an object, without what it says of the program that wrote it."""
+
+        def plain(content: dict[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in content.items() if key not in _WRITER}
+
+        try:
+            return plain(json.loads((self.folder / name).read_text(), object_hook=plain))
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise KvatlasError(f"The model {self.name!r} has no readable {name} ({reason(error)}).") from error
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
         """config.json with the defaults of its model type, which files leave out."""
         from transformers import AutoConfig
 
-        try:
+        known: dict[str, Any] = {}
+        with suppress(KvatlasError), refusal(""):
             config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
             known = config.get_text_config().to_dict()
-        except (OSError, ValueError, KeyError, AttributeError):
-            known = {}
         return {**known, **self.config}
 
     @cached_property
@@ -96,17 +112,18 @@ class ModelHandle:
         """Layers, KV heads, head size and hidden size."""
         needed = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
         config = self.config if all(self.config.get(name) for name in needed) else self._settings
-        try:
-            heads, hidden = config["num_attention_heads"], config["hidden_size"]
-            return Shape(
-                layers=config["num_hidden_layers"],
-                heads=heads,
-                kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or hidden // heads,
-                hidden=hidden,
-            )
-        except KeyError as error:
-            raise KvatlasError(f"The config.json of the model {self.name!r} lacks {error}.") from error
+
+        def size(name: str, default: int | None = None) -> int:
+            given = config.get(name) if default is None else config.get(name) or default
+            if given is None:
+                raise KvatlasError(f"The config.json of the model {self.name!r} lacks {name!r}.")
+            if type(given) is not int or given < 1:
+                raise KvatlasError(f"The model {self.name!r} has {name} {given!r}; expected an integer >= 1.")
+            return given
+
+        heads, hidden = size("num_attention_heads"), size("hidden_size")
+        kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
+        return Shape(size("num_hidden_layers"), heads, kv_heads, head_dim, hidden)
 
     @property
     def positions(self) -> int | None:
@@ -153,13 +170,8 @@ class ModelHandle:
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        index = self.folder / "model.safetensors.index.json"
-        local = self._weight_files()
-        if local:
-            size = sum(path.stat().st_size for path in local)
-        elif index.is_file():
-            size = int(json.loads(index.read_text()).get("metadata", {}).get("total_size", 0))
-        else:
+        size = sum(path.stat().st_size for path in self._weight_files()) or self._index()[1]
+        if size is None:
             return None
         stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
         return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
@@ -169,18 +181,17 @@ class ModelHandle:
         # What needs no imports comes first: a wrong folder is told at once.
         self._check_weights()
         self.adapter.check()
-        self._check_template()
         self.check_type()
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
+        self._check_template()
 
     def _check_template(self) -> None:
-        try:
-            config = json.loads((self.folder / "tokenizer_config.json").read_text())
-        except (OSError, ValueError):
-            config = {}
-        there = any((self.folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
-        if not (there or config.get("chat_template") or self.adapter.templates):
-            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
+        text, again = (self.rendered([{"role": "user", "content": "x"}]) for _ in range(2))
+        # Addresses of objects may be the same twice, but not in the next process.
+        varies = text != again or " at 0x" in text
+        if varies or not text.strip():
+            what = "another prompt each time" if varies else "an empty prompt"
+            raise KvatlasError(f"The chat template of the model {self.name!r} renders {what}.")
 
     def check_type(self) -> None:
         """Raise KvatlasError for model types and layers that the engine cannot decode."""
@@ -212,48 +223,66 @@ class ModelHandle:
     def _weight_files(self) -> list[Path]:
         """The local safetensors; KvatlasError if the index names one that is not there."""
         there = [self.folder / name for name in matching([path.name for path in self.folder.glob("*")], WEIGHTS)]
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            try:
-                named = set(json.loads(index.read_text())["weight_map"].values())
-            except (ValueError, KeyError, AttributeError) as error:
-                raise KvatlasError(f"The weight index of the model {self.name!r} cannot be read ({error}).") from error
+        named, _ = self._index()
+        if named is not None:
             missing = sorted(named - {path.name for path in there})
             if missing and self.repository is None:
                 raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
             there = [path for path in there if path.name in named] if not missing else []
         return there
 
+    def _index(self) -> tuple[set[str] | None, int | None]:
+        """The weight files that the index names, and their bytes; None without one."""
+        try:
+            content = json.loads((self.folder / _INDEX).read_text())
+            return set(map(str, content["weight_map"].values())), int(content.get("metadata", {}).get("total_size", 0))
+        except FileNotFoundError:
+            return None, None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            where = f"The weight index of the model {self.name!r}"
+            raise KvatlasError(f"{where} cannot be read ({reason(error)}).") from error
+
     @cached_property
     def weights_digest(self) -> str:
-        """SHA-256 over config and weights: part of the run key. Weights on the hub are not fetched for it."""
+        """SHA-256 over config and tensors: part of the run key.
+
+        Nothing else that the files say counts, nor how they are named and split. Weights on the hub are not fetched for
+        it: of a model there the files count as they are.
+        """
+        if self.repository is not None:
+            return self.files_digest
+        self._check_weights()
+        tensors = tensors_digest(self._weight_files())
+        return digest({"config": self._read("config.json"), "tensors": tensors, "adapter": self.adapter.content()})
+
+    @property
+    def stream(self) -> str:
+        """Name of the random streams: the digest of the weights, but for models that had another one before."""
+        return _STREAMS.get(self.weights_digest[:16], self.weights_digest)
+
+    @cached_property
+    def files_digest(self) -> str:
+        """SHA-256 over the files of config and weights, by which earlier versions knew a model."""
         sums = {path.name: sha256(path) for path in self._weight_files()}
         if not sums and self.repository is not None:
             files = self.repository.files()
             sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
             if not sums:
                 self._no_weights(list(files))
-        if not sums:
-            self._no_weights([path.name for path in self.folder.glob("*")])
         return combined({"config.json": sha256(self.folder / "config.json"), **sums, **self.adapter.digests()})
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """SHA-256 over the tokenizer files and the chat template: part of the run key."""
-        files = {name: self.folder / name for name in _TOKENIZER_FILES} | self.adapter.templates
-        return combined({name: sha256(path) for name, path in files.items() if path.is_file()})
+        """SHA-256 over the tokenizer as it is loaded, whatever its files, and its template: part of the run key."""
+        return digest([_encoding(self.tokenizer), self._special, self._template])
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; loaded from the folder alone, never from the network."""
         from transformers import AutoTokenizer
 
-        try:
+        with refusal(f"The tokenizer of the model {self.name!r} cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-        # Files that do not fit their class end in whatever that class happens to raise.
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise KvatlasError(f"The tokenizer of the model {self.name!r} cannot be loaded ({reason}).") from error
         for path in self.adapter.templates.values():
             tokenizer.chat_template = path.read_text()
         if not tokenizer.chat_template:
@@ -312,11 +341,8 @@ class ModelHandle:
     @cached_property
     def stops(self) -> frozenset[int]:
         """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
-        path = self.folder / "generation_config.json"
-        try:
-            ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        except (OSError, ValueError, AttributeError) as error:
-            raise KvatlasError(f"The model {self.name!r} has no readable {path.name} ({error}).") from error
+        name = "generation_config.json"
+        ends = self._read(name).get("eos_token_id") if (self.folder / name).is_file() else None
         ends = self.tokenizer.eos_token_id if ends is None else ends
         if ends is None:
             raise KvatlasError(f"The model {self.name!r} names no end-of-text token (eos_token_id).")
@@ -345,10 +371,13 @@ class ModelHandle:
 
     @cached_property
     def prompt_identity(self) -> dict[str, Any]:
-        """What makes prompts of messages, besides the tokenizer's files: part of the run key."""
-        special = {name: str(text) for name, text in self.tokenizer.special_tokens_map.items()}
+        """What makes prompts of messages, besides the tokenizer: part of the run key."""
         date = self.options.date if "strftime_now" in self._template else None
-        return {"template": self._template, "special": special, "date": date, "opening": self.options.think_open}
+        return {"template": self._template, "special": self._special, "date": date, "opening": self.options.think_open}
+
+    @property
+    def _special(self) -> dict[str, str]:
+        return {name: str(text) for name, text in self.tokenizer.special_tokens_map.items()}
 
     @cached_property
     def _template(self) -> str:
@@ -414,3 +443,18 @@ class ModelHandle:
         self.adapter.merge(self.name, model)
         pack(model)
         return model
+
+
+def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """All that changes how a tokenizer encodes and decodes, as plain data."""
+    plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        # Each call sets these two.
+        return [{**state, "truncation": None, "padding": None}, *plain]
+    with TemporaryDirectory() as folder:
+        vocabulary = sorted(sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
+    added = {token: repr(text) for token, text in tokenizer.added_tokens_decoder.items()}
+    given = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | float)}
+    return [type(tokenizer).__name__, vocabulary, added, given, *plain]

@@ -13,7 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.models.weights import sha256
 
 _SMOLLM2 = (
@@ -75,13 +75,9 @@ def _convert(file: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
         read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # A file that is none, or an architecture that is not known, ends in whatever the reader happens to raise.
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KvatlasError(f"The GGUF {str(file)!r} cannot be read ({reason}).") from error
     # Weights from a GGUF are plain numbers once they are read, but transformers refuses to save them as they are.
     del read.config.quantization_config
     plain = type(read)(read.config)

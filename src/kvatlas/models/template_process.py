@@ -63,6 +63,8 @@ def _compiled(template: str) -> Template:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
+    # The same messages are to be the same prompt every time.
+    del environment.filters["random"], environment.globals["lipsum"]
     return environment.from_string(template)
 
 

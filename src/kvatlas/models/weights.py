@@ -1,18 +1,22 @@
-"""Loading weights, of which every tensor must be there and hold numbers; digests of files."""
+"""Loading weights, of which every tensor must be there and hold numbers; digests of files and of tensors."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+#: Bytes that are read at a time, and the longest header of a safetensors file.
+_CHUNK, _HEADER = 2**20, 100_000_000
 
 
 def is_known(kind: str) -> bool:
@@ -34,7 +38,6 @@ def is_known(kind: str) -> bool:
 def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrainedModel:
     """The model `name` from its folder, frozen and in evaluation mode; KvatlasError says what is wrong with it."""
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -44,7 +47,7 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
     # Its type does not say that with a report it gives two things.
     load: Any = AutoModelForCausalLM.from_pretrained
     model: PreTrainedModel
-    try:
+    with refusal(f"The weights of the model {name!r} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         # A config.json may name repositories of kernels here, which would be fetched and run.
         config._attn_implementation = config._experts_implementation = None
@@ -57,9 +60,6 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KvatlasError(f"The weights of the model {name!r} cannot be loaded ({reason}).") from error
     _check_complete(name, report["missing_keys"])
     model = model.to(device).eval().requires_grad_(False)
     check_finite(name, model)
@@ -117,6 +117,31 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file, from its content alone: names, of links too, can say anything."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_digest(files: Iterable[Path]) -> str:
+    """SHA-256 over the tensors of safetensors files: names, types, shapes and data, however they are split over files.
+
+    Raises KvatlasError for a file that is not one.
+    """
+    tensors: dict[str, list[Any]] = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, _HEADER)))
+                header.pop("__metadata__", None)
+                for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                    begin, end = entry["data_offsets"]
+                    file.seek(8 + length + begin)
+                    total, left = hashlib.sha256(), end - begin
+                    while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+                        total.update(chunk)
+                        left -= len(chunk)
+                    tensors[name] = [entry["dtype"], entry["shape"], total.hexdigest()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise KvatlasError(f"The weight file {str(path)!r} is no safetensors file ({reason(error)}).") from error
+    return digest(tensors)
 
 
 def combined(sums: Mapping[str, str]) -> str:

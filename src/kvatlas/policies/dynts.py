@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
 from kvatlas.policies.base import CacheView, CompressingPolicy, Signal, Step
-from kvatlas.policies.made_files import beside, check_made_with
+from kvatlas.policies.made_files import beside, by_content, check_made_with, first_content
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,13 +83,12 @@ class DynTS(CompressingPolicy):
             check_made_with(file, model, "predictor")
 
     def identity(self, model: ModelHandle) -> dict[str, Any]:
-        with self.file(model).open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        return {**super().identity(model), "head": content}
+        return {**super().identity(model), "head": first_content(self, self.file(model))}
 
     def observe(self, step: Step) -> None:
         assert step.hidden is not None
-        head, layers = load_layers(str(self.file(step.model)), str(step.hidden.device))
+        file = self.file(step.model)
+        head, layers = load_layers(str(file), str(step.hidden.device), first_content(self, file))
         step.enter("importance", importance(head, step.hidden, layers))
 
     def score(self, cached: CacheView) -> Tensor:
@@ -134,7 +132,7 @@ def layout_of(shapes: Mapping[str, Sequence[int]]) -> Layout | None:
     return layout if widths[-1] == 1 and all(tuple(shape) == wanted[name] for name, shape in shapes.items()) else None
 
 
-@lru_cache(maxsize=8)
+@by_content
 def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     """Weights of the head in float32, named without the authors' prefix; the layout tells how they are applied.
 
@@ -167,7 +165,7 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
 Layers = tuple[Callable[["Tensor"], "Tensor"], ...]
 
 
-@lru_cache(maxsize=8)
+@by_content
 def load_layers(file: str, device: str = "cpu") -> tuple[dict[str, Tensor], Layers]:
     """The head with its linear layers, on native kernels where there are any: while a model decodes, the importance of
     a token must not depend on how many others are scored beside it."""

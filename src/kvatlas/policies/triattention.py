@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, scope_param
-from kvatlas.policies.made_files import beside, check_made_with
+from kvatlas.policies.made_files import beside, by_content, check_made_with, first_content
 from kvatlas.policies.valid_values import int_param
 
 if TYPE_CHECKING:
@@ -78,11 +76,11 @@ class TriAttention(CompressingPolicy):
             check_made_with(file, model, "statistics")
 
     def identity(self, model: ModelHandle) -> dict[str, Any]:
-        content = hashlib.sha256(self.file(model).read_bytes()).hexdigest()
-        return {**super().identity(model), "statistics": content}
+        return {**super().identity(model), "statistics": first_content(self, self.file(model))}
 
     def score(self, cached: CacheView) -> Tensor:
-        statistics = load_statistics(str(self.file(cached.model)), str(cached.positions.device))
+        file = self.file(cached.model)
+        statistics = load_statistics(str(file), str(cached.positions.device), first_content(self, file))
         towards = directions(statistics, cached.length, self.reach)
         return cached.each_layer(lambda layer: _of_layer(cached, layer, statistics, towards))
 
@@ -120,7 +118,7 @@ def _of_layer(cached: CacheView, layer: int, statistics: Mapping[str, Tensor], t
     return ((scores - mean) / deviation).amax(1)
 
 
-@lru_cache(maxsize=8)
+@by_content
 def load_statistics(file: str, device: str = "cpu") -> dict[str, Tensor]:
     """Means of queries before rotation: center_real, center_imag, norm [layers, heads, planes], frequency [planes]."""
     from safetensors.torch import load_file

@@ -28,6 +28,8 @@ FILE, LOCK = "run.sqlite", "run.lock"
 BUSY, CHECKPOINT = 60.0, 1.0
 #: Begins the metric of a trace that was graded again; the grader's name follows.
 GRADED = "graded:"
+#: Begins what the problems under a run key were; divides the key of traces that were set aside.
+_CONTENTS, _ASIDE = "contents:", "~"
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -56,6 +58,7 @@ _ORDER = "run_key, setting, benchmark, problem, sample"
 _ALL = ", ".join(COLUMNS)
 _SMALL = ", ".join(COLUMNS[:-3])
 _KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
+_SOUND = f"(checksum IS NULL OR checksum = checksum({_ALL}))"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
 _NO_DAMAGE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
@@ -193,6 +196,40 @@ class Store:
         made = record(row[:-3], bytes.fromhex(written), made_with, self._number)
         self._connection.execute("INSERT INTO records VALUES (?, ?, ?)", (number, *made))
 
+    def contents(self, run_key: str) -> dict[str, str]:
+        """Digests of the problems whose traces are under a run key."""
+        with self._damage_sentences():
+            query = "SELECT value FROM meta WHERE name = ?"
+            row = self._connection.execute(query, (_CONTENTS + run_key,)).fetchone()
+            return {} if row is None else dict(json.loads(row[0]))
+
+    def set_aside(self, contents: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep under each run key the traces of problems with these digests alone.
+
+        Traces of a problem that had another one are set aside; they come back when the problem has that one again.
+        """
+        before = {key: self.contents(key) for key in contents}
+        with self._transaction():
+            for key, now in contents.items():
+                for problem, old in before[key].items():
+                    if now.get(problem, old) != old:
+                        self._move(key, f"{key}{_ASIDE}{old}", problem)
+                        self._move(f"{key}{_ASIDE}{now[problem]}", key, problem)
+                row = (_CONTENTS + key, json.dumps(before[key] | dict(now)))
+                self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+
+    def _move(self, key: str, to: str, problem: str) -> None:
+        # What is damaged stays, and is told when it is read.
+        query = f"{self._select(_ALL)} WHERE run_key = ? AND problem = ?"
+        for *row, _, made_with, sound in self._connection.execute(query, (key, problem)).fetchall():
+            if sound:
+                old = key, row[1], row[3], problem, row[5]
+                self._connection.execute(
+                    f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", old
+                )
+                self._connection.execute(f"DELETE FROM traces WHERE {_KEY}", old)
+                self._put((to, *row[1:]), made_with)
+
     def put_grading(
         self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]
     ) -> None:
@@ -247,11 +284,13 @@ class Store:
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false.
 
+        Traces that were set aside are left out.
         Raises KvatlasError for a trace that is not what was written.
         """
         columns = _ALL if texts else ", ".join((*COLUMNS[:-3], "x'', x'', x''"))
         with self._damage_sentences():
-            for row in self._connection.execute(f"{self._select(columns)} ORDER BY {_ORDER}"):
+            kept = f"WHERE instr(run_key, '{_ASIDE}') = 0"
+            for row in self._connection.execute(f"{self._select(columns)} {kept} ORDER BY {_ORDER}"):
                 yield row[0], self._trace(row)
 
     def version(self) -> int:
@@ -357,8 +396,7 @@ class Store:
         if self._version < 4:
             return f"SELECT {columns}, digest(tokens), '', 1 FROM traces"
         made_with = "(SELECT made_with FROM environments WHERE id = environment)"
-        sound = f"checksum IS NULL OR checksum = checksum({_ALL})"
-        return f"SELECT {columns}, digest(tokens), coalesce({made_with}, ''), {sound} FROM traces"
+        return f"SELECT {columns}, digest(tokens), coalesce({made_with}, ''), {_SOUND} FROM traces"
 
     def _trace(self, row: tuple[Any, ...]) -> Trace:
         *values, written, made_with, sound = row

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kvatlas import policies
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import Sampling
+from kvatlas.core import KvatlasError, Sampling, Setting, digest
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Reference
@@ -28,7 +30,8 @@ class Job:
 
     `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
     `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
-    `prompt` tokens. After each pass in which a worker died batches are halved: so often, `halvings` times.
+    `prompt` tokens. After each pass in which a worker died batches are halved: so often, `halvings` times. `identities`
+    are digests of what the settings' policies were when the run keys were made.
     """
 
     model: ModelHandle
@@ -44,6 +47,7 @@ class Job:
     made_with: Mapping[str, str] = field(default_factory=provenance)
     screened: bool = False
     halvings: int = 0
+    identities: Mapping[Setting, str] = field(default_factory=dict)
 
     def shared_by(self, workers: int) -> Job:
         """The same for one of so many: no more sequences at a time than leave work for the others."""
@@ -51,6 +55,16 @@ class Job:
         share = max(1, -(-rows // workers))
         size = None if self.batch_size is None else min(self.batch_size, share)
         return replace(self, batch_size=size, most=share, workers=workers)
+
+
+def policies_of(job: Job) -> dict[Setting, Policy]:
+    """The policies of a job's settings; KvatlasError for one that has another file than its run key says."""
+    settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in job.units))
+    by_setting = {setting: policies.of(setting) for setting in settings}
+    for setting, policy in by_setting.items():
+        if setting in job.identities and job.identities[setting] != digest(policy.identity(job.model)):
+            raise KvatlasError(f"A file of {setting} was replaced after the sweep began; start the sweep again.")
+    return by_setting
 
 
 def batch_of(job: Job, policies: Sequence[Policy]) -> int:

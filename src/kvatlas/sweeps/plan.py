@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kvatlas.engine.memory import Peak
 
 #: Part of every run key: rises whenever the meaning of a key changes.
-RUN_KEY_VERSION = 3
+RUN_KEY_VERSION = 4
 #: How a problem becomes tokens: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records: rises whenever what a screen measures changes.
@@ -51,8 +52,9 @@ class WorkItem:
 class Plan:
     """A checked spec.
 
-    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark). A `screened` plan
-    asks for screening records instead of traces. `notes` are sentences that a user should read before it is run.
+    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark), `contents`
+    digests of what each problem asks and how it is judged. A `screened` plan asks for screening records instead of
+    traces. `notes` are sentences that a user should read before it is run.
     """
 
     spec: Spec
@@ -61,6 +63,7 @@ class Plan:
     policies: tuple[tuple[Policy, bool], ...]
     problems: Mapping[str, Sequence[Problem]]
     prompts: Mapping[tuple[str, str], Sequence[int]]
+    contents: Mapping[tuple[str, str], Mapping[str, str]]
     screened: bool = False
     notes: tuple[str, ...] = ()
 
@@ -75,16 +78,18 @@ class Plan:
         }
 
     def _key(self, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
-        # One rendered prompt stands for all: a key must not change with the number of problems.
-        asked = benchmarks.asked_of(benchmark, model.reads)
-        prompt = model.encode(asked.prompt(self.problems[benchmark.name][0]))
-        key = run_key(self.spec, model, benchmark, policy, prompt)
+        key = run_key(self.spec, model, benchmark, policy)
         return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
 
     @property
     def full_cache(self) -> Plan:
         """The plan of the full cache's traces, which a screen reads."""
         return replace(self, policies=((policies.of(Setting.of("full")), True),), screened=False)
+
+    @property
+    def contents_by_key(self) -> dict[str, Mapping[str, str]]:
+        """The digests of the problems under each run key."""
+        return {key: self.contents[model, benchmark] for (model, benchmark, _), key in self.keys.items()}
 
     @property
     def traces(self) -> int:
@@ -292,10 +297,13 @@ def make_plan(spec: Spec) -> Plan:
             )
         seen.add(policy.setting)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    prompts = {}
+    prompts, contents = {}, {}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
-    notes += [note for benchmark in found_benchmarks for note in notes_on(benchmark)]
+    for benchmark in found_benchmarks:
+        notes += notes_on(benchmark)
+        if not type(benchmark).__module__.startswith("kvatlas."):
+            _check_plugin(benchmark, problems[benchmark.name])
     for model in found_models:
         model.check()
         notes += model.notes
@@ -307,11 +315,29 @@ def make_plan(spec: Spec) -> Plan:
             notes += notes_for(model, texts, benchmark.name)
             lengths = [len(model.tokens(text)) for text in texts]
             prompts[model.name, benchmark.name] = lengths
+            contents[model.name, benchmark.name] = {
+                problem.id: _content(text, problem)
+                for text, problem in zip(texts, problems[benchmark.name], strict=True)
+            }
             _check_room(spec, model, benchmark, max(lengths))
             for policy, _ in cells:
                 if isinstance(policy, CompressingPolicy):
                     policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
-    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, notes=tuple(notes))
+    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, contents, notes=tuple(notes))
+
+
+def _check_plugin(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
+    """Raise KvatlasError for a third party's benchmark whose grades cannot be stored, before anything is decoded."""
+    if not problems:
+        raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
+    benchmarks.judge(benchmark, problems[0], problems[0].answer)
+
+
+def _content(prompt: str, problem: Problem) -> str:
+    """A digest of the rendered prompt and of what the answer is judged by."""
+    judged = {name: value for name, value in problem.about.items() if name != "source_id"}
+    about = json.dumps(judged, sort_keys=True, default=lambda value: type(value).__qualname__)
+    return digest([prompt, problem.answer, about])[:32]
 
 
 def _first_fires(policy: Policy, prompt: int) -> int | None:
@@ -340,7 +366,7 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
         )
 
 
-def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy, prompt: Sequence[int]) -> str:
+def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
     """Versioned hash of all that can change an answer besides setting, problem and sample, and of nothing else."""
     return digest(
         {
@@ -349,10 +375,9 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "tokenizer": model.tokenizer_digest,
             "dtype": model.dtype,
             "prompt_format": [PROMPT_FORMAT, model.prompt_identity],
-            "prompt": list(prompt),
             "stops": sorted(model.stops),
             "thinking": [model.thinking.open, model.thinking.close],
-            "benchmark": benchmarks.identity(benchmark),
+            "benchmark": benchmarks.rules(benchmark),
             "sampling": spec.sampling.model_dump(),
             "seed": spec.seed,
             "policy": policy.identity(model),

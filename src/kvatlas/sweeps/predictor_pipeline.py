@@ -140,7 +140,12 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
 
     tokens = 0 if held_out else material.tokens_per_trace
     chosen = _chosen(plan, material.held_out, held_out)
-    made_from = _provenance(material, plan) | {"tokens_per_trace": tokens, "problems": digest(sorted(chosen))}
+    contents = [(*name, id_, content) for name, by_id in plan.contents.items() for id_, content in by_id.items()]
+    made_from = _provenance(material, plan) | {
+        "tokens_per_trace": tokens,
+        "run_keys": sorted(plan.keys.values()),
+        "problems": digest(sorted(entry for entry in contents if entry[2] in chosen)),
+    }
     (model,) = plan.models
     left_out = dict.fromkeys(REASONS, 0) | Counter(why for _, _, why in _traces(plan, work, model, chosen) if why)
     folder = work / ("held-out" if held_out else "hidden-states")

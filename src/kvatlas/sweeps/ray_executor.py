@@ -216,6 +216,6 @@ def difference(job: Job) -> str | None:
     folder = job.model.folder
     if not folder.is_dir():
         return f"finds no folder {str(folder)!r} of the model {job.model.name!r}; it has to be there on all nodes"
-    if replace(job.model).weights_digest != job.weights:
+    if replace(job.model).stream != job.weights:
         return f"finds other weights of the model {job.model.name!r} in {str(folder)!r} than the driver"
     return None

@@ -110,7 +110,7 @@ def regrade(
             if text is not None:
                 given = answers.setdefault((trace.benchmark, trace.problem), _Answers(problem))
                 if text not in given.grades:
-                    given.grades[text] = asked[trace.benchmark].grade(problem, text)
+                    given.grades[text] = benchmarks.judge(asked[trace.benchmark], problem, text)
                 given.traces[text] += 1
                 grade = given.grades[text]
                 usual = grade.correct and grade.status is Status.OK

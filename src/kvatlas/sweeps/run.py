@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvatlas import policies
 from kvatlas.benchmarks import asked_of
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
@@ -62,6 +62,7 @@ def sweep(
     run = executors.get(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
+        store.set_aside(plan.contents_by_key)
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
         promise = promise or promised(plan, store, replace)
@@ -147,13 +148,14 @@ class _Decode:
         while units:
             job = Job(
                 model=model,
-                weights=model.weights_digest,
+                weights=model.stream,
                 benchmarks=tuple(asked_of(benchmark, model.reads) for benchmark in self.plan.benchmarks),
                 units=tuple(self._scripted(model, unit) if self.plan.screened else unit for unit in units),
                 sampling=self.plan.spec.sampling.sampling(),
                 seed=self.plan.spec.seed,
                 batch_size=self.batch_size,
                 screened=self.plan.screened,
+                identities={policy.setting: digest(policy.identity(model)) for policy, _ in self.plan.policies},
                 halvings=self.halvings,
                 prompt=max(max(self.plan.prompts[model.name, benchmark.name]) for benchmark in self.plan.benchmarks),
             )

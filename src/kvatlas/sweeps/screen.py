@@ -52,10 +52,12 @@ def screen(
         _check_folder(folder)
     for sentence in plan.notes:
         on_message(sentence)
-    if traces is not None:
-        _take_over(plan.full_cache, traces, folder)
     with Store.create(folder) as store:
-        promise, done = promised(plan, store, replace), store.samples()
+        promise = promised(plan, store, replace)
+        store.set_aside(plan.full_cache.contents_by_key)
+        if traces is not None:
+            _take_over(plan.full_cache, traces, store)
+        done = store.samples()
     missing = sum(len(plan.full_cache.units(model, done)) for model in plan.models)
     if missing:
         on_message(f"{missing} full-cache traces are not there yet: they are decoded first.")
@@ -88,9 +90,9 @@ def _check_folder(folder: Path) -> None:
             )
 
 
-def _take_over(decoding: Plan, traces: Path, folder: Path) -> None:
+def _take_over(decoding: Plan, traces: Path, to: Store) -> None:
     """Copy the full-cache traces that a plan asks for from another run; KvatlasError if they were drawn otherwise."""
-    wanted = set(decoding.keys.values())
+    wanted = decoding.contents_by_key
     with Store.open(traces) as source:
         manifest = source.manifest()
         there = {cell.run_key for cell in manifest.expected if cell.setting == FULL}
@@ -100,10 +102,11 @@ def _take_over(decoding: Plan, traces: Path, folder: Path) -> None:
             there = {key for key, setting, *_ in stored if setting == FULL.id}
         if not there:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
-        if not wanted & there:
+        if not wanted.keys() & there:
             unlike = decoding.manifest().unlike(manifest) or "other weights or prompts than the spec"
             raise KvatlasError(f"The full-cache traces of {str(traces)!r} cannot be read: they have {unlike}.")
-        with Store.create(folder) as store:
-            for key, trace in source.traces():
-                if key in wanted and trace.setting == FULL:
-                    store.add(key, trace)
+        contents = {key: source.contents(key) for key in wanted}
+        for key, trace in source.traces():
+            content = contents.get(key, {}).get(trace.problem)
+            if trace.setting == FULL and content and content == wanted[key].get(trace.problem):
+                to.add(key, trace)

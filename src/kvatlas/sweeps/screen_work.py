@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from kvatlas import policies
 from kvatlas.core import Grade, Status, Trace
 from kvatlas.noise import stream_key
 from kvatlas.policies import Signal
-from kvatlas.sweeps.job import Job, batch_of, reference
+from kvatlas.sweeps.job import Job, batch_of, policies_of, reference
 
 if TYPE_CHECKING:
     from kvatlas.engine.forced import Tally
@@ -31,7 +30,7 @@ def read(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     torch.set_num_threads(1)
     handle = job.model
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
-    settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
+    settings = policies_of(job)
     model, chosen = handle.load(), tuple(settings.values())
     reader = ForcedReader(handle, model, chosen, job.sampling, max(2, batch_of(job, chosen)))
     for number in claims:

@@ -97,8 +97,8 @@ class Allocation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["full", "adaptive"] = "full"
-    token_budget: int | None = Field(default=None, ge=1)
-    blocks: int = Field(default=20, ge=2, le=100)
+    token_budget: int | None = Field(default=None, ge=1, strict=True)
+    blocks: int = Field(default=20, ge=2, le=100, strict=True)
 
 
 class Spec(BaseModel):
@@ -117,17 +117,17 @@ class Spec(BaseModel):
 
     models: list[ModelSpec] = Field(min_length=1)
     benchmarks: list[BenchmarkSpec] = Field(min_length=1)
-    problems: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS)
-    samples: int = Field(default=5, ge=1, le=MOST_SAMPLES)
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    problems: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS, strict=True)
+    samples: int = Field(default=5, ge=1, le=MOST_SAMPLES, strict=True)
+    seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     sampling: SamplingSpec = SamplingSpec()
     baseline: list[SettingSpec] = [SettingSpec(policy="full")]
     settings: list[SettingSpec] = []
     axes: dict[str, list[Value]] = {}
-    expected_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    expected_output_tokens: int | None = Field(default=None, ge=1, lt=2**31, strict=True)
     allocate: Allocation = Allocation()
     strict_budget: bool = False
-    lose_at_most: float = Field(default=LOSE_AT_MOST, gt=0, lt=100)
+    lose_at_most: float = Field(default=LOSE_AT_MOST, gt=0, lt=100, strict=True)
 
     @field_validator("allocate", mode="before")
     @classmethod

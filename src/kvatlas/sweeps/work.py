@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, judge
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import Policy, Signal
-from kvatlas.sweeps.job import Job, batch_of, reference
+from kvatlas.sweeps.job import Job, batch_of, policies_of, reference
 from kvatlas.sweeps.screen_work import read
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     torch.set_num_threads(1)
     handle = job.model
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
-    settings = {setting: policies.of(setting) for unit in job.units for setting in unit.settings}
+    settings = policies_of(job)
     full = policies.of(Setting.of("full"))
     model = handle.load()
     rows = _Rows(job, model, tuple(dict.fromkeys([*settings.values(), full])))
@@ -157,4 +157,4 @@ def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tu
     if not finished:
         return Grade(False, 0.0, None, Status.TRUNCATED)
     answer = model.answer(tokens)
-    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else benchmark.grade(problem, answer)
+    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else judge(benchmark, problem, answer)

@@ -40,6 +40,7 @@ class Published:
 
     file: str
     version: ClassVar[int] = 1
+    rules_identity: ClassVar[tuple[()]] = ()
 
     @property
     def name(self) -> str:
