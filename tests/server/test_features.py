@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,32 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from pydantic import BaseModel, ConfigDict
 
 from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
 from kvatlas.server.app import application
 from kvatlas.service import Service, chosen
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
-from tests.server.clients.programs import Verdict
 
 ASKED = [{"role": "user", "content": "Is it so?"}]
 #: A template that reads a value, as Qwen3's.
 SWITCHED = TEMPLATE.replace(
     "<think>\\n' }}", "<think>\\n' }}{% if enable_thinking is false %}{{ '\\n</think>\\n' }}{% endif %}"
 )
+
+
+class Kind(StrEnum):
+    FIRST = "first"
+    SECOND = "second"
+
+
+class Verdict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Kind
+    right: bool
+    sure: list[bool] | None
 
 
 @contextmanager
