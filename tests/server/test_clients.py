@@ -165,34 +165,6 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
     assert usage.prompt_tokens == sum(len(tiny_llama.tokens(prompt)) for prompt in prompts)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"extra_body": {"best_of": 2}}, "best_of is not supported."),
-        ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools is not supported: the model's chat"),
-        ({"extra_body": {"best_if": 3}}, "best_if is not known."),
-        ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
-        ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
-        ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
-        ({"messages": [{"role": "robot", "content": "w"}]}, "messages.0.role: Input should be 'system'"),
-        (
-            {"messages": [{"role": "assistant", "content": "w", "tool_calls": [{}]}]},
-            "messages.0.tool_calls.0.id: Field required",
-        ),
-        ({"n": 999}, "n: Input should be less than or equal to 128."),
-        ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
-    ],
-)
-def test_what_is_not_honoured_is_refused_by_name(client: openai.OpenAI, changes: dict[str, Any], sentence: str) -> None:
-    request = {"model": NAME, "messages": [{"role": "user", "content": questions(1)[0]}], **changes}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**request)
-    body: Any = refused.value.body
-    assert sentence in body["message"]
-    assert body["type"] == "invalid_request_error"
-
-
 def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
     result = client.chat.completions.create(
         model=NAME,
@@ -218,6 +190,8 @@ def test_models_and_names(client: openai.OpenAI) -> None:
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError, match=f"There is no model 'gpt'; valid is '{NAME}'"):
         client.completions.create(model="gpt", prompt="x")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model=NAME, input="x")
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from kvatlas.core import Sampling
 from kvatlas.models import find
 from kvatlas.server.app import application
 from kvatlas.server.protocol import ChatRequest, Generating
-from kvatlas.server.responses import ResponsesRequest
 from kvatlas.service import Service, chosen
 
 MODEL = find("embedded:tiny-llama")
@@ -55,12 +54,11 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-NAMED = (Generating.neutral, Generating.silent, ChatRequest.model_fields, ResponsesRequest.model_fields, ["prompt"])
+NAMED = (Generating.neutral, Generating.silent, ChatRequest.model_fields, ["prompt"])
 FIELDS = st.sampled_from(list(dict.fromkeys(name for names in NAMED for name in names)))
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "w"}]},
     "/v1/completions": {"prompt": "w"},
-    "/v1/responses": {"input": "w"},
 }
 
 
