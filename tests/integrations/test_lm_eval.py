@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from kvatlas.benchmarks import find as benchmark
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.results import Store
 from kvatlas.service import chosen, stream_of, written
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
@@ -25,7 +24,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from kvatlas.integrations.lm_eval import SelectedLM
-from kvatlas.integrations.lm_eval_samples import import_samples
 
 VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 ARGUMENTS = "pretrained=embedded:tiny-llama,policy=dynts," + ",".join(f"{n}={v}" for n, v in VALUES.items())
@@ -130,15 +128,3 @@ def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: ModelHandle) 
     logged = sorted((json.loads(line) for line in samples.read_text().splitlines()), key=lambda row: row["doc_id"])
     texts = [tiny_llama.prompt(benchmark_.prompt(problem)) for problem in problems]
     assert [row["resps"][0][0] for row in logged] == by_the_engine(tiny_llama, texts, 60)
-    # What the harness wrote comes into a run, under the setting that it was asked with.
-    cell, added = import_samples(samples, tmp_path / "run")
-    assert (cell.model, cell.benchmark, cell.setting, added) == (
-        "embedded:tiny-llama",
-        "chain_local",
-        Setting.of("dynts", **VALUES),
-        5,
-    )
-    with Store.open(tmp_path / "run") as store:
-        kept = {trace.problem: trace for _, trace in store.traces()}
-    assert [kept[str(n)].grade.correct for n in range(5)] == [bool(row["exact_match"]) for row in logged]
-    assert {trace.usage.peak_kv_tokens for trace in kept.values()} == {None}
