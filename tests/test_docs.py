@@ -33,8 +33,6 @@ NOT_HERE = {
     "kvatlas import": "needs the log of the line before; tests/integrations",
     "kvatlas export-setting": "needs a run in an engine's terms; tests/integrations/test_export_setting.py",
     "kvatlas verify": "needs an endpoint; tests/integrations/test_verify.py",
-    "optimum-cli": "needs an environment of its own; bench/openvino_eviction.py",
-    "python recipes/openvino": "serves until it is ended; tests/integrations/test_openvino.py",
     "kvatlas reproduce": "decodes a whole run again; tests/report/test_card.py",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }

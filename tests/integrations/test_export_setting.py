@@ -29,7 +29,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "kvpress": {
         "policy": "snapkv", "local_window": 32, "every_from": "prompt", "keep_prompt": False, "pooling": "avg",
     },
-    "openvino": {"policy": "h2o", "local_window": 128, "keep_prompt": False, "scope": "layer"},
 }  # fmt: skip
 #: The documented variables (sources: `Target.source`).
 TRIATTENTION = {
@@ -40,8 +39,7 @@ TRIATTENTION = {
 
 
 def setting(target: str, **changes: Any) -> Setting:
-    every = 32 if target == "openvino" else 128
-    return Setting.of(**{"kv_budget": 2048, "every": every, **EXACT[target], **changes})
+    return Setting.of(**{"kv_budget": 2048, "every": 128, **EXACT[target], **changes})
 
 
 def variables(text: str) -> dict[str, str]:
@@ -78,17 +76,7 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
         "VLLM_V1_R_KV_KERNEL": "7",
         "VLLM_V1_R_KV_MIX_LAMBDA": "0.1",
     }
-    for target in ("kvpress", "openvino"):
-        compile(made[target].text, target, "exec")
-
-
-def test_openvino_reads_its_own() -> None:
-    genai = pytest.importorskip("openvino_genai")
-    names: dict[str, Any] = {}
-    exec(export_setting(setting("openvino"), "openvino").text, names)  # noqa: S102
-    config = names["scheduler_config"].cache_eviction_config
-    assert (config.get_start_size(), config.get_recent_size(), config.get_max_cache_size()) == (32, 128, 2048)
-    assert config.aggregation_mode == genai.AggregationMode.SUM
+    compile(made["kvpress"].text, "kvpress", "exec")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +89,6 @@ def test_openvino_reads_its_own() -> None:
         ("r-kv-vllm", {"local_window": 100}, "local_window is 100 and can be 8"),
         ("r-kv-vllm", {"threshold": 0.7}, "threshold is 0.7 and can be 0.5"),
         ("kvpress", {"keep_prompt": True}, "keep_prompt is True and can be False"),
-        ("openvino", {"kv_budget": 2000, "every": 100}, "kv_budget is 2000 and can be 2016"),
     ],
 )
 def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, changes: Any, named: str) -> None:

@@ -234,28 +234,6 @@ def test_two_endpoints_tell_whether_a_knob_does_anything(
     assert document["knob"]["works"] is True
 
 
-def test_knobs_of_an_engine_are_the_axes_of_a_map(
-    run: Path, stand: Callable[[Reply], Stand], kvatlas: Call, tmp_path: Path
-) -> None:
-    out = tmp_path / "knobs"
-    words = ("--against", run, *CELL, "--problems", 2, "--samples", 1, "--out", out, "--quiet")
-    for size in (64, 128):
-        for mode in ("sum", "mean"):
-            begun = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("A: 3")))
-            knobs = ("--knob", f"cache_size={size}", "--knob", f"mode={mode}")
-            assert kvatlas("verify", begun.url, *words, *knobs)[0] in (1, 3)
-            assert sum("chat" in path for path, *_ in begun.asked) == 4
-    # The engine so set has another port after a restart, and is asked nothing twice.
-    again = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("A: 3")))
-    assert kvatlas("verify", again.url, *words, *knobs)[0] in (1, 3)
-    assert [path for path, *_ in again.asked] == ["/v1/models"]
-    code, _, err = kvatlas("map", out, "--out", tmp_path / "map.png")
-    assert code == 0, err
-    assert RunData.open(out).axes == ("cache_size", "mode")
-    assert {cell.expected.setting.values["cache_size"] for cell in RunData.open(out).cells} == {64, 128}
-    assert "tiny-llama served: cache_size" in kvatlas("describe", out)[1]
-
-
 def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
     run: Path, stand: Callable[[Reply], Stand], kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,8 +315,6 @@ def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
         (("http://127.0.0.1:9", "--key-env", "NOT_THERE"), "The environment has no variable 'NOT_THERE'"),
         (("http://127.0.0.1:9", "--cell", "h2o"), "fits none of the"),
         (("http://127.0.0.1:9", "--lose-at-most", "0"), "lose_at_most is a number of points"),
-        (("http://127.0.0.1:9", "--knob", "size"), "--knob 'size' is not NAME=VALUE"),
-        (("http://127.0.0.1:9", "--knob", "a=1", "--versus", "http://127.0.0.1:8"), "--knob says how one endpoint"),
     ],
 )
 def test_wrong_words_end_in_a_sentence(

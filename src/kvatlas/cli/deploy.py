@@ -14,7 +14,7 @@ def export_setting(
         str,
         typer.Option(
             metavar="TARGET",
-            help="openvino, tensorrt-llm, triattention-vllm, triattention-sglang, r-kv-vllm or kvpress.",
+            help="tensorrt-llm, triattention-vllm, triattention-sglang, r-kv-vllm or kvpress.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the configuration is written.")],

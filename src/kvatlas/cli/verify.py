@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvatlas.cli.quantities import finite
-from kvatlas.cli.sweeps import Quiet, assignments, check_start
+from kvatlas.cli.sweeps import Quiet, check_start
 from kvatlas.visible import visible
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ def verify(
         str | None,
         typer.Option(metavar="URL", help="A second endpoint, set otherwise: does the knob do anything?"),
     ] = None,
-    knob: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="What the engine was started with: an axis of the answers' map."),
-    ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of each; default: the run's.")] = None,
     texts: Annotated[
@@ -55,14 +51,9 @@ def verify(
     from kvatlas.integrations.endpoint import Endpoint
     from kvatlas.integrations.verification_report import as_text, report, to_json
     from kvatlas.integrations.verify import Reference, ask
-    from kvatlas.parameters import spelled
     from kvatlas.stats.estimates.run_data import margin_of
     from kvatlas.stats.pairs.verification import Standing
 
-    given = {name: (spelled(text), text) for name, text in assignments("--knob", knob).items()}
-    knobs = {name: value if isinstance(value, int | float) else text for name, (value, text) in given.items()}
-    if knobs and versus is not None:
-        raise KvatlasError("--knob says how one endpoint was started; ask the other one with a command of its own.")
     key = os.environ.get(key_env)
     if key is None and key_env != KEY:
         raise KvatlasError(f"The environment has no variable {key_env!r} with a key.")
@@ -93,7 +84,6 @@ def verify(
             samples=samples,
             concurrency=concurrency,
             top_k=top_k,
-            knobs=knobs,
             on_trace=tell(endpoint.url),
         )
         for endpoint in endpoints

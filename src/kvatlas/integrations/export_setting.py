@@ -23,8 +23,8 @@ class Target:
     """An engine: the policies it has, what of a setting it can be told, and how it is told.
 
     `only` are parameters with the one value that they have there; all others that `told` does not name must have the
-    default of the policy. `windows` names the parameter that is a policy's local window there, or its length;
-    lengths are multiples of `multiple`. `text` writes the configuration, whose format `source` documents.
+    default of the policy. `windows` names the parameter that is a policy's local window there, or its length.
+    `text` writes the configuration, whose format `source` documents.
     """
 
     name: str
@@ -36,7 +36,6 @@ class Target:
     suffix: str = ".sh"
     calibrated: bool = False
     remark: str = ""
-    multiple: int = 1
     windows: Mapping[str, str | int] = field(default_factory=dict)
 
 
@@ -77,8 +76,6 @@ def export_setting(
         values["local_window"] = able
     for word, value in values.items():
         able = value if word in target.told else target.only.get(word, usual.get(word))
-        if word in ("kv_budget", "local_window"):
-            able = -(-int(value) // target.multiple) * target.multiple
         if value != able:
             values[word] = able
             changed.append(f"{word} is {value} and can be {able}")
@@ -205,16 +202,6 @@ def _kvpress(policy: str, values: Values, _: str) -> str:
     )
 
 
-def _openvino(_: str, values: Values, __: str) -> str:
-    return (
-        "from openvino_genai import AggregationMode, CacheEvictionConfig, SchedulerConfig\n\n"
-        "scheduler_config = SchedulerConfig()\nscheduler_config.use_cache_eviction = True\n"
-        f"scheduler_config.cache_eviction_config = CacheEvictionConfig(\n    start_size=32,\n"
-        f"    recent_size={values['local_window']},\n    max_cache_size={values['kv_budget']},\n"
-        "    aggregation_mode=AggregationMode.SUM,\n)\n"
-    )
-
-
 _TRIATTENTION = "github.com/WeianMao/triattention"
 TARGETS: Mapping[str, Target] = {
     target.name: target
@@ -268,18 +255,6 @@ TARGETS: Mapping[str, Target] = {
             "github.com/NVIDIA/kvpress, kvpress/presses/decoding_press.py of 0.5.5",
             ".py",
             windows={"snapkv": "queries", "tova": 1, "keydiff": 1, "random": 1},
-        ),
-        Target(
-            "openvino",
-            ("h2o",),
-            {"keep_prompt": False, "scope": "layer", "every": 32},
-            ("kv_budget", "local_window"),
-            _openvino,
-            "openvino_genai.CacheEvictionConfig of 2026.4, its own documentation strings",
-            ".py",
-            remark="It evicts whole blocks of 32 tokens and always keeps the first 32: on CHAIN6-14 such cells lost up "
-            "to 30 points more there than here (bench/results/openvino.json), so prove it with kvatlas verify.",
-            multiple=32,
         ),
     )
 }

@@ -118,18 +118,16 @@ def ask(
     samples: int | None = None,
     concurrency: int = 8,
     top_k: bool = True,
-    knobs: Mapping[str, Any] | None = None,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> Setting:
     """Ask what is missing and keep every answer as it comes; returns the setting under which they are stored.
 
     `problems` takes the first of each benchmark, `samples` the first of each problem; `top_k` is sent, too, which not
-    all endpoints know. `knobs` are parameters that the engine was started with: the setting then is these without the
-    address, and they are the axes of the run's maps. `on_trace` is told how many answers are there of how many.
+    all endpoints know. `on_trace` is told how many answers are there of how many.
     KvatlasError for an endpoint that cannot be asked: what was answered is kept, and a second call goes on.
     """
     endpoint.check_model()
-    setting = Setting.of("served", **(knobs or {"endpoint": endpoint.url, "model": endpoint.model}))
+    setting = Setting.of("served", endpoint=endpoint.url, model=endpoint.model)
     spec = reference.run.manifest.spec
     sampling = dict(spec["sampling"])
     asked = reference.benchmarks()
@@ -139,7 +137,7 @@ def ask(
         identity = [setting.id, endpoint.model, benchmarks.identity(asked[cell.benchmark]), sampling, top_k]
         key = digest(["verify", *identity, spec["seed"]])[:32]
         count = min(samples or cell.samples, cell.samples)
-        cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=not knobs))
+        cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))
     with Store.create(folder, {"kvatlas": __version__}) as store:
         store.put_manifest(_manifest(store, reference, cells))
         open_ = list(_questions(cells, asked, spec["problems"], store.keys()))
@@ -168,18 +166,7 @@ def _manifest(store: Store, reference: Reference, cells: Sequence[Expected]) -> 
     names = {(cell.model, cell.benchmark, cell.setting) for cell in cells}
     others = tuple(cell for cell in before.expected if (cell.model, cell.benchmark, cell.setting) not in names)
     verified = {"against": str(reference.setting), "model": reference.model}
-    expected = (*others, *cells)
-    provenance = {**before.provenance, "verified": verified}
-    return replace(before, axes=_axes(expected), expected=expected, provenance=provenance)
-
-
-def _axes(cells: Sequence[Expected]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """The knobs of all settings with their values."""
-    axes: dict[str, dict[Any, None]] = {}
-    for cell in cells:
-        for name, value in cell.setting.parameters if not cell.baseline else ():
-            axes.setdefault(name, {})[value] = None
-    return tuple((name, tuple(values)) for name, values in axes.items())
+    return replace(before, expected=(*others, *cells), provenance={**before.provenance, "verified": verified})
 
 
 def _questions(
