@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +20,7 @@ from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import systems_of
 from tests.command_line import Call
+from tests.server.running import serving
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
@@ -55,6 +51,11 @@ def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Pa
         **changes,
     )
     return Path(log.location.removeprefix("file://"))
+
+
+def stored(run: Path) -> list[Any]:
+    with Store.open(run) as store:
+        return [trace for _, trace in store.traces()]
 
 
 def answers() -> list[tuple[str, str]]:
@@ -93,7 +94,8 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     assert (cell.model, cell.benchmark, cell.setting, added) == ("mockllm/model", NAME, SERVED, 4)
     import_log(log, tmp_path / "run")
     with Store.open(tmp_path / "run") as store:
-        manifest, traces = store.manifest(), [trace for _, trace in store.traces()]
+        manifest = store.manifest()
+    traces = stored(tmp_path / "run")
     assert [cell.problems for cell in manifest.expected] == [tuple(p.id for p in find(NAME).problems(4))]
     assert manifest.about[NAME][f"{NAME}-0000"]["L"] == find(NAME).problems(1)[0].about["L"]
     assert manifest.provenance["imported"][f"mockllm/model {NAME}"]["sampling"] == {"temperature": 0.6}
@@ -118,10 +120,9 @@ def test_any_benchmark_is_a_task() -> None:
 def test_samples_are_epochs(tmp_path: Path) -> None:
     cell, added = import_log(run_task(tmp_path / "logs", answers(), epochs=2), tmp_path / "run")
     assert (cell.samples, len(cell.problems), added) == (2, 2, 4)
-    with Store.open(tmp_path / "run") as store:
-        assert sorted((t.problem, t.sample) for _, t in store.traces()) == [
-            (f"{NAME}-000{problem}", sample) for problem in (0, 1) for sample in (0, 1)
-        ]
+    assert sorted((trace.problem, trace.sample) for trace in stored(tmp_path / "run")) == [
+        (f"{NAME}-000{problem}", sample) for problem in (0, 1) for sample in (0, 1)
+    ]
 
 
 def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
@@ -198,10 +199,8 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
         f"{run}: 4 of 4 traces of mockllm/model on sums",
         f"{run}: 2 of 2 traces of mockllm/model on marks",
     ]
-    with Store.open(run) as store:
-        traces = [trace for _, trace in store.traces()]
-    by_name = {(t.benchmark, t.problem, t.sample): t for t in traces}
-    assert {t.setting for t in traces} == {SERVED}
+    by_name = {(trace.benchmark, trace.problem, trace.sample): trace for trace in stored(run)}
+    assert {trace.setting for trace in by_name.values()} == {SERVED}
     right, cut, marked_cut = by_name["sums", "two", 0], by_name["sums", "3", 0], by_name["marks", "3", 0]
     assert (right.grade.correct, right.grade.answer) == (True, "it is 4")
     assert (cut.grade.correct, cut.grade.status) == (False, Status.TRUNCATED)
@@ -248,64 +247,30 @@ def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
     assert (cell.model, cell.benchmark, added) == ("embedded:tiny-llama", "sums", 2)
     assert cell.setting.policy == "window"
     assert values.items() <= cell.setting.values.items()
-    with Store.open(tmp_path / "run") as store:
-        usages = [trace.usage for _, trace in store.traces()]
+    usages = [trace.usage for trace in stored(tmp_path / "run")]
     assert all(usage.compressions and usage.peak_kv_tokens == 24 for usage in usages if usage.output_tokens > 30)
     assert all(
         usage.mean_kv_tokens <= usage.peak_kv_tokens <= usage.prompt_tokens + usage.output_tokens for usage in usages
     )
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The embedded model behind transformers' own OpenAI-compatible server, on loopback."""
-    pytest.importorskip("fastapi", reason="transformers serve needs fastapi and uvicorn")
-    pytest.importorskip("openai", reason="Inspect asks OpenAI-compatible servers through the package openai")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "transformers.cli.transformers", "serve", "tiny-llama", f"--port={port}"],
-        cwd=str(files("kvatlas.models") / "embedded"),
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=1)
-                break
-            except OSError:
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.25)
-        yield f"{address}/v1"
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
 @pytest.mark.slow
 def test_a_served_model_and_a_local_one_stand_in_one_figure(
-    server: str, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`inspect eval kvatlas/benchmark` against a real server, imported, and compared with our own engine."""
     # Made by installing: where it is missing kvatlas has to be installed again.
     assert any(point.value.startswith("kvatlas.integrations.") for point in entry_points(group="inspect_ai"))
     key = "sk-not-a-real-key-either"
-    monkeypatch.setenv("LOCAL_BASE_URL", server)
-    monkeypatch.setenv("LOCAL_API_KEY", key)
-    asked = subprocess.run(
-        [
-            *(sys.executable, "-m", "inspect_ai", "eval", "kvatlas/benchmark", "--model=openai-api/local/tiny-llama"),
-            *("-T", "name=SEQBENCH-4x4", "-T", "problems=15", "--max-tokens=500", "--temperature=0.6"),
-            *("--log-dir", str(tmp_path / "logs"), "--display=none"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["eval", "kvatlas/benchmark", "--model=openai-api/local/tiny-llama", "-T", "name=SEQBENCH-4x4"]
+    words += ["-T", "problems=15", "--max-tokens=500", "--temperature=0.6", "--display=none"]
+    with serving("embedded:tiny-llama", "--name", "tiny-llama", "--api-key", key) as server:
+        monkeypatch.setenv("LOCAL_BASE_URL", f"{server.url}/v1")
+        monkeypatch.setenv("LOCAL_API_KEY", key)
+        asked = subprocess.run(
+            [sys.executable, "-m", "inspect_ai", *words, "--log-dir", str(tmp_path / "logs")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert asked.returncode == 0, asked.stderr
     (log,) = (tmp_path / "logs").glob("*.eval")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, asked_of, identity, nth
+from kvatlas.benchmarks.base import Benchmark, Family, asked_of, grade_text, identity, nth
 from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
@@ -79,4 +79,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "asked_of", "families", "find", "identity", "nth"]
+__all__ = ["Benchmark", "Family", "asked_of", "families", "find", "grade_text", "identity", "nth"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
-from kvatlas.core import Grade, KvatlasError, Problem
+from kvatlas.core import Grade, KvatlasError, Problem, Status
 
 #: The last problem of benchmarks that have no end.
 MOST_INDEX = 99_999
@@ -129,3 +129,13 @@ def asked_of(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
 def identity(benchmark: Benchmark) -> list[Any]:
     """All that can change what a benchmark asks and how it judges: part of the run key."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
+
+
+def grade_text(benchmark: Benchmark, problem: Problem, text: str, cut: bool) -> Grade:
+    """Return the grade of a whole text: what comes after `</think>` counts, a text that was `cut` off is wrong."""
+    _, closed, answer = text.rpartition("</think>")
+    if not cut and (closed or "<think>" not in text):
+        return benchmark.grade(problem, answer)
+    # With the metrics of an empty answer: every trace has the same metrics.
+    nothing = benchmark.grade(problem, "").metrics
+    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, nothing)

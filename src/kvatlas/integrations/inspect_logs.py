@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
-from kvatlas.benchmarks import Benchmark, find
+from kvatlas.benchmarks import Benchmark, find, grade_text
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
 from kvatlas.results import Expected, Manifest, Store
 
@@ -28,8 +28,8 @@ MAX_BYTES = 2**29
 #: Scores that graders of Inspect give as letters: correct, incorrect, partially correct, no answer.
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_effort", "reasoning_tokens")
-#: Why a model stopped although it was not done.
-_CUT = ("max_tokens", "model_length")
+#: Stop reasons of models that were not done.
+CUT = ("max_tokens", "model_length")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -77,16 +77,6 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         for trace in traces:
             store.add(cell.run_key, trace)
     return cell, len(traces)
-
-
-def verdict(benchmark: Benchmark, problem: Problem, text: str, stop: str | None) -> Grade:
-    """The grade of a completion: what comes after thinking counts, and a completion cut off is wrong."""
-    _, closed, answer = text.rpartition(_CLOSE)
-    if stop not in _CUT and (closed or _OPEN not in text):
-        return benchmark.grade(problem, answer)
-    # With the metrics of an empty answer: Inspect wants the same numbers of every sample.
-    nothing = benchmark.grade(problem, "").metrics
-    return Grade(False, 0.0, None, Status.TRUNCATED if stop in _CUT else Status.NO_ANSWER, nothing)
 
 
 def _joined(
@@ -184,7 +174,7 @@ def _asked(sample: EvalSample) -> str:
 
 def _graded(benchmark: Benchmark, problems: dict[str, Problem], sample: EvalSample) -> Grade:
     text = sample.output.choices[0].message.text
-    return verdict(benchmark, problems[str(sample.id)], text, sample.output.stop_reason)
+    return grade_text(benchmark, problems[str(sample.id)], text, cut=sample.output.stop_reason in CUT)
 
 
 def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Grade | None]:
@@ -208,7 +198,7 @@ def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Gra
         share = next(iter(shares.values()), None)
         if share is None:
             return None
-        cut = sample.output.stop_reason in _CUT
+        cut = sample.output.stop_reason in CUT
         status = Status.TRUNCATED if cut and share < 1 else Status.OK
         further = {name: value for name, value in shares.items() if len(shares) > 1 and value is not None}
         return Grade(share >= 1, share, score.answer, status, further)
