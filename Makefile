@@ -14,9 +14,6 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-# Clients of the server with what each needs beside the development environment, which wants other versions of it.
-CLIENTS = tests/server/clients/newer.txt tests/server/clients/older.txt
-
 .PHONY: env demo test types tests conformance newest deep bench embedded example site clean
 
 env: $(VENV)/user.stamp
@@ -31,14 +28,10 @@ $(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/user.stamp
 
-$(VENV)/clients.stamp: $(VENV)/dev.stamp $(CLIENTS)
-	$(foreach file,$(CLIENTS),$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps --upgrade \
-	  --target $(VENV)/clients/$(basename $(notdir $(file))) -r $(file) &&) touch $@
-
 demo: $(VENV)/user.stamp
 	$(BIN)/kvatlas demo
 
-test: $(VENV)/dev.stamp $(VENV)/clients.stamp
+test: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

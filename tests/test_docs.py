@@ -31,10 +31,8 @@ NOT_HERE = {
     "kvatlas lm-eval": "fetches its task and a large model; tests/integrations runs a local task",
     "kvatlas curves": "needs a run over mazes; tests/cli/test_compare.py draws one",
     "kvatlas import": "needs the log of the line before; tests/integrations",
-    "kvatlas export-setting": "needs a run in an engine's terms; tests/integrations/test_export_setting.py",
-    "kvatlas verify": "needs an endpoint; tests/integrations/test_verify.py",
-    "optimum-cli": "needs an environment of its own; bench/openvino_eviction.py",
-    "python recipes/openvino": "serves until it is ended; tests/integrations/test_openvino.py",
+    "kvatlas deploy export": "needs a run in an engine's terms; tests/deploy/test_export.py",
+    "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import json
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +19,15 @@ from kvatlas.results import Store
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.pairs.pairwise import pairs_of
 from kvatlas.stats.pairs.systems import systems_of
-
-pytestmark = pytest.mark.newest
+from tests.command_line import Call
+from tests.server.running import serving
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
+
+from kvatlas.integrations import inspect_logs
+from kvatlas.integrations.inspect_logs import import_log
+
+pytestmark = pytest.mark.newest
 
 NAME = "SEQBENCH-5x5"
 
@@ -52,6 +53,11 @@ def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Pa
         **changes,
     )
     return Path(log.location.removeprefix("file://"))
+
+
+def stored(run: Path) -> list[Any]:
+    with Store.open(run) as store:
+        return [trace for _, trace in store.traces()]
 
 
 def answers() -> list[tuple[str, str]]:
@@ -86,13 +92,12 @@ def test_inspect_shows_our_metrics(log: Path) -> None:
 
 
 def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_path: Path) -> None:
-    from kvatlas.integrations.inspect_logs import import_log
-
     cell, added = import_log(log, tmp_path / "run")
     assert (cell.model, cell.benchmark, cell.setting, added) == ("mockllm/model", NAME, SERVED, 4)
     import_log(log, tmp_path / "run")
     with Store.open(tmp_path / "run") as store:
-        manifest, traces = store.manifest(), [trace for _, trace in store.traces()]
+        manifest = store.manifest()
+    traces = stored(tmp_path / "run")
     assert [cell.problems for cell in manifest.expected] == [tuple(p.id for p in find(NAME).problems(4))]
     assert manifest.about[NAME][f"{NAME}-0000"]["L"] == find(NAME).problems(1)[0].about["L"]
     assert manifest.provenance["imported"][f"mockllm/model {NAME}"]["sampling"] == {"temperature": 0.6}
@@ -105,18 +110,6 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     assert b"sk-not-a-real-key" not in b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
 
 
-def test_the_command_says_what_came_in(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from kvatlas import cli
-
-    monkeypatch.setattr(sys, "argv", ["kvatlas", "import", str(log), str(tmp_path / "run")])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    assert capsys.readouterr().out == f"{tmp_path / 'run'}: 4 of 4 traces of mockllm/model on SEQBENCH-5x5\n"
-
-
 def test_any_benchmark_is_a_task() -> None:
     from kvatlas.integrations.inspect_tasks import benchmark
 
@@ -127,22 +120,17 @@ def test_any_benchmark_is_a_task() -> None:
 
 
 def test_samples_are_epochs(tmp_path: Path) -> None:
-    from kvatlas.integrations.inspect_logs import import_log
-
     cell, added = import_log(run_task(tmp_path / "logs", answers(), epochs=2), tmp_path / "run")
     assert (cell.samples, len(cell.problems), added) == (2, 2, 4)
-    with Store.open(tmp_path / "run") as store:
-        assert sorted((t.problem, t.sample) for _, t in store.traces()) == [
-            (f"{NAME}-000{problem}", sample) for problem in (0, 1) for sample in (0, 1)
-        ]
+    assert sorted((trace.problem, trace.sample) for trace in stored(tmp_path / "run")) == [
+        (f"{NAME}-000{problem}", sample) for problem in (0, 1) for sample in (0, 1)
+    ]
 
 
 def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
     from inspect_ai.log import read_eval_log, write_eval_log
-
-    from kvatlas.integrations.inspect_logs import import_log
 
     def refused(path: Path, sentence: str, run: str = "run") -> None:
         with pytest.raises(KvatlasError, match=sentence):
@@ -176,84 +164,115 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The embedded model behind transformers' own OpenAI-compatible server, on loopback."""
-    pytest.importorskip("fastapi", reason="transformers serve needs fastapi and uvicorn")
-    pytest.importorskip("openai", reason="Inspect asks OpenAI-compatible servers through the package openai")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "transformers.cli.transformers",
-            "serve",
-            "tiny-llama",
-            "--device",
-            "cpu",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ],
-        cwd=str(files("kvatlas.models") / "embedded"),
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def sums(scorers: Any, name: str = "sums") -> Any:
+    from inspect_ai import Task
+    from inspect_ai.dataset import Sample
+
+    samples = [Sample("2 + 2?", target="4", id="two"), Sample("3 + 3?", target="6", id=3)]
+    return Task(dataset=samples, scorer=scorers, name=name)
+
+
+def marked() -> Any:
+    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+    from inspect_ai.solver import TaskState
+
+    @scorer(metrics={"*": [mean()]})
+    def shares() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            right = target.text in state.output.completion
+            return Score(value={"steps": 1.0 if right else 0.25, "tone": 0.5}, answer=state.output.completion[:3])
+
+        return score
+
+    return shares()
+
+
+def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
+    tmp_path: Path, succeed: Callable[..., str], kvatlas: Call
+) -> None:
+    from inspect_ai.scorer import includes
+
+    replies = [("it is 4", "stop"), ("it is 5", "max_tokens")]
+    first = run_task(tmp_path / "a", [*replies, *replies], task=sums(includes()), epochs=2)
+    second = run_task(tmp_path / "b", replies, task=sums(marked(), "marks"))
+    run = tmp_path / "run"
+    said = succeed("import", first, second, run).splitlines()
+    assert said == [
+        f"{run}: 4 of 4 traces of mockllm/model on sums",
+        f"{run}: 2 of 2 traces of mockllm/model on marks",
+    ]
+    by_name = {(trace.benchmark, trace.problem, trace.sample): trace for trace in stored(run)}
+    assert {trace.setting for trace in by_name.values()} == {SERVED}
+    right, cut, marked_cut = by_name["sums", "two", 0], by_name["sums", "3", 0], by_name["marks", "3", 0]
+    assert (right.grade.correct, right.grade.answer) == (True, "it is 4")
+    assert (cut.grade.correct, cut.grade.status) == (False, Status.TRUNCATED)
+    assert (marked_cut.grade.correct, marked_cut.grade.progress) == (False, 0.25)
+    assert marked_cut.grade.metrics == {"steps": 0.25, "tone": 0.5}
+    assert (right.usage.output_tokens, right.usage.peak_kv_tokens, right.usage.compressions) == (40, None, None)
+    succeed("map", run, "--out", tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 5000
+    succeed("export", run, "--format", "jsonl", "--out", tmp_path / "t.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert {row["peak_kv_tokens"] for row in rows} == {None}
+
+    assert kvatlas("import", second, run, "--scorer", "tone")[2].strip().endswith("valid are: shares.")
+
+
+def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:
+    from inspect_ai.log import read_eval_log, write_eval_log
+    from inspect_ai.scorer import includes
+
+    log = run_task(tmp_path / "a", [("4", "stop"), ("6", "stop")], task=sums(includes()))
+    read = read_eval_log(str(log))
+    read.samples[0].scores["includes"].value = 7
+    write_eval_log(read, str(tmp_path / "b.eval"))
+    with pytest.raises(KvatlasError, match="of the log has the score 7; valid are numbers from 0 to 1 and"):
+        import_log(tmp_path / "b.eval", tmp_path / "run")
+    read.samples[0].scores["includes"].value = float("nan")
+    write_eval_log(read, str(tmp_path / "c.json"))
+    cell, added = import_log(tmp_path / "c.json", tmp_path / "run")
+    assert (len(cell.problems), added) == (2, 1)
+
+
+def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
+    from inspect_ai import eval as inspect_eval
+    from inspect_ai.model import get_model
+    from inspect_ai.scorer import includes
+
+    values = {"kv_budget": 24, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+    task = sums(includes())
+    for sample in task.dataset:
+        sample.input = f"a = {sample.target} . ? a"
+    model = get_model("kvatlas/embedded:tiny-llama", memoize=False, policy="window", **values)
+    (log,) = inspect_eval(task, model=model, log_dir=str(tmp_path), display="none", max_tokens=40)
+    cell, added = import_log(Path(log.location.removeprefix("file://")), tmp_path / "run")
+    assert (cell.model, cell.benchmark, added) == ("embedded:tiny-llama", "sums", 2)
+    assert cell.setting.policy == "window"
+    assert values.items() <= cell.setting.values.items()
+    usages = [trace.usage for trace in stored(tmp_path / "run")]
+    assert all(usage.compressions and usage.peak_kv_tokens == 24 for usage in usages if usage.output_tokens > 30)
+    assert all(
+        usage.mean_kv_tokens <= usage.peak_kv_tokens <= usage.prompt_tokens + usage.output_tokens for usage in usages
     )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=1)
-                break
-            except OSError:
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.25)
-        yield f"{address}/v1"
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
 
 
 @pytest.mark.slow
 def test_a_served_model_and_a_local_one_stand_in_one_figure(
-    server: str, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`inspect eval kvatlas/benchmark` against a real server, imported, and compared with our own engine."""
     # Made by installing: where it is missing kvatlas has to be installed again.
     assert any(point.value.startswith("kvatlas.integrations.") for point in entry_points(group="inspect_ai"))
     key = "sk-not-a-real-key-either"
-    monkeypatch.setenv("LOCAL_BASE_URL", server)
-    monkeypatch.setenv("LOCAL_API_KEY", key)
-    asked = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "inspect_ai",
-            "eval",
-            "kvatlas/benchmark",
-            "--model",
-            "openai-api/local/tiny-llama",
-            "-T",
-            "name=SEQBENCH-4x4",
-            "-T",
-            "problems=15",
-            "--max-tokens",
-            "500",
-            "--temperature",
-            "0.6",
-            "--log-dir",
-            str(tmp_path / "logs"),
-            "--display",
-            "none",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["eval", "kvatlas/benchmark", "--model=openai-api/local/tiny-llama", "-T", "name=SEQBENCH-4x4"]
+    words += ["-T", "problems=15", "--max-tokens=500", "--temperature=0.6", "--display=none"]
+    with serving("embedded:tiny-llama", "--name", "tiny-llama", "--api-key", key) as server:
+        monkeypatch.setenv("LOCAL_BASE_URL", f"{server.url}/v1")
+        monkeypatch.setenv("LOCAL_API_KEY", key)
+        asked = subprocess.run(
+            [sys.executable, "-m", "inspect_ai", *words, "--log-dir", str(tmp_path / "logs")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert asked.returncode == 0, asked.stderr
     (log,) = (tmp_path / "logs").glob("*.eval")
 
@@ -279,11 +298,9 @@ def test_a_log_that_unpacks_to_too_much_is_refused_unread(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 MB unpacked to 2 GB."""
-    from kvatlas.integrations import inspect_logs
-
-    monkeypatch.setattr(inspect_logs, "MOST_BYTES", 5000)
+    monkeypatch.setattr(inspect_logs, "MAX_BYTES", 5000)
     with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; valid are up to 5,000"):
-        inspect_logs.import_log(log, tmp_path / "run")
+        import_log(log, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -291,10 +308,8 @@ def test_a_log_that_unpacks_to_too_much_is_refused_unread(
 def test_times_that_are_none_are_refused(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    from kvatlas.integrations import inspect_logs
-
     read = inspect_logs._read(log)
     read.samples[1].total_time = seconds
     monkeypatch.setattr(inspect_logs, "_read", lambda _: read)
     with pytest.raises(KvatlasError, match=rf"took {seconds} s .*; valid are finite numbers from 0"):
-        inspect_logs.import_log(log, tmp_path / "run")
+        import_log(log, tmp_path / "run")

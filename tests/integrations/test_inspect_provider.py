@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.service import chosen, stream_of, written
+from kvatlas.service import written
+from tests.by_the_engine import VALUES, generations, questions
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
@@ -23,7 +22,6 @@ from inspect_ai.model import GenerateConfig, get_model
 pytestmark = pytest.mark.newest
 
 NAME = "kvatlas/embedded:tiny-llama"
-VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 
 NATIVE = """
 from inspect_ai import Task, task
@@ -39,23 +37,6 @@ def native(name):
 """
 
 
-def questions(count: int) -> list[str]:
-    benchmark_ = benchmark("CHAIN4")
-    return [benchmark_.prompt(problem) for problem in benchmark_.problems(count)]
-
-
-def by_the_engine(model: ModelHandle, texts: list[str], samples: int, most: int) -> list[Any]:
-    policy = chosen(model, "dynts", VALUES)
-    work = [
-        Request((i, n), model.encode(text), stream_of(4, model.encode(text), n), (policy,))
-        for i, text in enumerate(texts)
-        for n in range(samples)
-    ]
-    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.9, max_new_tokens=most), 3)
-    by_name = {item.key: item for item in engine.run(work)}
-    return [by_name[request.key] for request in work]
-
-
 def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) -> None:
     texts = questions(4)
 
@@ -67,9 +48,10 @@ def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) ->
             return [*first, *await asyncio.gather(*(model.generate(text) for text in texts))]
 
     outputs = asyncio.run(ask())
-    generations = by_the_engine(tiny_llama, texts, 2, 60)
     # The second time that a prompt is asked it gets its second sample.
-    for output, generation in zip(outputs, [*generations[::2], *generations[1::2]], strict=True):
+    prompts = [tiny_llama.encode(text) for text in texts * 2]
+    expected = generations(tiny_llama, prompts, Sampling(temperature=0.9, max_new_tokens=60), 4)
+    for output, generation in zip(outputs, expected, strict=True):
         thinking, answer = written(tiny_llama, generation.tokens)
         assert output.completion == answer
         message = output.choices[0].message
@@ -124,12 +106,9 @@ def test_inspect_eval_runs_on_an_embedded_model(tmp_path: Path) -> None:
     setting = [word for name, value in VALUES.items() for word in ("-M", f"{name}={value}")]
     words = ["eval", *tasks, "--model", NAME, "-M", "policy=dynts", *setting, "--log-dir", str(tmp_path / "logs")]
     done = subprocess.run(
-        [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-m", "inspect_ai", *words, "--display", "plain"], cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [read_eval_log(info) for info in list_eval_logs(str(tmp_path / "logs"))]
     assert {log.eval.task: len(log.samples or ()) for log in logs} == {"native": 4, "kvatlas/benchmark": 8}

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from kvatlas.benchmarks import find as benchmark
-from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.results import Store
-from kvatlas.service import chosen, stream_of, written
+from kvatlas.service import written
+from tests.by_the_engine import VALUES, generations, questions
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
 
@@ -25,11 +24,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from kvatlas.integrations.lm_eval import SelectedLM
-from kvatlas.integrations.lm_eval_samples import import_samples
 
 pytestmark = pytest.mark.newest
 
-VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 ARGUMENTS = "pretrained=embedded:tiny-llama,policy=dynts," + ",".join(f"{n}={v}" for n, v in VALUES.items())
 
 TASK = """
@@ -57,22 +54,13 @@ def generate(model: SelectedLM, texts: list[str], **arguments: Any) -> list[str]
 
 
 def by_the_engine(model: ModelHandle, prompts: list[str], most: int) -> list[str]:
-    policy = chosen(model, "dynts", VALUES)
-    sampling = Sampling(0.9, 0, 1.0, most)
-    ids = [model.tokens(prompt) for prompt in prompts]
-    work = [Request(i, tokens, stream_of(4, tokens, 0), (policy,)) for i, tokens in enumerate(ids)]
-    by_name = {item.key: item.tokens for item in Engine(model, model.load(), [policy], sampling, 3).run(work)}
-    return [written(model, by_name[i])[1].lstrip() for i in range(len(ids))]
-
-
-def prompts(model: ModelHandle, count: int) -> list[str]:
-    benchmark_ = benchmark("CHAIN3")
-    return [model.prompt(benchmark_.prompt(problem)) for problem in benchmark_.problems(count)]
+    found = generations(model, [model.tokens(prompt) for prompt in prompts], Sampling(0.9, 0, 1.0, most), 4)
+    return [written(model, item.tokens)[1].lstrip() for item in found]
 
 
 def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: ModelHandle) -> None:
     assert ours.rows == 32
-    texts = prompts(tiny_llama, 3)
+    texts = [tiny_llama.prompt(question) for question in questions(3, "CHAIN3")]
     how = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 70}
     result = generate(ours, texts, **how)
     assert result == by_the_engine(tiny_llama, texts, 70)
@@ -88,7 +76,7 @@ def test_log_likelihoods_are_the_harnesss_with_a_note(
     ours: SelectedLM, tiny_llama: ModelHandle, caplog: pytest.LogCaptureFixture
 ) -> None:
     doc: dict[str, Any] = {}
-    (text,) = prompts(tiny_llama, 1)
+    text = tiny_llama.prompt(questions(1, "CHAIN3")[0])
     work = [Instance("loglikelihood", doc, (text, answer), i) for i, answer in enumerate((" a = 1", " b"))]
     with caplog.at_level(logging.WARNING, "kvatlas"):
         result = ours.loglikelihood(work, disable_tqdm=True)
@@ -120,27 +108,11 @@ def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: ModelHandle) 
     options = ["--include_path", str(tmp_path), "--apply_chat_template", "--output_path", "out", "--log_samples"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "kvatlas", *words, *options],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-m", "kvatlas", *words, *options], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
     logged = sorted((json.loads(line) for line in samples.read_text().splitlines()), key=lambda row: row["doc_id"])
     texts = [tiny_llama.prompt(benchmark_.prompt(problem)) for problem in problems]
     assert [row["resps"][0][0] for row in logged] == by_the_engine(tiny_llama, texts, 60)
-    # What the harness wrote comes into a run, under the setting that it was asked with.
-    cell, added = import_samples(samples, tmp_path / "run")
-    assert (cell.model, cell.benchmark, cell.setting, added) == (
-        "embedded:tiny-llama",
-        "chain_local",
-        Setting.of("dynts", **VALUES),
-        5,
-    )
-    with Store.open(tmp_path / "run") as store:
-        kept = {trace.problem: trace for _, trace in store.traces()}
-    assert [kept[str(n)].grade.correct for n in range(5)] == [bool(row["exact_match"]) for row in logged]
-    assert {trace.usage.peak_kv_tokens for trace in kept.values()} == {None}

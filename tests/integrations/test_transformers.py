@@ -22,16 +22,15 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor
 import kvatlas
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.service import chosen, stream_of
+from tests.by_the_engine import VALUES, generations
 
 pytestmark = pytest.mark.newest
 
-SETTING: dict[str, Any] = {"policy": "dynts", "kv_budget": 72, "local_window": 8, "ratio": 0.3}
-THINKING = {"ratio_over": "thinking"}
+SETTING: dict[str, Any] = {name: VALUES[name] for name in ("kv_budget", "local_window", "ratio")}
 HOW: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 80}
-OURS: dict[str, Any] = {"custom_generate": kvatlas.generate, **SETTING, "settings": THINKING, "seed": 3}
+OURS: dict[str, Any] = {"custom_generate": kvatlas.generate, "policy": "dynts", **SETTING, "seed": 3}
+OURS["settings"] = {"ratio_over": "thinking"}
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +60,9 @@ def encoded(handle: ModelHandle, texts: list[str]) -> dict[str, Any]:
     return {"input_ids": result["input_ids"], "attention_mask": result["attention_mask"]}
 
 
-def by_the_engine(handle: ModelHandle, texts: list[str], sampling: Sampling) -> list[tuple[int, ...]]:
-    values = {name: value for name, value in SETTING.items() if name != "policy"}
-    policy = chosen(handle, "dynts", {**values, **THINKING})
-    seen: Counter[str] = Counter()
-    work = []
-    for number, text in enumerate(texts):
-        prompt = handle.tokens(text)
-        work.append(Request(number, prompt, stream_of(3, prompt, seen[text]), (policy,)))
-        seen[text] += 1
-    by_name = {item.key: item.tokens for item in Engine(handle, handle.load(), [policy], sampling, 4).run(work)}
-    return [by_name[number] for number in range(len(texts))]
+def by_the_engine(handle: ModelHandle, texts: list[str]) -> list[tuple[int, ...]]:
+    prompts = [handle.tokens(text) for text in texts]
+    return [item.tokens for item in generations(handle, prompts, Sampling(0.9, 20, 0.95, 80), 3)]
 
 
 @pytest.mark.parametrize(("pad", "ends", "padding"), [(0, 2, 0), (None, 2, 2), (None, [3, 2], 3)])
@@ -84,7 +75,7 @@ def test_a_padded_batch_gets_the_engines_tokens(
     inputs = encoded(tiny_llama, texts)
     length = inputs["input_ids"].shape[1]
     result = model.generate(**inputs, **HOW, **OURS)
-    expected = by_the_engine(tiny_llama, texts, Sampling(0.9, 20, 0.95, 80))
+    expected = by_the_engine(tiny_llama, texts)
     assert torch.equal(result[:, :length], inputs["input_ids"])
     assert len({len(tokens) for tokens in expected}) > 1
     for row, tokens in zip(result[:, length:].tolist(), expected, strict=True):
@@ -139,7 +130,7 @@ def test_a_text_generation_pipeline(tiny_llama: ModelHandle, model: Any, texts: 
     pipe = pipeline("text-generation", model=model, tokenizer=tiny_llama.tokenizer)
     asked = {**HOW, **OURS, "return_full_text": False, "num_return_sequences": 2, "add_special_tokens": False}
     results = [entry["generated_text"] for entry in pipe(texts[0], **asked)]
-    expected = by_the_engine(tiny_llama, [texts[0], texts[0]], Sampling(0.9, 20, 0.95, 80))
+    expected = by_the_engine(tiny_llama, [texts[0], texts[0]])
     decode = tiny_llama.tokenizer.decode
     assert [text.split() for text in results] == [decode(list(e), skip_special_tokens=True).split() for e in expected]
 
@@ -157,13 +148,17 @@ def test_a_text_generation_pipeline(tiny_llama: ModelHandle, model: Any, texts: 
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),
         ({"settings": {"depth": 1}}, "has no parameter 'depth'"),
         ({"max_new_tokens": 4000}, "The model has 1024 positions"),
+        ({"stream_to": TextStreamer}, "given with 3 sequences; valid is one"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
     tiny_llama: ModelHandle, model: Any, texts: list[str], changes: dict[str, Any], sentence: str
 ) -> None:
+    if "stream_to" in changes:
+        changes = {"stream_to": TextStreamer(tiny_llama.tokenizer)}
+    inputs = encoded(tiny_llama, texts if "stream_to" in changes else texts[:1])
     with pytest.raises(KvatlasError, match=sentence):
-        model.generate(**encoded(tiny_llama, texts[:1]), **{**HOW, **OURS, **changes})
+        model.generate(**inputs, **{**HOW, **OURS, **changes})
 
 
 def test_inputs_that_the_engine_would_ignore_are_refused(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
@@ -189,8 +184,3 @@ def test_a_model_from_memory_needs_its_tokenizer(tiny_llama: ModelHandle, texts:
         made.generate(**encoded(tiny_llama, texts[:1]), **how)
     result = made.generate(**encoded(tiny_llama, texts[:1]), **how, think_tokenizer=tiny_llama.tokenizer)
     assert torch.equal(result, made.generate(**encoded(tiny_llama, texts[:1]), max_new_tokens=5, do_sample=False))
-
-
-def test_streaming_several_sequences_is_refused(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
-    with pytest.raises(KvatlasError, match="given with 3 sequences; valid is one"):
-        model.generate(**encoded(tiny_llama, texts), **HOW, **OURS, stream_to=TextStreamer(tiny_llama.tokenizer))

@@ -14,43 +14,30 @@ from packaging.requirements import Requirement
 
 from tests.models.test_gguf import file as tiny_gguf  # noqa: F401
 
-GGUF = "Reading x.gguf needs the extra: pip install 'kvatlas[gguf]'."
-
 
 @pytest.mark.parametrize(
-    ("hidden", "words", "sentence"),
+    ("hidden", "words", "what", "extra"),
     [
-        (
-            "inspect_ai",
-            ["import", "LOG.json", "run"],
-            "Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.",
-        ),
-        (
-            "pyarrow",
-            ["benchmarks", "check", "file:x.parquet"],
-            "Reading x.parquet needs the extra: pip install 'kvatlas[parquet]'.",
-        ),
-        ("fastapi", ["serve", "embedded:tiny-llama"], "Serving needs the extra: pip install 'kvatlas[serve]'."),
-        ("lm_eval", ["lm-eval", "--help"], "Running lm-eval needs the extra: pip install 'kvatlas[lm-eval]'."),
-        ("gguf", ["models", "check", "hf:x.gguf"], GGUF),
-        (
-            "accelerate",
-            ["models", "check", "hf:x.gguf"],
-            "Reading x.gguf needs the extra: pip install 'kvatlas[gguf]'.",
-        ),
+        ("inspect_ai", "import LOG.json run", "Reading Inspect logs needs", "inspect"),
+        ("pyarrow", "benchmarks check file:x.parquet", "Reading x.parquet needs", "parquet"),
+        ("fastapi", "serve embedded:tiny-llama", "Serving needs", "serve"),
+        ("lm_eval", "lm-eval --help", "Running lm-eval needs", "lm-eval"),
+        ("gguf", "models check hf:x.gguf", "Reading x.gguf needs", "gguf"),
+        ("accelerate", "models check hf:x.gguf", "Reading x.gguf needs", "gguf"),
     ],
 )
-def test_a_missing_extra_is_named(tmp_path: Path, hidden: str, words: list[str], sentence: str) -> None:
+def test_a_missing_extra_is_named(tmp_path: Path, hidden: str, words: str, what: str, extra: str) -> None:
     (tmp_path / "SPEC").write_text(
         "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nsamples: 1\nbaseline: {policy: full}\n"
     )
     (tmp_path / "LOG.json").write_text("{}")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    code = f"import sys; sys.modules[{hidden!r}] = None; sys.argv[1:] = {words!r}; from kvatlas.cli import main; main()"
+    code = f"import sys; sys.modules[{hidden!r}] = None; sys.argv[1:] = {words.split()}; "
+    code += "from kvatlas.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == f"kvatlas: {sentence}"
+    assert done.stderr.strip() == f"kvatlas: {what} the extra: pip install 'kvatlas[{extra}]'."
 
 
 #: What a user of an extra does with it, {} being a GGUF.

@@ -1,16 +1,23 @@
-"""A real `kvatlas serve` in a process of its own, for tests and benchmarks."""
+"""Real servers for tests: `kvatlas serve` in a process of its own, and its application in a thread."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import uvicorn
+
+from kvatlas.core import Sampling
+from kvatlas.models import ModelHandle
+from kvatlas.server.app import application
+from kvatlas.service import Service, chosen
 
 
 @dataclass
@@ -50,3 +57,20 @@ def serving(*words: str) -> Iterator[Running]:
         process.terminate()
         process.wait(60)
         process.stdout.close()
+
+
+@contextmanager
+def served(model: ModelHandle) -> Iterator[str]:
+    """The application over this model, in a thread: its address."""
+    service = Service(model, chosen(model, "full", {}), Sampling(temperature=1.0), batch_size=4).start()
+    config = uvicorn.Config(application(service, "tiny"), port=0, log_level="warning")
+    socket = config.bind_socket()
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([socket],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,15 +23,21 @@ from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.service import chosen, stream_of, written
-from tests.server.running import Running, serving
+from kvatlas.service import stream_of, written
+from tests.by_the_engine import VALUES, generations, questions
+from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
+from tests.server.running import Running, served, serving
 
 pytestmark = pytest.mark.newest
 
 NAME = "embedded:tiny-llama"
-VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 SETTING = [f"--{name.replace('_', '-')}={value}" for name, value in VALUES.items() if name != "ratio_over"]
 CLIENTS, DROPPING, TOKENS, LONG = 32, 5, 90, 900
+ASKED = [{"role": "user", "content": "Is it so?"}]
+#: A template that reads a value, as Qwen3's.
+SWITCHED = TEMPLATE.replace(
+    "<think>\\n' }}", "<think>\\n' }}{% if enable_thinking is false %}{{ '\\n</think>\\n' }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +51,9 @@ def client(server: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def questions(count: int) -> list[str]:
-    benchmark_ = benchmark("CHAIN4")
-    return [benchmark_.prompt(problem) for problem in benchmark_.problems(count)]
-
-
-def expected(model: ModelHandle, texts: list[str], sampling: Sampling, samples: int = 1) -> list[Any]:
-    """What the engine writes for these messages under seed 11, each alone in a request of its own."""
-    policy = chosen(model, "dynts", VALUES)
-    work = [
-        Request((i, sample), model.encode(text), stream_of(11, model.encode(text), sample), (policy,))
-        for i, text in enumerate(texts)
-        for sample in range(samples)
-    ]
-    by_name = {item.key: item for item in Engine(model, model.load(), [policy], sampling, 5).run(work)}
-    return [by_name[request.key] for request in work]
+def expected(model: ModelHandle, texts: list[str], tokens: int) -> list[Any]:
+    """What the engine writes for these messages under seed 11."""
+    return generations(model, [model.encode(text) for text in texts], Sampling(max_new_tokens=tokens), 11)
 
 
 async def listen(client: openai.AsyncOpenAI, text: str, pieces: int | None) -> tuple[str, str, str | None]:
@@ -94,8 +90,7 @@ def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: M
             return await asyncio.gather(*map(listen, [client] * CLIENTS, texts, leaving))
 
     result = asyncio.run(all_of_them())
-    generations = expected(tiny_llama, texts, Sampling(max_new_tokens=TOKENS))
-    for number, generation in enumerate(generations):
+    for number, generation in enumerate(expected(tiny_llama, texts, TOKENS)):
         thinking, answer = written(tiny_llama, generation.tokens)
         if number < DROPPING:
             assert result[number][2] is None
@@ -119,27 +114,25 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     result = client.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": text}], n=3, seed=11, max_completion_tokens=TOKENS
     )
-    generations = expected(tiny_llama, [text], Sampling(max_new_tokens=TOKENS), 3)
-    for choice, generation in zip(result.choices, generations, strict=True):
+    engine = expected(tiny_llama, [text] * 3, TOKENS)
+    for choice, generation in zip(result.choices, engine, strict=True):
         thinking, answer = written(tiny_llama, generation.tokens)
         assert (choice.message.content, choice.message.reasoning_content) == (answer, thinking or None)
         assert choice.kvatlas["compressions"] == generation.usage.compressions
         assert choice.kvatlas["peak_kv_tokens"] == generation.usage.peak_kv_tokens
     assert result.usage is not None
     assert result.usage.prompt_tokens == len(tiny_llama.encode(text))
-    assert result.usage.completion_tokens == sum(len(generation.tokens) for generation in generations)
+    assert result.usage.completion_tokens == sum(len(generation.tokens) for generation in engine)
     details = result.usage.completion_tokens_details
     assert details is not None
-    assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in generations)
+    assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in engine)
 
 
 def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
     prompts = [tiny_llama.prompt(text) for text in questions(2)]
     whole = client.completions.create(model=NAME, prompt=prompts, seed=11, max_tokens=60)
-    generations = expected(tiny_llama, questions(2), Sampling(max_new_tokens=60))
-    assert [choice.text for choice in whole.choices] == [
-        tiny_llama.text(generation.tokens) for generation in generations
-    ]
+    engine = expected(tiny_llama, questions(2), 60)
+    assert [choice.text for choice in whole.choices] == [tiny_llama.text(generation.tokens) for generation in engine]
     ids = list(tiny_llama.tokens(prompts[0]))
     assert client.completions.create(model=NAME, prompt=ids, seed=11, max_tokens=60).choices[0].text == (
         whole.choices[0].text
@@ -149,14 +142,9 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
     assert cut.choices[0].text == whole.choices[0].text.partition(stop)[0]
     assert cut.choices[0].finish_reason == "stop"
     pieces = client.completions.create(
-        model=NAME,
-        prompt=prompts,
-        seed=11,
-        max_tokens=60,
-        stop=[stop],
-        stream=True,
+        model=NAME, prompt=prompts, seed=11, max_tokens=60, stop=[stop], stream=True,
         stream_options={"include_usage": True},
-    )
+    )  # fmt: skip
     texts, usage = ["", ""], None
     for piece in pieces:
         usage = piece.usage or usage
@@ -165,34 +153,6 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
     assert texts == [choice.text.partition(stop)[0] for choice in whole.choices]
     assert usage is not None
     assert usage.prompt_tokens == sum(len(tiny_llama.tokens(prompt)) for prompt in prompts)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"extra_body": {"best_of": 2}}, "best_of is not supported."),
-        ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools is not supported: the model's chat"),
-        ({"extra_body": {"best_if": 3}}, "best_if is not known."),
-        ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
-        ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
-        ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
-        ({"messages": [{"role": "robot", "content": "w"}]}, "messages.0.role: Input should be 'system'"),
-        (
-            {"messages": [{"role": "assistant", "content": "w", "tool_calls": [{}]}]},
-            "messages.0.tool_calls.0.id: Field required",
-        ),
-        ({"n": 999}, "n: Input should be less than or equal to 128."),
-        ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
-    ],
-)
-def test_what_is_not_honoured_is_refused_by_name(client: openai.OpenAI, changes: dict[str, Any], sentence: str) -> None:
-    request = {"model": NAME, "messages": [{"role": "user", "content": questions(1)[0]}], **changes}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**request)
-    body: Any = refused.value.body
-    assert sentence in body["message"]
-    assert body["type"] == "invalid_request_error"
 
 
 def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
@@ -220,6 +180,8 @@ def test_models_and_names(client: openai.OpenAI) -> None:
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError, match=f"There is no model 'gpt'; valid is '{NAME}'"):
         client.completions.create(model="gpt", prompt="x")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model=NAME, input="x")
 
 
 @pytest.mark.slow
@@ -294,3 +256,75 @@ def test_a_taken_port_is_told_in_a_sentence(server: Running) -> None:
     assert done.stderr.splitlines()[-1] == (
         f"kvatlas: The address 127.0.0.1:{port} cannot be had; name another with --host and --port."
     )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
+    """A model that does not think."""
+    return save_model("llama", tmp_path_factory.mktemp("plain") / "m", template=FIRST_TEMPLATE, tags=())
+
+
+@pytest.fixture(scope="module")
+def small(plain: ModelHandle) -> Iterator[openai.OpenAI]:
+    with served(plain) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as result:
+        yield result
+
+
+def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -> None:
+    import torch
+
+    wanted: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 5, "max_tokens": 12}
+    (choice,) = small.chat.completions.create(logprobs=True, top_logprobs=3, **wanted).choices
+    assert choice.logprobs is not None
+    told = choice.logprobs.content or []
+    assert "".join(item.token for item in told) == choice.message.content
+    prompt = plain.encode("Is it so?")
+    generation = plain.tokens(choice.message.content or "")
+    with torch.no_grad():
+        logits = plain.load()(torch.tensor([[*prompt, *generation]])).logits[0].log_softmax(-1)
+    if len(generation) == len(told):  # the text has other spellings in tokens, too
+        for position, item in enumerate(told):
+            row = logits[len(prompt) - 1 + position]
+            assert item.logprob == pytest.approx(float(row[generation[position]]), abs=1e-3)
+            assert [top_logprob.logprob for top_logprob in item.top_logprobs] == pytest.approx(
+                row.topk(3).values.tolist(), abs=1e-3
+            )
+    stream = small.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **wanted)
+    pieces = [item for piece in stream for item in (piece.choices[0].logprobs or choice.logprobs.model_copy(
+        update={"content": []})).content or []]  # fmt: skip
+    assert [(piece.token, piece.logprob) for piece in pieces] == [(item.token, item.logprob) for item in told]
+    text = small.completions.create(model="tiny", prompt="It is", seed=5, max_tokens=8, logprobs=2).choices[0]
+    assert text.logprobs is not None
+    assert "".join(text.logprobs.tokens or []) == text.text
+    assert all(-math.inf < value <= 0 for value in text.logprobs.token_logprobs or [])
+    # Two tokens may have one text.
+    assert {len(likely) for likely in text.logprobs.top_logprobs or []} <= {1, 2}
+
+
+def test_penalties_and_biases_change_what_is_drawn(small: openai.OpenAI, plain: ModelHandle) -> None:
+    wanted: dict[str, Any] = {"model": "tiny", "prompt": "It is", "temperature": 0, "max_tokens": 60, "logprobs": 0}
+    free = small.completions.create(**wanted).choices[0].logprobs
+    stored = small.completions.create(frequency_penalty=2, presence_penalty=2, **wanted).choices[0].logprobs
+    assert free is not None
+    assert stored is not None
+    assert len(set(stored.tokens or [])) > len(set(free.tokens or []))
+    first = (free.tokens or [""])[0]
+    banned = {str(token): -100 for token in range(len(plain.tokenizer)) if plain.tokenizer.decode([token]) == first}
+    without = small.completions.create(logit_bias=banned, **wanted).choices[0].logprobs
+    assert without is not None
+    assert first not in (without.tokens or [])
+
+
+def test_harmless_fields_and_values_for_the_template(tmp_path: Path) -> None:
+    model = save_model("llama", tmp_path / "m", template=SWITCHED)
+    with served(model) as address, openai.OpenAI(base_url=address, api_key="none") as client:
+        wanted: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 3, "max_tokens": 8}
+        thinking = client.chat.completions.create(**wanted).choices[0].message
+        assert (thinking.content, bool(thinking.reasoning_content)) == ("", True)
+        answer = client.chat.completions.create(
+            **wanted, extra_body={"chat_template_kwargs": {"enable_thinking": False}, "min_p": 0}
+        )
+        assert (bool(answer.choices[0].message.content), answer.choices[0].message.reasoning_content) == (True, None)
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+        options: Any = {"include_usage": True, "include_obfuscation": False}
+        assert list(client.chat.completions.create(**wanted, stream=True, stream_options=options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, asked_of, identity, judge, nth, rules
+from kvatlas.benchmarks.base import Benchmark, Family, asked_of, grade_text, identity, judge, nth, rules
 from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
@@ -76,4 +76,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "asked_of", "families", "find", "identity", "judge", "nth", "rules"]
+__all__ = ["Benchmark", "Family", "asked_of", "families", "find", "grade_text", "identity", "judge", "nth", "rules"]

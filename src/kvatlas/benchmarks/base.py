@@ -182,3 +182,13 @@ def rules(benchmark: Benchmark) -> list[Any]:
     """The same without the content of problems, of which each has its own digest: part of the run key."""
     own = getattr(benchmark, "identity", ())
     return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", own)]
+
+
+def grade_text(benchmark: Benchmark, problem: Problem, text: str, cut: bool) -> Grade:
+    """Return the grade of a whole text: what comes after `</think>` counts, a text that was `cut` off is wrong."""
+    _, closed, answer = text.rpartition("</think>")
+    if not cut and (closed or "<think>" not in text):
+        return judge(benchmark, problem, answer)
+    # With the metrics of an empty answer: every trace has the same metrics.
+    nothing = judge(benchmark, problem, "").metrics
+    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, nothing)

@@ -38,7 +38,6 @@ def new_app() -> typer.Typer:
         results,
         serve,
         sweeps,
-        verify,
         view,
     )
 
@@ -50,7 +49,7 @@ def new_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     rooms = (
-        *(sweeps, serve, lm_eval, maps, results, compare, grading, verify, deploy),
+        *(sweeps, serve, lm_eval, maps, results, compare, grading, deploy),
         *(imports, predictor, calibration, benchmarks, lists, models, doctor, view),
     )
     for room in rooms:

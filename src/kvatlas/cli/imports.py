@@ -1,4 +1,4 @@
-"""The command that brings in results of other programs: import."""
+"""The command that brings in Inspect's logs: import."""
 
 from __future__ import annotations
 
@@ -10,23 +10,16 @@ import typer
 
 def import_(
     logs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="LOG...",
-            help="Inspect's logs (.eval, .json), lm-eval's samples_*.jsonl, lighteval's details_*.parquet.",
-        ),
+        list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json), of any scored task.")
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
     scorer: Annotated[str, typer.Option(help="Whose score counts, where a log has several; default: its first.")] = "",
 ) -> None:
-    """Bring scored logs of other programs into a run, to be compared with local ones."""
+    """Bring Inspect's logs into a run, to compare remote models with local ones."""
     from kvatlas.integrations.inspect_logs import import_log
-    from kvatlas.integrations.lighteval_details import import_details, is_details_file
-    from kvatlas.integrations.lm_eval_samples import import_samples, is_sample_file
 
     for log in logs:
-        foreign = import_samples if is_sample_file(log) else import_details if is_details_file(log) else import_log
-        cell, added = foreign(log, run, scorer)
+        cell, added = import_log(log, run, scorer)
         promised = len(cell.problems) * cell.samples
         typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}")
 

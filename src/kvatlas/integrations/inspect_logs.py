@@ -9,22 +9,27 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.benchmarks import Benchmark, find, judge
+from kvatlas import __version__
+from kvatlas.benchmarks import Benchmark, find, grade_text
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
-from kvatlas.integrations.scored_logs import MOST_BYTES, ScoredLog, as_setting, score_of
-from kvatlas.results import Expected
+from kvatlas.results import Expected, Manifest, Store
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
 
+#: Bytes of a log.
+MAX_BYTES = 2**29
+#: Scores that graders of Inspect give as letters: correct, incorrect, partially correct, no answer.
+_LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_effort", "reasoning_tokens")
-#: Why a model stopped although it was not done.
-_CUT = ("max_tokens", "model_length")
+#: Stop reasons of models that were not done.
+CUT = ("max_tokens", "model_length")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -67,17 +72,34 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     traces = list(_traces(samples, cell, grade))
     if not traces:
         raise KvatlasError(f"No sample of the log {str(log)!r} has an answer with a score: all ended in an error.")
-    return ScoredLog(cell, traces, known, {"log": log.name, "sampling": sampling}).store(run)
+    with Store.create(run, {"kvatlas": __version__}) as store:
+        store.put_manifest(_joined(store, cell, known, {"log": log.name, "sampling": sampling}))
+        for trace in traces:
+            store.add(cell.run_key, trace)
+    return cell, len(traces)
 
 
-def verdict(benchmark: Benchmark, problem: Problem, text: str, stop: str | None) -> Grade:
-    """The grade of a completion: what comes after thinking counts, and a completion cut off is wrong."""
-    _, closed, answer = text.rpartition(_CLOSE)
-    if stop not in _CUT and (closed or _OPEN not in text):
-        return judge(benchmark, problem, answer)
-    # With the metrics of an empty answer: Inspect wants the same numbers of every sample.
-    nothing = judge(benchmark, problem, "").metrics
-    return Grade(False, 0.0, None, Status.TRUNCATED if stop in _CUT else Status.NO_ANSWER, nothing)
+def _joined(
+    store: Store, cell: Expected, known: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
+) -> Manifest:
+    """The manifest of the run with this cell, in place of an earlier one of the same name."""
+    try:
+        manifest = store.manifest()
+    except KvatlasError:
+        manifest = Manifest((), (), {}, {"kvatlas": __version__})
+    others = tuple(other for other in manifest.expected if other.name != cell.name)
+    if any(other.benchmark == cell.benchmark and set(other.problems) != set(cell.problems) for other in others):
+        raise KvatlasError(
+            f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
+        )
+    about = {id_: dict(values) for id_, values in known.items() if values}
+    imported = {**manifest.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
+    return replace(
+        manifest,
+        expected=(*others, cell),
+        provenance={**manifest.provenance, "imported": imported},
+        about={**manifest.about, cell.benchmark: about} if about else manifest.about,
+    )
 
 
 def _read(log: Path) -> EvalLog:
@@ -105,8 +127,8 @@ def _check_size(log: Path) -> None:
             size = max(size, sum(entry.file_size for entry in archive.infolist()))
     elif log.suffix != ".json":
         raise KvatlasError(f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix).")
-    if size > MOST_BYTES:
-        raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MOST_BYTES:,}.")
+    if size > MAX_BYTES:
+        raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MAX_BYTES:,}.")
 
 
 def _benchmark(read: EvalLog, log: Path) -> Benchmark | None:
@@ -151,7 +173,7 @@ def _asked(sample: EvalSample) -> str:
 
 def _graded(benchmark: Benchmark, problems: dict[str, Problem], sample: EvalSample) -> Grade:
     text = sample.output.choices[0].message.text
-    return verdict(benchmark, problems[str(sample.id)], text, sample.output.stop_reason)
+    return grade_text(benchmark, problems[str(sample.id)], text, cut=sample.output.stop_reason in CUT)
 
 
 def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Grade | None]:
@@ -171,11 +193,11 @@ def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Gra
             return None
         # A dictionary's first entry is what its scorer is about.
         values = score.value if isinstance(score.value, dict) else {chosen: score.value}
-        shares = {name: score_of(value, f"The sample {sample.id!r} of the log") for name, value in values.items()}
+        shares = {name: _share(value, f"The sample {sample.id!r} of the log") for name, value in values.items()}
         share = next(iter(shares.values()), None)
         if share is None:
             return None
-        cut = sample.output.stop_reason in _CUT
+        cut = sample.output.stop_reason in CUT
         status = Status.TRUNCATED if cut and share < 1 else Status.OK
         further = {name: value for name, value in shares.items() if len(shares) > 1 and value is not None}
         return Grade(share >= 1, share, score.answer, status, further)
@@ -183,11 +205,35 @@ def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Gra
     return grade
 
 
+def _share(value: Any, where: str) -> float | None:
+    """A score as a share: letters, truth values, numbers from 0 to 1; None for what was not scored (NaN).
+
+    Raises KvatlasError for other scores, which cannot be Pass@1.
+    """
+    if isinstance(value, str) and value in _LETTERS:
+        return _LETTERS[value]
+    if isinstance(value, bool | int | float):
+        if math.isnan(value):
+            return None
+        if 0 <= value <= 1:
+            return float(value)
+    raise KvatlasError(f"{where} has the score {value!r}; valid are numbers from 0 to 1 and the letters C, I, P and N.")
+
+
 def _setting(samples: Sequence[EvalSample]) -> Setting:
     """The setting that our own provider noted with its answers; `served` for every other model."""
     noted = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
-    settings = {as_setting(**note["setting"]) for note in noted if isinstance(note, dict) and "setting" in note}
+    settings = {_noted_setting(**note["setting"]) for note in noted if isinstance(note, dict) and "setting" in note}
     return settings.pop() if len(settings) == 1 and all(noted) else SERVED
+
+
+def _noted_setting(policy: object, values: Mapping[str, Any]) -> Setting:
+    """The setting that our own model noted in a log; KvatlasError for what is none."""
+    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
+        raise KvatlasError(
+            f"The log names the policy {policy!r} with {dict(values)}; valid are a name and plain values."
+        )
+    return Setting.of(policy, **values)
 
 
 def _traces(

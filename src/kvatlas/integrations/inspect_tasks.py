@@ -15,8 +15,8 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import TaskState, generate
 
-from kvatlas.benchmarks import find
-from kvatlas.integrations.inspect_logs import verdict
+from kvatlas.benchmarks import find, grade_text
+from kvatlas.integrations.inspect_logs import CUT
 
 
 @task
@@ -59,7 +59,8 @@ def graded(name: str, problems: int | None) -> Scorer:
     asked = {problem.id: problem for problem in benchmark.problems(problems)}
 
     async def score(state: TaskState, target: Target) -> Score:
-        grade = verdict(benchmark, asked[str(state.sample_id)], state.output.completion, state.output.stop_reason)
+        output = state.output
+        grade = grade_text(benchmark, asked[str(state.sample_id)], output.completion, cut=output.stop_reason in CUT)
         numbers = {key: value for key, value in grade.metrics.items() if not isinstance(value, str)}
         words: dict[str, Any] = {key: value for key, value in grade.metrics.items() if isinstance(value, str)}
         return Score(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.server.logprobs import as_chat, as_completion, noted
-from kvatlas.server.tools import CallText, split_calls
-from kvatlas.service import RequestHandle
+from kvatlas.service import RequestHandle, TokenLogprob
 
 if TYPE_CHECKING:
     from kvatlas.engine import Generation
@@ -21,9 +18,8 @@ class Shape:
     #: The last event of a stream.
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, chat: bool, number: str, created: int, model: str, calls: bool = False) -> None:
-        self.chat, self.calls = chat, calls
-        self._written: dict[int, CallText] = defaultdict(CallText)
+    def __init__(self, chat: bool, number: str, created: int, model: str) -> None:
+        self.chat = chat
         self.head = {"id": number, "created": created, "model": model}
 
     def choice(self, index: int, handle: RequestHandle) -> dict[str, Any]:
@@ -37,13 +33,8 @@ class Shape:
         }
         if not self.chat:
             return {"index": index, "text": answer, **about}
-        message: dict[str, Any] = {"role": "assistant", "content": answer, "reasoning_content": thinking or None}
-        if self.calls:
-            text, calls = split_calls(answer)
-            if calls:
-                message |= {"content": text or None, "tool_calls": calls}
-                about["finish_reason"] = "tool_calls"
-        return {"index": index, "message": {**message, "refusal": None}, **about}
+        message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
+        return {"index": index, "message": message, **about}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """The body of a whole answer."""
@@ -74,8 +65,6 @@ class Shape:
         about = {"finish_reason": None, "logprobs": self._logprobs(handle, tokens, told, offset, bool(answer))}
         if not self.chat:
             return self.piece([{"index": index, "text": answer, **about}])
-        if self.calls:
-            answer = self._written[index].push(answer)
         named = {"reasoning_content": thinking, "content": answer}
         delta = {name: text for name, text in named.items() if text}
         return self.piece([{"index": index, "delta": delta, **about}])
@@ -85,19 +74,65 @@ class Shape:
     ) -> dict[str, Any] | None:
         if handle.ask.steering.top_logprobs is None:
             return None
-        logprobs = noted(handle, tokens, told, answered)
-        return as_chat(handle, logprobs) if self.chat else as_completion(handle, logprobs, offset)
+        logprobs = _noted(handle, tokens, told, answered)
+        return _chat_logprobs(handle, logprobs) if self.chat else _completion_logprobs(handle, logprobs, offset)
 
     def end(self, index: int, handle: RequestHandle) -> bytes:
         """The last event of a choice."""
-        about: dict[str, Any] = {"finish_reason": handle.reason(), "kvatlas": cache_of(handle.generation.result())}
-        if self.calls:
-            text, calls = self._written[index].end()
-            numbered = [{"index": number, **call} for number, call in enumerate(calls)]
-            delta = {name: value for name, value in (("content", text), ("tool_calls", numbered)) if value}
-            about["finish_reason"] = "tool_calls" if calls else handle.reason()
-            return self.piece([{"index": index, "delta": delta, **about}])
+        about = {"finish_reason": handle.reason(), "kvatlas": cache_of(handle.generation.result())}
         return self.piece([{"index": index, **({"delta": {}} if self.chat else {"text": ""}), **about}])
+
+
+def _noted(handle: RequestHandle, tokens: Sequence[int], told: int, answered: bool) -> Sequence[TokenLogprob]:
+    """What was noted of these new tokens behind the first `told`, without thinking and the end token.
+
+    `answered` says whether anything of an answer is there at all.
+    """
+    if handle.steerer is None or not answered:
+        return []
+    end = len(tokens) - int(bool(tokens) and tokens[-1] in handle.model.stops)
+    return handle.steerer.logprobs[max(told, _answer(handle, tokens)) : end]
+
+
+def _answer(handle: RequestHandle, tokens: Sequence[int]) -> int:
+    """The first new token of the answer."""
+    tags = handle.model.thinking
+    if not (handle.ask.split and tags.close):
+        return 0
+    if tags.token is not None:
+        return tokens.index(tags.token) + 1 if tags.token in tokens else 0
+    parts = tags.split(tokens)
+    return parts[1] if parts else 0
+
+
+def _chat_logprobs(handle: RequestHandle, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = _text(handle, token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    content = [
+        {**entry(token.token, token.logprob), "top_logprobs": [entry(*likely) for likely in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(handle: RequestHandle, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """The `logprobs` of a completion's choice, whose text begins at `offset`."""
+    texts = [_text(handle, token.token) for token in tokens]
+    offsets = [offset + sum(map(len, texts[:number])) for number in range(len(texts))]
+    return {
+        "tokens": texts,
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{_text(handle, token): value for token, value in likely.top} for likely in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _text(handle: RequestHandle, token: int) -> str:
+    return str(handle.model.tokenizer.decode([token], skip_special_tokens=False))
 
 
 def event(data: dict[str, Any]) -> bytes:

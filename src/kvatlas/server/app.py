@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -17,23 +18,10 @@ from starlette.types import Receive, Scope, Send
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
 from kvatlas.server.answers import Shape, error, event, usage_of
-from kvatlas.server.errors import answer_errors_as_openai_does
-from kvatlas.server.limits import Gate
+from kvatlas.server.limits import Gate, answer_errors_as_openai_does
 from kvatlas.server.metrics import Metrics
 from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.server.responses import ResponsesRequest, ResponsesShape
-from kvatlas.server.tools import check_template, forced, template_reads
-from kvatlas.service import (
-    ClosedError,
-    Decoder,
-    GenerationRequest,
-    RequestHandle,
-    Service,
-    Steering,
-    json_grammar,
-    lark_grammar,
-    stream_of,
-)
+from kvatlas.service import ClosedError, Decoder, GenerationRequest, RequestHandle, Service, Steering, stream_of
 from kvatlas.service.request_validation import LengthError, drawing, room_for
 
 #: Characters for each position of the model, from which on a text is refused unread: five are usual.
@@ -46,7 +34,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         401: "The API key is missing or wrong.",
         403: "The Host header names another host than this one.",
         404: "There is no such model.",
-        408: "The body did not come in time.",
         413: "The body is too large.",
         429: "The queue is full.",
         503: "The server is stopping, or its engine has failed.",
@@ -86,12 +73,6 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
         return await handler.serve("completions", body, request, await handler.read(handler.completion_asks, body))
-
-    @app.post("/v1/responses", response_model=None)
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
-        """Answer in the shape of OpenAI's newer API."""
-        chat = body.chat()
-        return await handler.serve("responses", chat, request, await handler.read(handler.chat_asks, chat), body)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -166,11 +147,8 @@ class CompletionHandler:
         text = model.conversation(messages, values)
         # What a template is told may close thinking in the prompt, or leave it to the model.
         opened = text.rstrip().endswith(model.thinking.open) if values and model.thinking.open else None
-        grammar = json_grammar(body.wanted_schema, model) if body.wanted_schema is not None else ""
-        if call := forced(body.offered, body.tool_choice):
-            grammar = lark_grammar(call, model)
         most = body.max_completion_tokens or body.max_tokens
-        steering = self._steering(body, grammar, body.wanted_logprobs)
+        steering = self._steering(body, (body.top_logprobs or 0) if body.logprobs else None)
         return self._asks(body, model.tokens(text), most, steering, split=True, opened=opened)
 
     def _template_values(self, body: ChatRequest) -> dict[str, Any]:
@@ -178,15 +156,13 @@ class CompletionHandler:
         values = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             values["reasoning_effort"] = body.reasoning_effort
-        unknown = [name for name in values if not template_reads(self.service.model, name)]
-        if body.offered:
-            check_template(self.service.model)
-            values["tools"] = [tool.model_dump(exclude_none=True) for tool in body.offered]
-        if unknown:
-            raise KvatlasError(f"{unknown[0]} is not supported: the model's chat template does not read it.")
+        template = str(self.service.model.tokenizer.chat_template or "")
+        for name in values:
+            if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
+                raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
         return values
 
-    def _steering(self, body: Generating, grammar: str, top_logprobs: int | None) -> Steering:
+    def _steering(self, body: Generating, top_logprobs: int | None) -> Steering:
         size = len(self.service.model.tokenizer)
         bias = body.logit_bias or {}
         valid = (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size for token in bias)
@@ -197,7 +173,6 @@ class CompletionHandler:
             {int(token): value for token, value in bias.items()},
             body.frequency_penalty or 0.0,
             body.presence_penalty or 0.0,
-            grammar,
             top_logprobs,
         )
 
@@ -212,7 +187,7 @@ class CompletionHandler:
             self._check_length(len(prompt))
         model = self.service.model
         size = len(model.tokenizer)
-        steering = self._steering(body, "", body.logprobs)
+        steering = self._steering(body, body.logprobs)
         asks = []
         for prompt in prompts:
             tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -246,18 +221,11 @@ class CompletionHandler:
             for sample in range(body.n or 1)
         ]
 
-    async def serve(
-        self,
-        endpoint: str,
-        body: Generating,
-        request: Request,
-        asks: list[GenerationRequest],
-        asked: ResponsesRequest | None = None,
-    ) -> Response:
+    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
         """The answer to a request, whole or as a stream; what nobody waits for any more is not decoded further."""
         handles = self.service.ask(asks)
-        calls = isinstance(body, ChatRequest) and bool(body.offered)
-        shape = self._shape(endpoint, asked, calls)
+        chat = endpoint == "chat"
+        shape = Shape(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -275,15 +243,8 @@ class CompletionHandler:
         finally:
             self._note(endpoint, outcome, began, handles)
 
-    def _shape(self, endpoint: str, asked: ResponsesRequest | None, calls: bool) -> Shape | ResponsesShape:
-        number, now = uuid.uuid4().hex, int(time.time())
-        if asked is not None:
-            return ResponsesShape(number, now, self.name, asked)
-        chat = endpoint == "chat"
-        return Shape(chat, f"{'chatcmpl' if chat else 'cmpl'}-{number}", now, self.name, calls)
-
     async def _events(
-        self, endpoint: str, shape: Shape | ResponsesShape, handles: list[RequestHandle], with_usage: bool, began: float
+        self, endpoint: str, shape: Shape, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
         outcome, events = "gone", 0
         try:
@@ -293,7 +254,7 @@ class CompletionHandler:
                 if events == (2 if shape.chat else 1):
                     self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
                 yield piece
-            if with_usage and isinstance(shape, Shape):
+            if with_usage:
                 yield shape.piece([], usage=usage_of(handles))
             outcome = "ok"
             yield shape.done
@@ -326,7 +287,7 @@ class _Stream(StreamingResponse):
                 handle.cancel()
 
 
-async def _pieces(shape: Shape | ResponsesShape, index: int, handle: RequestHandle) -> AsyncIterator[bytes]:
+async def _pieces(shape: Shape, index: int, handle: RequestHandle) -> AsyncIterator[bytes]:
     """The events of one choice."""
     decoder, writing = Decoder(handle.model), handle.ask.detokenizer(handle.model)
     told = offset = 0

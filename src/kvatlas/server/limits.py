@@ -1,26 +1,37 @@
-"""What is looked at before a request's body is parsed: the host it names, its key, the size of its body, its time."""
+"""Requests that are refused, as OpenAI's API shapes errors: by host, key and size, malformed ones, failed ones."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Collection
+from typing import Any
 from urllib.parse import urlsplit
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvatlas.core import KvatlasError
 from kvatlas.server.answers import error
+from kvatlas.service import BusyError, ClosedError
+from kvatlas.service.request_validation import LengthError
 
-#: Bytes of a body, and seconds in which all of it must have come.
-MOST_BYTES, BODY_SECONDS = 4 * 2**20, 30.0
+#: Bytes of a body.
+MAX_BYTES = 4 * 2**20
+#: What is left of a body is not read: the connection ends with the answer.
+_CLOSE = {"Connection": "close"}
+#: Seconds after which a refused client is advised to try again.
+_RETRY = {"Retry-After": "1"}
+_TOO_LARGE = f"The body is larger than {MAX_BYTES:,} bytes, the most that is read."
 
 
 class Gate:
-    """The application behind the limits. `hosts` are the names by which clients may call it; none means any.
+    """The application behind its limits. `hosts` are the names by which clients may call it, all if it is empty.
 
-    A server on a loopback address without a key is asked under its own names alone: a web page whose name was made to
+    A server on a loopback address without a key answers under its own names alone: a web page whose name was made to
     lead there names its own host, and is refused.
     """
 
@@ -34,25 +45,24 @@ class Gate:
             return
         headers = Headers(scope=scope)
         refused = self._host(headers) or self._key(headers, scope["path"]) or _length(headers)
-        body = b""
-        if not refused:
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    received = await _body(receive)
-            except TimeoutError:
-                refused = _refusal(408, f"The body did not come within {BODY_SECONDS:g} s.")
-            else:
-                body, refused = received or b"", None if received is not None else _too_large()
-        if refused:
-            await refused(scope, receive, send)
-        else:
-            await self.app(scope, _again(body, receive), send)
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BYTES:
+                raise HTTPException(413, _TOO_LARGE, _CLOSE)
+            return message
+
+        await (refused or self.app)(scope, limited, send)
 
     def _host(self, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
         if not self.hosts or _name(host) in self.hosts:
             return None
-        return _refusal(403, f"The Host header is {host!r}; valid without an API key are {', '.join(self.hosts)}.")
+        names = ", ".join(self.hosts)
+        return JSONResponse(error(f"The Host header is {host!r}; valid without an API key are {names}."), 403, _CLOSE)
 
     def _key(self, headers: Headers, path: str) -> JSONResponse | None:
         given = headers.get("authorization", "")
@@ -72,39 +82,42 @@ def _name(host: str) -> str:
 
 
 def _length(headers: Headers) -> JSONResponse | None:
-    said = headers.get("content-length", "0")
-    # Whoever says no number is measured as the body comes.
-    return _too_large() if said.isdecimal() and (len(said) > 12 or int(said) > MOST_BYTES) else None
+    length = headers.get("content-length", "0")
+    # A body without a length is measured while it is read.
+    large = length.isdecimal() and (len(length) > 12 or int(length) > MAX_BYTES)
+    return JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None as soon as it is too large."""
-    pieces, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            break
-        pieces.append(message.get("body", b""))
-        size, more = size + len(pieces[-1]), message.get("more_body", False)
-        if size > MOST_BYTES:
-            return None
-    return b"".join(pieces)
+def answer_errors_as_openai_does(app: FastAPI) -> None:
+    """Register the answers to malformed, refused and failed requests."""
 
+    def answer(status: int, body: Any, headers: Any = None) -> JSONResponse:
+        return JSONResponse(body, status, headers)
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body, then whatever comes behind it."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, refusal: RequestValidationError) -> JSONResponse:
+        first = refusal.errors()[0]
+        name = ".".join(str(part) for part in first["loc"] if part != "body")
+        if first["type"] == "value_error":
+            sentence = str(first["msg"]).removeprefix("Value error, ") + "."
+            name = sentence.partition(" ")[0]
+        elif first["type"] == "extra_forbidden":
+            sentence = f"{name} is not known."
+        else:
+            sentence = f"{name or 'The body'}: {first['msg']}."
+        return answer(400, error(sentence, param=name or None))
 
-    async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
+    @app.exception_handler(KvatlasError)
+    async def refused(_: Request, refusal: KvatlasError) -> JSONResponse:
+        if isinstance(refusal, BusyError):
+            return answer(429, error(str(refusal), "rate_limit_error", code="rate_limit_exceeded"), _RETRY)
+        if isinstance(refusal, ClosedError):
+            return answer(503, error(str(refusal), "server_error"), _RETRY)
+        long = isinstance(refusal, LengthError)
+        return answer(400, error(str(refusal), code="context_length_exceeded" if long else None))
 
-    return next_message
-
-
-def _too_large() -> JSONResponse:
-    return _refusal(413, f"The body is larger than {MOST_BYTES:,} bytes, the most that is read.")
-
-
-def _refusal(status: int, sentence: str) -> JSONResponse:
-    # What is left of the body is not read: the connection ends with the answer.
-    return JSONResponse(error(sentence), status, {"Connection": "close"})
+    @app.exception_handler(HTTPException)
+    async def failed(_: Request, refusal: HTTPException) -> JSONResponse:
+        kinds = {404: "not_found_error", 503: "server_error"}
+        body = error(str(refusal.detail), kinds.get(refusal.status_code, "invalid_request_error"))
+        return answer(refusal.status_code, body, refusal.headers)

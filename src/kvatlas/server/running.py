@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvatlas.core import KvatlasError
 from kvatlas.service import Service
@@ -19,52 +16,6 @@ from kvatlas.service import Service
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Seconds beyond the grace period for connections to be told that their answer ends here.
 _FAREWELL = 5
-#: Seconds in which the headers of a request must have come, and connections at a time.
-HEADER_SECONDS, MOST_CONNECTIONS = 10.0, 8192
-#: Descriptors that are no connections.
-_OWN_FILES = 64
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-
-class _Protocol(H11Protocol):
-    """A connection that has to say what it wants within `HEADER_SECONDS`, from its beginning and after each answer.
-
-    More than `most` at a time are sent away.
-    """
-
-    most = MOST_CONNECTIONS
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.late: asyncio.TimerHandle | None = None
-        if len(self.connections) > self.most:
-            transport.write(_FULL)
-            transport.close()
-        self._await_request()
-
-    def data_received(self, data: bytes) -> None:
-        self._await_request()
-        super().data_received(data)
-        if self._answering() and self.late is not None:
-            self.late.cancel()
-            self.late = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.late is not None:
-            self.late.cancel()
-        super().connection_lost(exc)
-
-    def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _await_request(self) -> None:
-        if self.late is None and not self._answering():
-            self.late = self.loop.call_later(HEADER_SECONDS, self._close_late)
-
-    def _close_late(self) -> None:
-        self.late = None
-        if not self._answering():
-            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -86,26 +37,10 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _connections() -> int:
-    """As many as the system allows files for, the limit of this process raised as far as it may be."""
-    try:
-        import resource
-    except ImportError:
-        return MOST_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + _OWN_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, soft - _OWN_FILES)
-
-
 def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
     """Load the weights, serve until SIGINT or SIGTERM. KvatlasError: no such address to be had, or a failed engine."""
-    _Protocol.most = _connections()
     config = uvicorn.Config(
         app,
-        http=_Protocol,
         host=host,
         port=port,
         log_level="warning",

@@ -1,7 +1,7 @@
 """One engine for many who ask at once: an answer is the same whoever else asks (server, Inspect, lm-eval)."""
 
 from kvatlas.service.detokenizer import Decoder, Detokenizer, written
-from kvatlas.service.logits import Steering, TokenLogprob, json_grammar, lark_grammar
+from kvatlas.service.logits import Steering, TokenLogprob
 from kvatlas.service.request_validation import GenerationRequest, chosen, stream_of
 from kvatlas.service.service import BusyError, ClosedError, RequestHandle, Service
 
@@ -16,8 +16,6 @@ __all__ = [
     "Steering",
     "TokenLogprob",
     "chosen",
-    "json_grammar",
-    "lark_grammar",
     "stream_of",
     "written",
 ]

@@ -44,12 +44,9 @@ class GenerationRequest:
         """What tells its thinking, its answer and its stop texts apart, at the beginning."""
         return Detokenizer(model, self.stop, self.split, self.opened)
 
-    def steerer(self, model: ModelHandle) -> Steerer | None:
+    def steerer(self) -> Steerer | None:
         """What changes its logits and notes them; None where nothing does."""
-        if not self.steering:
-            return None
-        opened = model.opens_thinking if self.opened is None else self.opened
-        return Steerer(self.steering, model, len(self.prompt), self.split, opened)
+        return Steerer(self.steering, len(self.prompt)) if self.steering else None
 
 
 def chosen(model: ModelHandle, policy: str, values: dict[str, Any]) -> Policy:

@@ -56,7 +56,7 @@ class RequestHandle:
         self._noted = 0
         self._decoder = Decoder(self.model)
         self._writing = self.ask.detokenizer(self.model)
-        self.steerer = self.ask.steerer(self.model)
+        self.steerer = self.ask.steerer()
 
     @property
     def tokens(self) -> Sequence[int]:

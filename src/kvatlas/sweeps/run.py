@@ -62,10 +62,10 @@ def sweep(
     run = executors.get(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
+        promise = promise or promised(plan, store, replace)
         store.set_aside(plan.contents_by_key)
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
-        promise = promise or promised(plan, store, replace)
         if plan.spec.allocate.kind == "full":
             store.put_manifest(promise)
             for model in plan.models:

@@ -1,11 +1,10 @@
-"""What is refused before any work: by host, key, size and number."""
+"""Requests that are refused before anything is decoded: by host, key, size, number, and by the name of a field."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,19 @@ from starlette.testclient import TestClient
 from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
 from kvatlas.server.app import CompletionHandler, application
-from kvatlas.server.limits import MOST_BYTES
+from kvatlas.server.limits import MAX_BYTES
 from kvatlas.server.running import LOOPBACK
 from kvatlas.service import Service, chosen
+
+ASKED = [{"role": "user", "content": "w"}]
+TOOL = {"type": "function", "function": {"name": "x"}}
 
 
 @pytest.fixture
 def service(tiny_llama: ModelHandle) -> Service:
-    """Never started: whatever is refused here is refused before anything is decoded."""
-    return Service(tiny_llama, chosen(tiny_llama, "full", {}), Sampling(), batch_size=2, queue=6)
+    """A service that is never started: a request that is not refused would wait for ever."""
+    policy = chosen(tiny_llama, "window", {"kv_budget": 72, "local_window": 8, "ratio": 0.3})
+    return Service(tiny_llama, policy, Sampling(), batch_size=2, queue=6)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def test_a_server_of_this_machine_answers_to_its_own_names_alone(service: Servic
     [
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Host": "evil.example", "Authorization": "Bearer sesame"}, 403),
-        ({"Content-Length": str(MOST_BYTES + 1), "Authorization": "Bearer sesame"}, 413),
+        ({"Content-Length": str(MAX_BYTES + 1), "Authorization": "Bearer sesame"}, 413),
         ({"Content-Length": "9" * 5000, "Authorization": "Bearer sesame"}, 413),
     ],
 )
@@ -70,22 +73,49 @@ def test_what_headers_show_is_refused_without_the_body(service: Service, headers
 
 
 def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Service) -> None:
-    given = 0
+    async def ask() -> tuple[int, list[dict[str, Any]]]:
+        count, sent = 0, []
 
-    def pieces() -> Iterator[bytes]:
-        nonlocal given
-        for _ in range(100):
-            given += 1
-            yield b" " * 2**20
+        async def receive() -> dict[str, Any]:
+            nonlocal count
+            count += 1
+            return {"type": "http.request", "body": b" " * 2**20, "more_body": True}
 
-    answer = TestClient(application(service, "tiny")).post("/v1/completions", content=pieces())
-    assert answer.status_code == 413
-    assert answer.json()["error"]["message"] == "The body is larger than 4,194,304 bytes, the most that is read."
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await application(service, "tiny")(scope, receive, send)
+        return count, sent
+
+    count, (start, body) = asyncio.run(ask())
+    assert (count, start["status"], dict(start["headers"])[b"connection"]) == (5, 413, b"close")
+    assert b"The body is larger than 4,194,304 bytes, the most that is read." in body["body"]
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("fields", "sentence"),
     [
+        ({"best_of": 2}, "best_of is not supported."),
+        ({"best_if": 3}, "best_if is not known."),
+        ({"tools": [TOOL]}, "tools is not supported."),
+        ({"tool_choice": "required"}, "tool_choice is not supported."),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported."),
+        ({"messages": [{"role": "assistant", "content": "w", "tool_calls": [TOOL]}]}, "messages.0.tool_calls is not"),
+        ({"messages": [{"role": "robot", "content": "w"}]}, "messages.0.role: Input should be 'system'"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required."),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
+        ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
+        ({"frequency_penalty": 3}, "frequency_penalty: Input should be less than or equal to 2"),
+        ({"n": 999}, "n: Input should be less than or equal to 128."),
+        ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
+        ({"logit_bias": {"99999": 1}}, "logit_bias has the token '99999'; valid are ids from 0 to"),
+        ({"top_logprobs": 2}, "top_logprobs is given without logprobs"),
+        ({"reasoning_effort": "low"}, "reasoning_effort is not supported: the model's chat template does not read it"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking is not supported: the model's chat"),
+        # Too much is refused before it is worked on.
         ({"prompt": ["a"] * 2000, "n": 128}, "prompt and n ask for 256,000 answers at once; valid are up to 8."),
         ({"prompt": ["a"] * 3, "n": 3}, "prompt and n ask for 9 answers at once; valid are up to 8."),
         ({"prompt": "a" * 1_000_000}, "a prompt of 1,000,000 characters is more; valid are up to"),
@@ -97,13 +127,14 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"messages": [0] * 1_000_000}, "messages.0"),
     ],
 )
-def test_too_much_is_refused_before_it_is_worked_on(service: Service, body: dict[str, Any], sentence: str) -> None:
-    client = TestClient(application(service, "tiny"))
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+def test_a_refusal_names_the_field(service: Service, fields: dict[str, Any], sentence: str) -> None:
+    path, body = ("completions", fields) if "prompt" in fields else ("chat/completions", {"messages": ASKED} | fields)
     began = time.process_time()
-    answer = client.post(path, json=body)
+    answer = TestClient(application(service, "tiny")).post(f"/v1/{path}", json=body)
     assert answer.status_code == 400
-    assert sentence in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert sentence in error["message"]
+    assert error["type"] == "invalid_request_error"
     assert len(answer.content) < 1000
     assert time.process_time() - began < 3
 

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.integrations.endpoint import Endpoint
-from kvatlas.integrations.verification_report import answers
-from kvatlas.integrations.verify import Reference, ask
+from kvatlas.deploy.answers import ask
+from kvatlas.deploy.endpoint import Endpoint
+from kvatlas.deploy.reference import Reference
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 from kvatlas.stats.pairs.departures import NEAR, Departures
-from kvatlas.sweeps.job import Job, fitting
-from kvatlas.sweeps.plan import WorkItem, run_key
+from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Text:
-    """What an endpoint wrote to a problem: the part up to the end of thinking where it tells that apart."""
-
-    item: WorkItem
-    prompt: tuple[int, ...]
-    text: str
+#: Texts that are read together.
+BATCH_SIZE = 8
+#: More new tokens than any text has.
+_NEVER = 2**31 - 1
 
 
 def compare(
@@ -44,29 +39,28 @@ def compare(
 ) -> list[Departures]:
     """Ask for so many answers at temperature 0, kept as a run in `folder`, and read them here under the cell.
 
-    Raises KvatlasError where the model is not here as the run had it, or the policy's choice is no function of what was
-    written; then nothing is asked.
+    Raises KvatlasError, before anything is asked, if the model is not here as the run had it, or the policy's choice is
+    no function of the text.
     """
     model, policy = _checked(reference)
     greedy = _greedy(reference, policy, problems)
     if not greedy.cells:
         return []
-    setting = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
-    asked, spec = reference.benchmarks(), reference.run.manifest.spec
-    served = answers(folder, setting)
+    answers = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
+    asked, opening = reference.benchmarks(), "" if model.opens_thinking else model.thinking.open
     texts = []
     for cell in greedy.cells:
         benchmark = asked[cell.benchmark]
-        known = {problem.id: problem for problem in benchmark.problems(spec["problems"])}
-        for id_ in cell.problems:
-            item = WorkItem(cell.benchmark, known[id_], 0, (policy.setting,))
-            written = _thinking(model, served[cell.benchmark, id_, 0].text)
-            texts.append(Text(item, model.encode(benchmark.prompt(known[id_])), written))
+        for problem in benchmark.problems(reference.run.manifest.spec["problems"]):
+            if problem.id in cell.problems:
+                text = answers[cell.benchmark, problem.id, 0].text
+                thinking, close, _ = text.removeprefix("<think>").partition("</think>")
+                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if close else text))
     return read(model, policy, texts)
 
 
-def read(model: ModelHandle, policy: Policy, texts: Sequence[Text]) -> list[Departures]:
-    """How each text departs from the policy's own greedy decoding, token by token, every token before it given.
+def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ...], str]]) -> list[Departures]:
+    """Compare texts, each with its prompt's tokens, with the policy's greedy decoding, every token before it given.
 
     As many tokens are read behind the first compression as before it; texts that end before it are left out. So are the
     first token and the last, where servers strip blanks.
@@ -76,42 +70,24 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[Text]) -> list[Depa
     from kvatlas.engine import Engine, Request
 
     torch.set_num_threads(1)
-    sampling = Sampling(0.0, 0, 1.0, 2**31 - 1)
-    notes: dict[int, _Notes] = {}
-    requests = []
-    for number, text in enumerate(texts):
-        first = uncompressed(policy, len(text.prompt))
-        script = model.tokens(text.text)[:-1][: 2 * first]
-        if len(script) <= first:
-            continue
-        notes[number] = note = _Notes(model, len(text.prompt), script, first)
-        end = len(script)
-        requests.append(
-            Request(
-                number,
-                text.prompt,
-                0,
-                (policy,),
-                sampling=replace(sampling, max_new_tokens=end),
-                logits_processor=note,
-            )
-        )
-    if not requests:
-        return []
-    longest = max(len(request.prompt) for request in requests)
-    output = max(len(note.script) for note in notes.values())
-    units = tuple(texts[number].item for number in notes)
-    sizes = replace(sampling, max_new_tokens=output)
-    job = Job(model, "", (), units, sizes, 0, prompt=longest, most=len(units))
-    engine = Engine(model, model.load(), [policy], sampling, fitting(job, [policy]))
-    for _ in engine.run(requests):
-        pass
-    return [note.departures() for note in notes.values()]
+    sampling = Sampling(0.0, 0, 1.0, _NEVER)
+    notes, requests = [], []
+    for prompt, text in texts:
+        first = _uncompressed(policy, len(prompt))
+        script = model.tokens(text)[:-1][: 2 * first]
+        if len(script) > first:
+            notes.append(_Notes(model, len(prompt), script, first))
+            length = replace(sampling, max_new_tokens=len(script))
+            requests.append(Request(len(notes), prompt, 0, (policy,), sampling=length, logits_processor=notes[-1]))
+    if requests:
+        for _ in Engine(model, model.load(), [policy], sampling, min(BATCH_SIZE, len(requests))).run(requests):
+            pass
+    return [note.departures() for note in notes]
 
 
-def uncompressed(policy: Policy, prompt: int) -> int:
-    """New tokens that are written before the first compression, the whole cache in view; 2**31 if none ever comes."""
-    return 2**31 if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
+def _uncompressed(policy: Policy, prompt: int) -> int:
+    """New tokens up to the first compression, the whole cache in view; `_NEVER` if there is none."""
+    return _NEVER if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
 
 
 class _Notes:
@@ -144,31 +120,23 @@ class _Notes:
         return ahead.startswith(str(decode([self.script[at - 1], likeliest], skip_special_tokens=False)))
 
     def departures(self) -> Departures:
-        """What was noted once the script is read."""
         tokens = (self.first - 1, len(self.script) - self.first)
         return Departures(tokens, tuple(self.near), tuple(self.other), tuple(self.far), tuple(self.gap))
-
-
-def _thinking(model: ModelHandle, text: str) -> str:
-    """What was written up to the end of thinking, of a text as `verify.ask` keeps it; all of one without."""
-    thinking, close, _ = text.removeprefix("<think>").partition("</think>")
-    if not close:
-        return text
-    opening = "" if model.opens_thinking else model.thinking.open
-    return f"{opening}{thinking}"
 
 
 def _checked(reference: Reference) -> tuple[ModelHandle, Policy]:
     """The run's model, in the type that the run had, and the cell's policy; KvatlasError where they are not here."""
     spec = parse_spec(dict(reference.run.manifest.spec))
     policy = policies.of(reference.setting)
+    fault = ""
     if policy.drawn or Signal.ANSWER in policy.observes:
-        raise KvatlasError(
-            f"The texts of {reference.setting} cannot be compared: what {policy.name!r} keeps depends on more than the "
-            "text (random numbers, or a trace of the full cache)."
+        fault = (
+            f"what {policy.name!r} keeps depends on more than the text (random numbers, or a trace of the full cache)"
         )
-    if policy.budget is None:
-        raise KvatlasError(f"The texts of {reference.setting} cannot be compared: it never compresses.")
+    elif policy.budget is None:
+        fault = "it never compresses"
+    if fault:
+        raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
     cell = reference.cells[0]
     benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
     named = [model for entry in spec.models if (model := entry.find()).name == reference.model]
@@ -191,15 +159,12 @@ def _greedy(reference: Reference, policy: Policy, problems: int) -> Reference:
     """
     traces = reference.traces(reference.setting)
     prompts = {key[:2]: trace.usage.prompt_tokens or 0 for key, trace in traces.items() if trace.usage.compressions}
-    most = 2 * max((uncompressed(policy, prompt) for prompt in prompts.values()), default=0) + 1
+    most = 2 * max((_uncompressed(policy, prompt) for prompt in prompts.values()), default=0) + 1
     share = -(-problems // len(reference.cells))
     chosen = (
         replace(cell, problems=tuple(islice((id_ for id_ in cell.problems if (cell.benchmark, id_) in prompts), share)))
         for cell in reference.cells
     )
-    manifest = reference.run.manifest
-    limit = min(most, int(manifest.spec["sampling"]["max_new_tokens"]))
+    limit = min(most, int(reference.sampling["max_new_tokens"]))
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": limit}
-    asked = replace(manifest, spec={**manifest.spec, "sampling": sampling})
-    cells = tuple(cell for cell in chosen if cell.problems)
-    return replace(reference, run=replace(reference.run, manifest=asked), cells=cells)
+    return replace(reference, sampling=sampling, cells=tuple(cell for cell in chosen if cell.problems))

@@ -12,7 +12,7 @@ import yaml
 
 from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.integrations.export_setting import TARGETS, export_setting
+from kvatlas.deploy.export import TARGETS, export_setting
 from kvatlas.policies.triattention import load_statistics
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
@@ -29,19 +29,11 @@ EXACT: dict[str, dict[str, Any]] = {
     "kvpress": {
         "policy": "snapkv", "local_window": 32, "every_from": "prompt", "keep_prompt": False, "pooling": "avg",
     },
-    "openvino": {"policy": "h2o", "local_window": 128, "keep_prompt": False, "scope": "layer"},
-}  # fmt: skip
-#: The documented variables (sources: `Target.source`).
-TRIATTENTION = {
-    "ENABLE_TRIATTENTION", "TRIATTN_RUNTIME_KV_BUDGET", "TRIATTN_RUNTIME_DIVIDE_LENGTH", "TRIATTN_RUNTIME_WINDOW_SIZE",
-    "TRIATTN_RUNTIME_PRUNING_MODE", "TRIATTN_RUNTIME_PROTECT_PREFILL", "TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET",
-    "TRIATTN_RUNTIME_SPARSE_STATS_PATH",
 }  # fmt: skip
 
 
 def setting(target: str, **changes: Any) -> Setting:
-    every = 32 if target == "openvino" else 128
-    return Setting.of(**{"kv_budget": 2048, "every": every, **EXACT[target], **changes})
+    return Setting.of(**{"kv_budget": 2048, "every": 128, **EXACT[target], **changes})
 
 
 def variables(text: str) -> dict[str, str]:
@@ -62,15 +54,19 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
         "calibration_path": "stats.pt",
     }
     assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is True
-    vllm, sglang = variables(made["triattention-vllm"].text), variables(made["triattention-sglang"].text)
-    assert vllm.keys() == sglang.keys() == TRIATTENTION
-    assert (vllm["TRIATTN_RUNTIME_KV_BUDGET"], vllm["TRIATTN_RUNTIME_DIVIDE_LENGTH"]) == ("2048", "128")
-    assert (vllm["TRIATTN_RUNTIME_PROTECT_PREFILL"], vllm["TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET"]) == (
-        "true",
-        "false",
-    )
-    assert sglang["TRIATTN_RUNTIME_PROTECT_PREFILL"] == "false"
-    assert vllm["TRIATTN_RUNTIME_PRUNING_MODE"] == "per_layer_per_head"
+    vllm = {
+        "ENABLE_TRIATTENTION": "true",
+        "TRIATTN_RUNTIME_KV_BUDGET": "2048",
+        "TRIATTN_RUNTIME_DIVIDE_LENGTH": "128",
+        "TRIATTN_RUNTIME_WINDOW_SIZE": "128",
+        "TRIATTN_RUNTIME_PRUNING_MODE": "per_layer_per_head",
+        "TRIATTN_RUNTIME_PROTECT_PREFILL": "true",
+        "TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET": "false",
+        "TRIATTN_RUNTIME_SPARSE_STATS_PATH": "stats.pt",
+    }
+    assert variables(made["triattention-vllm"].text) == vllm
+    changed = {"TRIATTN_RUNTIME_PROTECT_PREFILL": "false", "TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET": "true"}
+    assert variables(made["triattention-sglang"].text) == vllm | changed
     assert variables(made["r-kv-vllm"].text) == {
         "VLLM_V1_R_KV_BUDGET": "2048",
         "VLLM_V1_R_KV_BUFFER": "128",
@@ -78,17 +74,11 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
         "VLLM_V1_R_KV_KERNEL": "7",
         "VLLM_V1_R_KV_MIX_LAMBDA": "0.1",
     }
-    for target in ("kvpress", "openvino"):
-        compile(made[target].text, target, "exec")
-
-
-def test_openvino_reads_its_own() -> None:
-    genai = pytest.importorskip("openvino_genai")
-    names: dict[str, Any] = {}
-    exec(export_setting(setting("openvino"), "openvino").text, names)  # noqa: S102
-    config = names["scheduler_config"].cache_eviction_config
-    assert (config.get_start_size(), config.get_recent_size(), config.get_max_cache_size()) == (32, 128, 2048)
-    assert config.aggregation_mode == genai.AggregationMode.SUM
+    assert made["kvpress"].text == (
+        "from kvpress import DecodingPress, SnapKVPress\n\npress = DecodingPress(\n"
+        "    base_press=SnapKVPress(window_size=32, kernel_size=7),\n    compression_interval=128,\n"
+        "    target_size=2048,\n    hidden_states_buffer_size=256,\n)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +91,6 @@ def test_openvino_reads_its_own() -> None:
         ("r-kv-vllm", {"local_window": 100}, "local_window is 100 and can be 8"),
         ("r-kv-vllm", {"threshold": 0.7}, "threshold is 0.7 and can be 0.5"),
         ("kvpress", {"keep_prompt": True}, "keep_prompt is True and can be False"),
-        ("openvino", {"kv_budget": 2000, "every": 100}, "kv_budget is 2000 and can be 2016"),
     ],
 )
 def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, changes: Any, named: str) -> None:
@@ -124,29 +113,25 @@ def test_a_ratio_is_told_as_what_it_keeps() -> None:
         export_setting(thinking, "triattention-vllm", prompt=100)
     with pytest.raises(KvatlasError, match="How long prompts are is not known"):
         export_setting(thinking, "triattention-vllm")
-    for asked, sentence in [
-        (Setting.of("full"), "never compresses"),
-        (Setting.of("window", kv_budget=64, local_window=8, every=8), "has no policy 'window'; it has triattention"),
+    window = Setting.of("window", kv_budget=64, local_window=8, every=8)
+    for asked, target, sentence in [
+        (Setting.of("full"), "triattention-vllm", "never compresses"),
+        (window, "triattention-vllm", "has no policy 'window'; it has triattention"),
+        (thinking, "vllm", "Unknown target 'vllm'; valid are: tensorrt-llm"),
     ]:
         with pytest.raises(KvatlasError, match=sentence):
-            export_setting(asked, "triattention-vllm")
-    with pytest.raises(KvatlasError, match="Unknown target 'vllm'; valid are: tensorrt-llm"):
-        export_setting(thinking, "vllm")
+            export_setting(asked, target)
 
 
 def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: Call, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     spec = {
-        "models": ["embedded:tiny-llama"],
-        "benchmarks": ["CHAIN4"],
-        "problems": 2,
-        "samples": 1,
-        "sampling": {"max_new_tokens": 60},
+        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 2, "samples": 1,
         "settings": [{"policy": "triattention", "local_window": 8, "budget_over": "thinking"}],
-        "axes": {"kv_budget": [16, 24], "every": [8]},
-    }
+        "axes": {"kv_budget": [16, 24], "every": [8]}, "sampling": {"max_new_tokens": 60},
+    }  # fmt: skip
     sweep(make_plan(parse_spec(spec)), run, workers=1)
-    words = ("export-setting", run, "--out", out, "--setting", "triattention kv_budget=16")
+    words = ("deploy", "export", run, "--out", out, "--cell", "triattention kv_budget=16")
     code, _, err = kvatlas(*words, "--to", "triattention-vllm")
     assert code == 0, err
     text = (out / "triattention-vllm.sh").read_text()

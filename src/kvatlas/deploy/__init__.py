@@ -1,0 +1,1 @@
+"""A setting for another engine, and proof that an endpoint serves it."""

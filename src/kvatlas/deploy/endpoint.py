@@ -1,0 +1,149 @@
+"""Questions to an OpenAI-compatible endpoint, one at a time; the key never stands in what is stored or printed."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvatlas.core import Costs, KvatlasError, reason
+
+#: Bytes of an answer that are read; seconds for one; seconds that an endpoint may ask to wait.
+MAX_BYTES, SECONDS, LONGEST_WAIT = 2**26, 1800.0, 120.0
+#: HTTP statuses after which the same request is sent again.
+_AGAIN = (429, 500, 502, 503, 504)
+_TRIES = 6
+_KEPT = "what was answered before is kept, and the same command goes on from there"
+
+
+#: The text of an answer with its thinking in tags, its finish reason, and its usage.
+Answer = tuple[str, str, Costs]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The key goes to the address that was given and to no other."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+@dataclass
+class Endpoint:
+    """An endpoint by its address (`http://host:port`, with or without `/v1`), a model it serves, and a key."""
+
+    url: str
+    model: str = ""
+    key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise KvatlasError(f"{self.url!r} is no address; valid are http://HOST:PORT and https://HOST, /v1 or not.")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
+        self._open = urllib.request.build_opener(_NoRedirect).open
+
+    def check_model(self) -> None:
+        """Find the only model that is served, or the one that was named; raises KvatlasError with those there are."""
+        body = self._json("models")
+        rows = body.get("data")
+        if not isinstance(rows, list):
+            raise self._nonsense("models", body)
+        names = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
+        if not self.model and len(names) == 1:
+            self.model = names[0]
+        if self.model not in names:
+            asked = f"no model {self.model!r}" if self.model else "several models"
+            raise KvatlasError(f"{self.url} has {asked}; name one with --served: {', '.join(names) or 'none'}.")
+
+    def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> Answer:
+        """Return the answer to one user message; `sampling` are fields of the request.
+
+        What `kvatlas serve` adds about the answer's cache is read, too.
+        """
+        asked = {"model": self.model, "messages": [{"role": "user", "content": question}], "seed": seed, **sampling}
+        began = time.monotonic()
+        body = self._json("chat/completions", asked)
+        try:
+            (choice,) = body["choices"]
+            message, usage = choice["message"], body.get("usage") or {}
+            thinking = message.get("reasoning_content") or message.get("reasoning") or ""
+            text = message.get("content") or ""
+            details, cache = usage.get("completion_tokens_details") or {}, choice.get("kvatlas") or {}
+            counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens"))
+            cached = [cache.get(name) for name in ("peak_kv_tokens", "mean_kv_tokens", "compressions")]
+            finish = str(choice.get("finish_reason"))
+            whole = ("<think>" + thinking + "</think>" if thinking else "") + text
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise self._nonsense("chat/completions", body) from None
+        numbers: list[Any] = [count if isinstance(count, int) and count >= 0 else None for count in counts]
+        numbers += [value if isinstance(value, int | float) else None for value in cached]
+        return whole, finish, Costs(*numbers, time.monotonic() - began)
+
+    def _json(self, path: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        data = None if asked is None else json.dumps(asked).encode()
+        request = urllib.request.Request(f"{self.url}/{path}", data, headers)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with self._open(request, timeout=SECONDS) as answer:
+                    text = self._hidden(answer.read(MAX_BYTES))
+                break
+            except urllib.error.HTTPError as error:
+                said = self._hidden(error.read(2000))
+                if error.code not in _AGAIN or attempt == _TRIES:
+                    raise KvatlasError(self._refusal(path, error.code, said)) from None
+                wait = _retry_after(error.headers.get("Retry-After"), 2.0 ** (attempt - 1))
+            except (OSError, ValueError) as error:
+                cause = self._hidden(reason(getattr(error, "reason", error)).encode())
+                raise KvatlasError(f"{self.url} cannot be asked ({cause}); {_KEPT}.") from None
+            if wait > LONGEST_WAIT:
+                raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
+            time.sleep(wait)
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            body = text
+        if not isinstance(body, dict):
+            raise self._nonsense(path, body)
+        return body
+
+    def _refusal(self, path: str, code: int, said: str) -> str:
+        refused = f"refuses the request: {reason(ValueError(said))}"
+        if code in (401, 403):
+            refused = "does not take the key" if self.key else "asks for a key; name its variable with --key-env"
+        elif 300 <= code < 400:
+            refused = "leads to another address; give that one, keys are not sent on"
+        elif code == 404 and path == "models":
+            refused = "is not there, so this is no OpenAI-compatible API"
+        elif code in _AGAIN:
+            refused = f"is busy or fails, {_TRIES} times; {_KEPT}"
+        return f"{self.url}/{path} (HTTP {code}) {refused}."
+
+    def _nonsense(self, path: str, body: object) -> KvatlasError:
+        return KvatlasError(f"{self.url}/{path} answers what no OpenAI-compatible API does: {str(body)[:120]!r}.")
+
+    def _hidden(self, body: bytes) -> str:
+        """The text without the key, should a server repeat it."""
+        text = body.decode(errors="replace")
+        return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
+
+
+def _retry_after(header: str | None, default: float) -> float:
+    """Seconds of a `Retry-After` header; the default if there is none or it is a date."""
+    try:
+        return max(0.0, float(header)) if header else default
+    except ValueError:
+        return default

@@ -1,0 +1,325 @@
+"""`deploy verify`: a sound endpoint is the map's cell, a faulty one is not, bad ones end in sentences, resumable."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvatlas.results import Store
+from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.pairs.verification import Standing, verified
+from kvatlas.sweeps import make_plan, parse_spec, sweep
+from tests.command_line import Call
+from tests.server.running import serving
+
+SETTING = {"kv_budget": 150, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
+SPEC: dict[str, Any] = {
+    "models": ["embedded:tiny-llama"],
+    "benchmarks": ["CHAIN4", "CHAIN6"],
+    "problems": 4,
+    "samples": 2,
+    "sampling": {"temperature": 0.6, "max_new_tokens": 300},
+    "settings": [{"policy": "window", **{name: SETTING[name] for name in ("kv_budget", "ratio_over")}}],
+    "axes": {"local_window": [16, 32], "ratio": [0.3]},
+}
+CELL = ("--cell", "window local_window=16")
+#: A run whose problems are all compressed, with the served cell, another one and one that draws.
+LONG: dict[str, Any] = {
+    **SPEC,
+    "benchmarks": ["CHAIN10"],
+    "problems": 16,
+    "samples": 1,
+    "axes": {"local_window": [16, 64], "ratio": [0.3]},
+    "baseline": [{"policy": "random", **SETTING}],
+}
+MODELS = json.dumps({"data": [{"id": "tiny"}]}).encode()
+#: Status, headers and body of the answer to a path and a request.
+Reply = Callable[[str, Mapping[str, Any]], tuple[int, Mapping[str, str], bytes]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, spec in (("run", SPEC), ("long", LONG)):
+        sweep(make_plan(parse_spec(spec)), folder / name, workers=1)
+    return folder / "run", folder / "long"
+
+
+@pytest.fixture(scope="module")
+def run(runs: tuple[Path, Path]) -> Path:
+    return runs[0]
+
+
+@pytest.fixture(scope="module")
+def long_run(runs: tuple[Path, Path]) -> Path:
+    return runs[1]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    words = [f"--{name.replace('_', '-')}={SETTING[name]}" for name in ("kv_budget", "local_window", "ratio")]
+    with serving("embedded:tiny-llama", "--policy", "window", *words, "--set", "ratio_over=thinking") as result:
+        yield result.url
+
+
+@pytest.fixture
+def verify(kvatlas: Call, tmp_path: Path) -> Call:
+    """Verifies an endpoint against a run; its answers go to `tmp_path / "out"`."""
+
+    def call(url: object, run: Path, *words: object) -> tuple[int, str, str]:
+        cell = () if "--cell" in words else CELL
+        return kvatlas("deploy", "verify", url, "--against", run, "--out", tmp_path / "out", *cell, *words, "--quiet")
+
+    return call
+
+
+#: Starts a real HTTP server that answers what a test says: its address, and the paths, headers and bodies it was sent.
+Stand = Callable[[Reply], tuple[str, list[tuple[str, dict[str, str], Mapping[str, Any]]]]]
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    servers: list[ThreadingHTTPServer] = []
+
+    def begin(reply: Reply) -> Any:
+        asked: list[Any] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+                asked.append((self.path, dict(self.headers), body))
+                code, headers, content = reply(self.path, body)
+                self.send_response(code)
+                for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = _answer  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}", asked
+
+    yield begin
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def completion(text: str, finish: str = "stop", prompt: int = 30, output: int = 20) -> bytes:
+    usage = {"prompt_tokens": prompt, "completion_tokens": output}
+    return json.dumps({"choices": [{"message": {"content": text}, "finish_reason": finish}], "usage": usage}).encode()
+
+
+def traces_of(folder: Path) -> list[Any]:
+    with Store.open(folder) as store:
+        return [trace for _, trace in store.traces()]
+
+
+def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
+    run: Path, server: str, verify: Call, kvatlas: Call, tmp_path: Path
+) -> None:
+    code, first, err = verify(server, run, "--json")
+    assert code in (0, 3), err
+    document = json.loads(first)
+    assert [check["name"] for check in document["checks"]] == ["prompts", "finish", "lengths"]
+    assert all(check["good"] for check in document["checks"]), first
+    assert document["cell"]["problems"] == document["full"]["problems"] == 8
+    out = tmp_path / "out"
+    traces = traces_of(out)
+    assert len(traces) == 16
+    assert {trace.setting.policy for trace in traces} == {"served"}
+    assert all(trace.usage.compressions is not None for trace in traces)
+    assert "<think>" in traces[0].text
+    # Nothing is asked twice, the sentences are those of the data, and the run stands in every figure.
+    assert verify(server, run, "--json")[1] == first
+    said = verify(server, run)[1].splitlines()
+    assert f"ratio_over=thinking): {document['cell']['verdict']}" in said[0]
+    assert f"against the full cache: {document['full']['verdict']}" in said[1]
+    assert said[2:] == [f"ok: {check['sentence']}" for check in document["checks"]]
+    assert RunData.open(out).cells[0].stored == 8
+    assert kvatlas("compare", run, out, "--out", tmp_path / "pairs.png", "--only", "served", "--only", "full")[0] == 0
+    assert kvatlas("map", out, "--out", tmp_path / "map.png")[0] == 0
+
+
+def test_greedy_texts_tell_the_cell_from_another_one(long_run: Path, server: str, verify: Call, tmp_path: Path) -> None:
+    words = ("--problems", 2, "--texts", 16, "--json")
+    code, out, err = verify(server, long_run, *words)
+    assert code in (0, 3), err
+    document = json.loads(out)
+    assert all(check["good"] for check in document["checks"])
+    assert {"texts before", "texts after"} <= {check["name"] for check in document["checks"]}
+    # The same numerics: every token is the cell's own, behind compressions, too.
+    assert len(document["texts"]) == 16
+    assert all(entry["tokens"][1] > 20 and entry["near"][0] for entry in document["texts"])
+    assert not any(sum(entry["other"]) for entry in document["texts"])
+    # What was asked is kept as a run, and asked once.
+    kept = traces_of(tmp_path / "out" / "texts")
+    assert len(kept) == 16
+    # Another window keeps other tokens: told though nothing can be said of Pass@1.
+    code, out, err = verify(server, long_run, *words, "--cell", "window local_window=64")
+    assert code == 1, err
+    document = json.loads(out)
+    assert document["cell"]["verdict"] == "not decided"
+    assert [check["name"] for check in document["checks"] if not check["good"]] == ["texts after"]
+    assert traces_of(tmp_path / "out" / "texts") == kept
+
+
+def test_a_faulty_endpoint_is_told_by_what_it_answers(run: Path, long_run: Path, stand: Stand, verify: Call) -> None:
+    def wrong(path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        text = body.get("messages", [{}])[-1].get("content", "") * 20
+        return (200, {}, MODELS if path.endswith("models") else completion(text, "length", 999, 7))
+
+    url, _ = stand(wrong)
+    code, out, _ = verify(url, run)
+    assert code == 1
+    assert "worse by more than 3 points" in out
+    assert "prompts are not as long as in the run" in out
+    assert "were cut (finish reason length) before 300 tokens" in out
+    # Its texts are those of another model.
+    code, out, _ = verify(url, long_run, "--problems", 2, "--texts", 2)
+    assert code == 1
+    assert "other weights, or not greedy" in out
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        ("random", "what 'random' keeps depends on more than the text"),
+        ("full", "never compresses"),
+        ("window local_window=16", "are not those of the run"),
+    ],
+)
+def test_texts_that_cannot_be_compared_end_in_a_sentence(
+    run: Path, long_run: Path, verify: Call, tmp_path: Path, cell: str, sentence: str
+) -> None:
+    against = run if cell == "full" else long_run
+    if "window" in cell:
+        # As if another model had made the run.
+        with Store.open(long_run) as store:
+            manifest, traces = store.manifest(), [trace for _, trace in store.traces()]
+        against = tmp_path / "changed"
+        with Store.create(against) as store:
+            cells = tuple(replace(expected, run_key="0" * 32) for expected in manifest.expected)
+            store.put_manifest(replace(manifest, expected=cells))
+            for trace in traces:
+                store.add("0" * 32, trace)
+    code, _, err = verify("http://127.0.0.1:9", against, "--cell", cell, "--texts", 4)
+    assert code == 2
+    assert sentence in err
+
+
+def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
+    run: Path, stand: Stand, verify: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVATLAS_API_KEY", "sk-secret-key")
+    answers, patient = 0, False
+
+    def limited(path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        nonlocal answers
+        if path.endswith("models"):
+            return 200, {}, MODELS
+        answers += 1
+        if answers % 3 == 0:
+            return 429, {"Retry-After": "0"}, b"slow down, sk-secret-key"
+        if answers > 6 and not patient:
+            return 429, {"Retry-After": "3600"}, b""
+        return 200, {}, completion("sk-secret-key A: 3")
+
+    (url, asked), out = stand(limited), tmp_path / "out"
+    code, _, err = verify(url, run, "--concurrency", 1)
+    assert code == 2
+    assert "asks to wait for 3600 s; what was answered before is kept" in err
+    assert len(traces_of(out)) == 4
+    patient, before = True, len(asked)
+    assert verify(url, run, "--concurrency", 1)[0] == 1
+    assert len(traces_of(out)) == 16
+    fresh = [body["messages"][0]["content"] + str(body["seed"]) for path, _, body in asked[before:] if "chat" in path]
+    assert len(set(fresh)) == 12
+    assert {headers["Authorization"] for _, headers, _ in asked} == {"Bearer sk-secret-key"}
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert files
+    assert all(b"sk-secret-key" not in path.read_bytes() for path in files)
+    assert all("sk-secret" not in trace.text for trace in traces_of(out))
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "body", "sentence"),
+    [
+        (401, {}, b"{}", "asks for a key; name its variable with --key-env"),
+        (404, {}, b"no", "this is no OpenAI-compatible API"),
+        (302, {"Location": "http://127.0.0.1:1/"}, b"", "leads to another address"),
+        (200, {}, b"data: {\n\ndata: nonsense\n\n", "answers what no OpenAI-compatible API does"),
+        (200, {}, b"[" * 100_000, "answers what no OpenAI-compatible API does"),
+        (200, {}, b'{"data": [{"id": "a"}, {"id": "b"}]}', "several models; name one with --served"),
+        # To questions:
+        (200, {}, b'{"choices": [{"delta": {}}]}', "answers what no OpenAI-compatible API does"),
+        (400, {}, b"top_k is unknown", "(HTTP 400) refuses the request: top_k is unknown"),
+    ],
+)
+def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
+    run: Path, stand: Stand, verify: Call, code: int, headers: Mapping[str, str], body: bytes, sentence: str
+) -> None:
+    def reply(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        late = b"choices" in body or b"top_k" in body
+        return (200, {}, MODELS) if late and path.endswith("models") else (code, headers, body)
+
+    status, _, err = verify(stand(reply)[0], run)
+    assert status == 2
+    assert sentence in err
+    assert err.startswith("kvatlas: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("ftp://host",), "is no address"),
+        (("http://host:99999",), "is no address"),
+        (("http://user:secret@host",), "keys come from the environment"),
+        (("http://127.0.0.1:9",), "cannot be asked"),
+        (("http://127.0.0.1:9", "--key-env", "NOT_THERE"), "The environment has no variable 'NOT_THERE'"),
+        (("http://127.0.0.1:9", "--cell", "h2o"), "fits none of the"),
+        (("http://127.0.0.1:9", "--lose-at-most", "0"), "lose_at_most is a number of points"),
+    ],
+)
+def test_wrong_words_end_in_a_sentence(run: Path, verify: Call, words: tuple[str, ...], sentence: str) -> None:
+    code, _, err = verify(words[0], run, *words[1:])
+    assert code == 2
+    assert sentence in err
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize(
+    ("reference", "served", "problems", "standing"),
+    [
+        (0.6, 0.6, 4000, Standing.EQUIVALENT),
+        (0.6, 0.4, 400, Standing.WORSE),
+        (0.4, 0.6, 400, Standing.BETTER),
+        (0.6, 0.6, 40, Standing.UNDECIDED),
+    ],
+)
+def test_the_interval_decides(reference: float, served: float, problems: int, standing: Standing) -> None:
+    draw = np.random.default_rng(5)
+    sides = [
+        {("CHAIN", str(n)): {0: float(draw.random() < share)} for n in range(problems)} for share in (reference, served)
+    ]
+    result = verified(sides[0], sides[1], 0.05)
+    assert result.standing is standing
+    assert result.problems == problems
+    # How many problems more it takes is said where it is open, and nowhere else.
+    if result.needed is not None:
+        assert standing is Standing.UNDECIDED
+        assert result.needed > problems
