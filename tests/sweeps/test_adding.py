@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvatlas as package
-from kvatlas.core import KvatlasError
+from kvatlas.core import SERVED, KvatlasError
+from kvatlas.integrations.scored_logs import ScoredLog
 from kvatlas.report.card import card_of, plan_of
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.maps import maps_of_run
@@ -146,6 +148,16 @@ def test_grids_are_added_up(copy: Path, spec_data: Build) -> None:
     assert {(len(cell.problems), cell.samples) for cell in promise(copy).expected} == {(3, 2)}
     sweep(fewer, copy, workers=1, replace=True)
     assert promise(copy).expected == fewer.manifest().expected
+
+
+def test_imported_cells_stay_as_they_are(copy: Path, spec_data: Build) -> None:
+    """Next to another policy, and next to more problems of the same benchmark."""
+    cell = replace(promise(copy).expected[0], model="remote", setting=SERVED, run_key="log", baseline=True)
+    ScoredLog(cell, [], source={"log": "a.eval"}).store(copy)
+    for added in (small(spec_data, "random"), small(spec_data, problems=3)):
+        sweep(make_plan(parse_spec(added)), copy, workers=1)
+        assert [c for c in promise(copy).expected if c.model == "remote"] == [cell]
+    assert {len(c.problems) for c in promise(copy).expected if c.model != "remote"} == {3}
 
 
 def test_adaptive_sweeps_take_no_further_settings(spec_data: Build, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Manifest:
             for name, cell in {**old, **mine}.items()
         }
         if kept:
-            limits = [spec.get("problems"), earlier.spec.get("problems")]
+            limits: list[Any] = [spec.get("problems"), earlier.spec.get("problems")]
             spec |= {"problems": None if None in limits else max(limits), "samples": samples}
         if others:
             axes = dict(earlier.axes)
