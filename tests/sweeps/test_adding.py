@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kvatlas.report.card import card_of, plan_of
 
 import kvatlas as package
-from kvatlas.core import KvatlasError
+from kvatlas.core import SERVED, KvatlasError
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.estimates.maps import maps_of_run
 from kvatlas.stats.estimates.run_data import RunData
@@ -127,8 +127,8 @@ def test_grids_are_added_up(copy: Path, spec_data: Build) -> None:
         ("random", (0.5, 0.8), ["full", "streaming"]),
     ]
     assert {"window", "random"} <= {map_["policy"] for map_ in run.describe().to_json()["maps"]}
-    # A card makes the whole of it again.
-    plan = plan_of(card_of(copy))
+    # Its spec makes the whole of it again.
+    plan = make_plan(parse_spec(dict(promise(copy).spec)))
     expected = {cell.name: cell for cell in promise(copy).expected}
     assert {cell.name: cell for cell in plan.manifest().expected} == expected
     assert Manifest.from_json(json.loads(json.dumps(promise(copy).to_json()))).spec == promise(copy).spec
@@ -146,6 +146,17 @@ def test_grids_are_added_up(copy: Path, spec_data: Build) -> None:
     assert {(len(cell.problems), cell.samples) for cell in promise(copy).expected} == {(3, 2)}
     sweep(fewer, copy, workers=1, replace=True)
     assert promise(copy).expected == fewer.manifest().expected
+
+
+def test_imported_cells_stay_as_they_are(copy: Path, spec_data: Build) -> None:
+    """Next to another policy, and next to more problems of the same benchmark."""
+    cell = replace(promise(copy).expected[0], model="remote", setting=SERVED, run_key="log", baseline=True)
+    with Store.create(copy) as store:
+        store.put_manifest(replace(store.manifest(), expected=(*store.manifest().expected, cell)))
+    for added in (small(spec_data, "random"), small(spec_data, problems=3)):
+        sweep(make_plan(parse_spec(added)), copy, workers=1)
+        assert [c for c in promise(copy).expected if c.model == "remote"] == [cell]
+    assert {len(c.problems) for c in promise(copy).expected if c.model != "remote"} == {3}
 
 
 def test_adaptive_sweeps_take_no_further_settings(spec_data: Build, tmp_path: Path) -> None:

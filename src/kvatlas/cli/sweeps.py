@@ -342,7 +342,8 @@ def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *,
 
     try:
         with showing(quiet) as on_trace:
-            (work or decode_all)(plan, folder, on_trace=on_trace, on_message=_silent if quiet else _note, **options)
+            on_message = (lambda _: None) if quiet else _note
+            (work or decode_all)(plan, folder, on_trace=on_trace, on_message=on_message, **options)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None
@@ -364,10 +365,6 @@ def _warn(sentences: Iterable[str]) -> None:
 
 def _note(sentence: str) -> None:
     typer.echo(visible(sentence), err=True)
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def policy_parameters(policy: str, given: list[str] | None) -> dict[str, Any]:
