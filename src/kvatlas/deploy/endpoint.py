@@ -87,8 +87,8 @@ class Endpoint:
         except (LookupError, TypeError, ValueError, AttributeError):
             raise self._nonsense("chat/completions", body) from None
         numbers: list[Any] = [count if isinstance(count, int) and count >= 0 else None for count in counts]
-        numbers += [value if isinstance(value, int | float) else None for value in cached]
-        return whole, finish, Costs(*numbers, time.monotonic() - began)
+        numbers += [value if isinstance(value, int | float) else None for value in (*cached, time.monotonic() - began)]
+        return whole, finish, Costs(*numbers)
 
     def _json(self, path: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
