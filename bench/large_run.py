@@ -53,7 +53,9 @@ def write_traces(store: Store, cells: Sequence[Expected], tokens: int, prompt: i
             usage = Usage(prompt, tokens, max(0, tokens - 20), min(budget, prompt + tokens), 0.0, 1, 0.0)
             evictions = None if cell.baseline else EvictionTrace(1, left, (1,) * len(left))
             grade = Grade(True, 1.0, "7", Status.OK)
-            item = Trace(cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, evictions)
+            item = Trace(
+                cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, evictions
+            )
             row, costs = list(row_of(cell.run_key, item)), vars(usage)
             for number, problem in enumerate(cell.problems):
                 hard = 0.35 + 0.6 * number / len(cell.problems)
