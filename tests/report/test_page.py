@@ -14,6 +14,7 @@ from kvatlas.report.page_json import front
 from kvatlas.report.pictures import Picture
 from kvatlas.report.traces import TEXT_LIMIT, choose, coded_evictions
 from kvatlas.results import Store
+from kvatlas.stats.estimates.cells import gather
 from kvatlas.stats.estimates.grid import short_names
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -304,8 +305,7 @@ def test_settings_are_called_by_what_tells_them_apart():
 def test_chosen_traces_share_a_problem_and_show_both_verdicts():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=6, samples=1)
     every = list(traces(plan))
-    places = {(key, t.setting.id, t.benchmark): n for n, (key, t) in enumerate(every) if t.problem == "p0"}
-    chosen = choose(places, every, 2)
+    chosen = choose(dict(enumerate(gather(plan, every))), 2)
     stored = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
     by_cell = {}
     for item in chosen:

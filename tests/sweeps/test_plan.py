@@ -28,7 +28,7 @@ def test_a_plan_names_every_trace(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
     assert plan.traces == 2 * 3 * 2 * 9
     (model,) = plan.models
-    units = plan.units(model, set())
+    units = plan.units(model, {})
     assert sum(len(unit.settings) for unit in units) == plan.traces
     manifest = plan.manifest()
     assert Manifest.from_json(manifest.to_json()) == manifest
@@ -38,9 +38,9 @@ def test_a_plan_names_every_trace(spec_data: Build) -> None:
 def test_what_is_done_is_not_planned_again(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
     (model,) = plan.models
-    first = plan.units(model, set())[0]
+    first = plan.units(model, {})[0]
     done = {
-        (plan.keys[model.name, first.benchmark, setting], setting.id, first.benchmark, first.problem.id, first.sample)
+        (plan.keys[model.name, first.benchmark, setting], setting.id, first.benchmark, first.problem.id): {first.sample}
         for setting in first.settings[:8]
     }
     left = plan.units(model, done)

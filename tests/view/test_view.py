@@ -77,7 +77,7 @@ def test_it_answers_what_the_store_holds(view: RunView) -> None:
             if (item.run_key, item.setting, item.benchmark) == (key, trace.setting, trace.benchmark)
         )
         at = int(trace.problem[1:]) * 2 + trace.sample
-        assert chr(view.marks[number][at]) == ("r" if trace.grade.correct else "t")
+        assert view.marks[number][at] == ("r" if trace.grade.correct else "t")
         assert view.lengths[number][at] == trace.usage.output_tokens
     document = json.loads(view.document)
     from kvatlas.stats.estimates.run_data import RunData

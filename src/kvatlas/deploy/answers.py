@@ -13,8 +13,7 @@ from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, digest
 from kvatlas.deploy.endpoint import Answer, Endpoint
 from kvatlas.deploy.reference import Reference
 from kvatlas.noise import stream_key
-from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.store import Key
+from kvatlas.results import Expected, Key, Manifest, Store
 
 #: A problem and sample that is to be asked.
 Question = tuple[Expected, Problem, int]

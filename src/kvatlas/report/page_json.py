@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status
 from kvatlas.figures import style
@@ -166,7 +167,14 @@ def marks(cell: CellTraces, problems: Sequence[str]) -> str:
     status, correct = cell.traces["status"], cell.traces["correct"] > 0
     letters = np.where(status == STATUS[Status.TRUNCATED], TRUNCATED, np.where(status > 0, NO_ANSWER, MISSING))
     letters = np.where(status == STATUS[Status.OK], np.where(correct, RIGHT, WRONG), letters)
-    return "".join(cell.in_order(letters, problems, MISSING).tolist())
+    return "".join(in_order(cell, letters, problems, MISSING))
+
+
+def in_order(cell: CellTraces, table: NDArray[Any], problems: Sequence[str], missing: Any) -> list[Any]:
+    """A table [problem, sample] of a cell in the order of these problems, samples side by side."""
+    rows = np.vstack([table, np.full(cell.expected.samples, missing)])
+    ordered: list[Any] = rows[[cell.place.get(problem, -1) for problem in problems]].ravel().tolist()
+    return ordered
 
 
 def outcomes(run: RunData, maps: Sequence[Map], cells: Cells) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.report.escaping import embedded
-from kvatlas.report.page_json import MISSING, RIGHT, marks
+from kvatlas.report.page_json import MISSING, RIGHT, in_order, marks
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
 from kvatlas.results import Key, Manifest, Store
@@ -87,8 +87,8 @@ class RunView:
         return marks(cell, self.problems[cell.expected.benchmark])
 
     def _lengths(self, cell: CellTraces) -> list[int]:
-        tokens = cell.in_order(cell.traces["output_tokens"], self.problems[cell.expected.benchmark], 0)
-        return [int(count) for count in np.nan_to_num(tokens).tolist()]
+        tokens = np.nan_to_num(cell.traces["output_tokens"]).astype(int)
+        return in_order(cell, tokens, self.problems[cell.expected.benchmark], 0)
 
     def _publish(self, document: dict[str, Any]) -> None:
         self.version += 1

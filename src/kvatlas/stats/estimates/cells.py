@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,11 +116,6 @@ class CellTraces:
         """The lengths of the problems' prompts where they are known."""
         lengths = np.nan_to_num(self.traces["prompt_tokens"], nan=-1).max(1).tolist()
         return {problem: int(length) for problem, length in zip(self.problems, lengths, strict=True) if length >= 0}
-
-    def in_order(self, table: NDArray[Any], problems: Sequence[str], missing: Any) -> NDArray[Any]:
-        """A table [problem, sample] in the order of these problems, samples side by side; `missing` for others'."""
-        rows = np.vstack([table, np.full(self.expected.samples, missing)])
-        return rows[[self.place.get(problem, -1) for problem in problems]].ravel()
 
     def cost_means(self, cost: str) -> dict[str, float]:
         """The mean of a cost for each problem of which it is known."""
