@@ -127,11 +127,10 @@ class Programs:
                     self._idle.pop().kill()
 
 
-def serve(answer: Callable[[Any], object], memory: int, timer: str, seconds: float) -> None:
+def serve(answer: Callable[[Any], object], memory: int, seconds: float) -> None:
     """The program's side: answer requests until there are no more, within so many bytes of address space.
 
-    A request over its time ends the process by a signal, even where nobody is left to kill it. `timer` is ITIMER_REAL,
-    or ITIMER_PROF for time of the processor, in which others that have it do not count.
+    A request over its time ends the process by a signal, even after its parent has ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ImportError):
@@ -141,7 +140,7 @@ def serve(answer: Callable[[Any], object], memory: int, timer: str, seconds: flo
 
     def limit(time: float) -> None:
         if hasattr(signal, "setitimer"):
-            signal.setitimer(getattr(signal, timer), time)
+            signal.setitimer(signal.ITIMER_REAL, time)
 
     for line in sys.stdin:
         limit(seconds)

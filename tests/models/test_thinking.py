@@ -324,8 +324,8 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: edit(f, "tokenizer.json", normalizer=PANIC), "The tokenizer of the model"),
         (lambda f: (f / "tokenizer_config.json").write_text("[]"), "The tokenizer of the model"),
         (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
-        (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "No filter named 'random'"),
-        (lambda f: (f / "chat_template.jinja").write_text("{{ lipsum() }}"), "'lipsum' is undefined"),
+        (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "renders another prompt each time"),
+        (lambda f: (f / "chat_template.jinja").write_text("{{ lipsum() }}"), "renders another prompt each time"),
         (lambda f: (f / "chat_template.jinja").write_text(ADDRESS), "renders another prompt each time"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(

@@ -29,13 +29,12 @@ def filled(folder: Path) -> dict[int, Trace]:
         return {trace.sample: trace for _, trace in store.traces()}
 
 
-def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
-    """Bytes overwritten, or the end cut off: what is read is what was written, or a sentence says what is left."""
+def test_damage_is_named(tmp_path: Path) -> None:
+    """Bytes overwritten, or the end cut off: what is read is what was written, or a sentence says so; no copy of it."""
     sound = filled(tmp_path / "run")
     path, rng = tmp_path / "run" / "run.sqlite", random.Random(0)
     whole = path.read_bytes()
     said: list[str] = []
-    lost: list[str] = []
     for number in range(20):
         data = bytearray(whole)
         if number % 4:
@@ -50,51 +49,35 @@ def test_damage_is_named_and_the_sound_traces_are_kept(tmp_path: Path) -> None:
                 assert {trace.sample: trace for _, trace in store.traces()} == sound
                 assert len(list(store.traces(texts=False))) == len(store.keys()) == len(store.columns()) == COUNT
                 assert store.manifest() == manifest()
+                assert store.copy(tmp_path / f"kept-{number}") == COUNT
         except KvatlasError as error:
             said.append(str(error))
-        kept = tmp_path / f"kept-{number}"
-        try:
-            with Store.open(tmp_path / "run") as store:
-                count = store.copy(kept)
-            with Store.open(kept) as store:
-                again = {trace.sample: trace for _, trace in store.traces()}
-            assert len(again) == count
-            assert again.items() <= sound.items()
-        except KvatlasError as error:
-            lost.append(str(error))
     # Where the first page is gone nothing can be read.
-    gone = ("cannot be used", "has version 0")
-    assert all("is damaged" in item or any(word in item for word in gone) for item in said)
-    assert all(any(word in item for word in gone) for item in lost)
-    assert len(said) > 10 > len(lost)
+    assert all(any(word in item for word in ("is damaged", "cannot be used", "has version 0")) for item in said)
+    assert len(said) > 10
 
 
 @pytest.mark.parametrize(
-    ("change", "read", "sentence", "left"),
+    ("change", "read", "sentence"),
     [
-        ("UPDATE traces SET correct = 0 WHERE sample = 7", "traces", "sample 7 of CHAIN8-0001 .*", COUNT - 1),
-        ("UPDATE records SET record = zeroblob(length(record)) WHERE trace = 8", "columns", "trace 8", COUNT),
-        ("UPDATE records SET metrics = zeroblob(16) WHERE trace = 8", "columns", "trace 8", COUNT),
-        ("UPDATE names SET text = 'dynts' WHERE text LIKE '%window%'", "columns", "name 2", COUNT),
-        ("DELETE FROM names WHERE id = 3", "columns", "name 4", COUNT),
-        ("DELETE FROM records WHERE trace = 8", "columns", "1 of 60 traces", COUNT),
+        ("UPDATE traces SET correct = 0 WHERE sample = 7", "traces", "sample 7 of CHAIN8-0001 .*"),
+        ("UPDATE records SET record = zeroblob(length(record)) WHERE trace = 8", "columns", "trace 8"),
+        ("UPDATE records SET metrics = zeroblob(16) WHERE trace = 8", "columns", "trace 8"),
+        ("UPDATE names SET text = 'dynts' WHERE text LIKE '%window%'", "columns", "name 2"),
+        ("DELETE FROM names WHERE id = 3", "columns", "name 4"),
+        ("DELETE FROM records WHERE trace = 8", "columns", "1 of 60 traces"),
     ],
 )
-def test_one_wrong_trace_leaves_all_others(tmp_path: Path, change: str, read: str, sentence: str, left: int) -> None:
+def test_one_wrong_trace_is_named(tmp_path: Path, change: str, read: str, sentence: str) -> None:
     """A trace's texts, with all that is known of it, and its columns are two copies with checksums of their own."""
     filled(tmp_path / "run")
     connection = sqlite3.connect(tmp_path / "run" / "run.sqlite")
     assert connection.execute(change).rowcount == 1
     connection.commit()
     connection.close()
-    with Store.open(tmp_path / "run") as store:
-        with pytest.raises(KvatlasError, match=rf"\({sentence}.*\)\. {left} of its traces are sound"):
-            list(getattr(store, read)().records if read == "columns" else store.traces(texts=False))
-        assert store.copy(tmp_path / "kept") == left
-    with Store.open(tmp_path / "kept") as store:
-        kept = set(range(COUNT)) - ({7} if left < COUNT else set())
-        assert {trace.sample for _, trace in store.traces()} == set(store.columns().records["sample"]) == kept
-        assert store.manifest() == manifest()
+    wrong = pytest.raises(KvatlasError, match=rf"is damaged \({sentence}.*\)\. Take a copy of it")
+    with Store.open(tmp_path / "run") as store, wrong:
+        list(getattr(store, read)().records if read == "columns" else store.traces(texts=False))
 
 
 def test_the_file_alone_holds_what_was_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

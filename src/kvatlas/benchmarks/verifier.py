@@ -34,7 +34,7 @@ def main() -> None:
         except Exception:
             return False
 
-    serve(equal, memory, "ITIMER_REAL", seconds + 1)
+    serve(equal, memory, seconds + 1)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def export(
     partial: Partial = False,
     fix: Fix = None,
     store: Annotated[
-        bool, typer.Option("--store", help="The run itself, into a new folder: while it is written, or damaged.")
+        bool, typer.Option("--store", help="The run itself, into a new folder, also while it is written.")
     ] = False,
 ) -> None:
     """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""

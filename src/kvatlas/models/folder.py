@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +17,6 @@ from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.hub import Repository, matching
 from kvatlas.models.adapters import Adapter
 from kvatlas.models.options import Options
-from kvatlas.models.templates import Messages, TemplateRefusedError, Values, render
 from kvatlas.models.thinking import Thinking, thinking
 from kvatlas.models.weights import check_fits, combined, is_known, load_weights, sha256, tensors_digest
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 #: What is fetched to plan, and what is fetched to decode.
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "dynts.safetensors")
 WEIGHTS = ("model*.safetensors",)
+#: Messages of `role`, `content` and what else a chat template reads; further values for it.
+Messages = Sequence[Mapping[str, Any]]
+Values = Mapping[str, Any]
+_RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
 _INDEX = "model.safetensors.index.json"
 #: What a config says of the program that wrote it, and not of the model.
 _WRITER = ("transformers_version", "_name_or_path")
@@ -187,8 +192,8 @@ class ModelHandle:
 
     def _check_template(self) -> None:
         text, again = (self.rendered([{"role": "user", "content": "x"}]) for _ in range(2))
-        # Addresses of objects may be the same twice, but not in the next process.
-        varies = text != again or " at 0x" in text
+        # Addresses of objects and random words may be the same twice, but not in the next process.
+        varies = text != again or " at 0x" in text or _RANDOM.search(self._template)
         if varies or not text.strip():
             what = "another prompt each time" if varies else "an empty prompt"
             raise KvatlasError(f"The chat template of the model {self.name!r} renders {what}.")
@@ -361,13 +366,27 @@ class ModelHandle:
         return text if not opening or text.endswith(opening) else f"{text}{opening}"
 
     def rendered(self, messages: Messages, *, answering: bool = True, values: Values | None = None) -> str:
-        """What the chat template writes for messages, up to where an answer begins if `answering`."""
-        own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
-        given = {**self.tokenizer.special_tokens_map, "tools": None, **(values or {}), **own}
+        """Render messages by the chat template, up to where an answer begins if `answering`.
+
+        In Jinja's sandbox, as transformers does.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        given = {
+            "strftime_now": date.fromisoformat(self.options.date).strftime,
+            **self.tokenizer.special_tokens_map,
+            **(values or {}),
+        }
         try:
-            return render(self._template, given, self.options.date)
-        except TemplateRefusedError as error:
-            raise KvatlasError(f"The chat template of {self.name!r} refuses these messages ({error}).") from error
+            ((text,), _) = render_jinja_template(
+                [list(messages)], chat_template=self._template, add_generation_prompt=answering, **given
+            )
+        # A template may raise whatever Python does.
+        except Exception as error:
+            raise KvatlasError(
+                f"The chat template of {self.name!r} refuses these messages ({reason(error)})."
+            ) from error
+        return str(text)
 
     @cached_property
     def prompt_identity(self) -> dict[str, Any]:

@@ -365,27 +365,19 @@ class Store:
         return trace
 
     def copy(self, folder: Path) -> int:
-        """Write all that can be read, of a run that is being written or damaged too, as a run in a new folder.
+        """Copy the run, also while it is written, into a new folder, and return the number of traces.
 
-        Returns the number of traces. Raises KvatlasError where there is a run in that folder.
+        Raises KvatlasError if there is a run in that folder, or if the store is damaged.
         """
         if (folder / FILE).exists():
             raise KvatlasError(f"There is a run in {str(folder)!r} already; name a new folder.")
+        with self._damage_sentences():
+            # All traces are read, so that no damage is copied.
+            count = sum(1 for _ in self.traces())
         with Store.create(folder) as other:
-            to = other._connection
-            try:
-                if any(self._unsound()) or self._connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
-                    raise ValueError
-                self._all_columns()
-                self._connection.backup(to)
-            except (sqlite3.DatabaseError, *_DAMAGE):
-                with other._transaction():
-                    with contextlib.suppress(sqlite3.DatabaseError):
-                        to.executemany("INSERT INTO meta VALUES (?, ?)", self._connection.execute("SELECT * FROM meta"))
-                    for row, made_with in self._readable():
-                        other._put(row, made_with)
+            self._connection.backup(other._connection)
             other._checkpoint()
-            return int(to.execute("SELECT count(*) FROM traces").fetchone()[0])
+        return count
 
     @property
     def _version(self) -> int:
@@ -416,25 +408,6 @@ class Store:
 
     # -- damage ----------------------------------------------------------------------------------------------------
 
-    def _unsound(self) -> Iterator[bool]:
-        """For each trace in the order of the file whether it is damaged; the first place that cannot be read raises."""
-        for row in self._connection.execute(self._select("1")):
-            yield not row[-1]
-
-    def _readable(self) -> Iterator[tuple[Sequence[Any], str]]:
-        """All rows that can be read and are what was written, with the versions that decoded them."""
-        last = 0
-        # The end of the table, or the end of its index where that is what is left.
-        for index in ("INDEXED BY sqlite_autoindex_traces_1", ""):
-            with contextlib.suppress(sqlite3.DatabaseError):
-                last = max(last, self._connection.execute(f"SELECT max(rowid) FROM traces {index}").fetchone()[0] or 0)
-        for number in range(1, min(last, self.path.stat().st_size) + 1):
-            with contextlib.suppress(sqlite3.DatabaseError, *_DAMAGE):
-                row = self._connection.execute(f"{self._select(_ALL)} WHERE rowid = ?", (number,)).fetchone()
-                if row is not None:
-                    self._trace(row)
-                    yield row[:-3], row[-2]
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All that is written in it, or nothing."""
@@ -451,20 +424,16 @@ class Store:
 
     @contextmanager
     def _damage_sentences(self) -> Iterator[None]:
-        """Turn what cannot be read into one sentence that says what is left."""
+        """Turn what cannot be read into one sentence."""
         try:
             yield
         except (sqlite3.DatabaseError, *_DAMAGE) as error:
             # Texts that are no UTF-8 any more come without a code.
             if getattr(error, "sqlite_errorcode", 0) & 255 in _NO_DAMAGE:
                 raise _unusable(self.path, error) from error
-            left = 0
-            with contextlib.suppress(sqlite3.DatabaseError):
-                left = sum(1 for _ in self._readable())
             raise KvatlasError(
-                f"The store {str(self.path)!r} is damaged ({reason(error)}). {left:,} of its traces are sound: "
-                f"kvatlas export {self.path.parent} --store --out FOLDER copies them into a new run, in which the same "
-                "sweep decodes the others again."
+                f"The store {str(self.path)!r} is damaged ({reason(error)}). Take a copy of it, or run the sweep "
+                "into a new folder."
             ) from error
 
 
