@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from keeping import keep
 from kvatlas.core import EvictionTrace, Grade, Status, Trace, Usage
 from kvatlas.models import find
 from kvatlas.results import Expected, Store
-from kvatlas.results.rows import COLUMNS, row_of
 from kvatlas.sweeps import make_plan, parse_spec
 
 MODEL = "embedded:tiny-llama"
@@ -41,33 +40,31 @@ SPEC = {
 def write_traces(store: Store, cells: Sequence[Expected], tokens: int, prompt: int, budget: int) -> int:
     """Write traces that all say the same and differ in their grades and costs; how many there are.
 
-    They are written at once: one by one they would take an hour.
+    A cell is written at once: trace by trace they would take hours.
     """
-    rng, count = random.Random(0), 0
+    rng = random.Random(0)
     words = find(MODEL).tokenizer.encode("a = 1 ; b = 2 ; c = a + b ? c .\n", add_special_tokens=False)
     new = tuple((words * (tokens // len(words) + 1))[:tokens])
-    left = (0,) * prompt + tuple(budget + 1 if i < tokens // 2 and i % 3 else 0 for i in range(tokens - 1))
-    places = [COLUMNS.index(name) for name in ("problem", "sample", "correct", "status", "usage")]
-    with store._transaction():
-        for cell in cells:
-            usage = Usage(prompt, tokens, max(0, tokens - 20), min(budget, prompt + tokens), 0.0, 1, 0.0)
-            evictions = None if cell.baseline else EvictionTrace(1, left, (1,) * len(left))
-            grade = Grade(True, 1.0, "7", Status.OK)
-            item = Trace(
-                cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, evictions
-            )
-            row, costs = list(row_of(cell.run_key, item)), vars(usage)
-            for number, problem in enumerate(cell.problems):
-                hard = 0.35 + 0.6 * number / len(cell.problems)
-                for sample in range(cell.samples):
-                    correct = int(rng.random() < hard)
-                    status = "ok" if correct or rng.random() < 0.5 else "truncated"
-                    own = costs | {"mean_kv_tokens": prompt + tokens / 2 + rng.random(), "seconds": 5 + rng.random()}
-                    for place, value in zip(places, (problem, sample, correct, status, json.dumps(own)), strict=True):
-                        row[place] = value
-                    store._put(row, "{}")
-                    count += 1
-    return count
+    left = (0,) * prompt + tuple(
+        budget + i // 1000 * 1000 if i < tokens // 2 and i % 3 else 0 for i in range(tokens - 1)
+    )
+    evictions = EvictionTrace(1, left, tuple(int(not step) for step in left))
+
+    def traces(cell: Expected) -> Iterator[tuple[str, Trace]]:
+        kept = None if cell.setting.policy == "full" else evictions
+        for number, problem in enumerate(cell.problems):
+            for sample in range(cell.samples):
+                right = rng.random() < 0.35 + 0.6 * number / len(cell.problems)
+                status = Status.OK if right or rng.random() < 0.5 else Status.TRUNCATED
+                peak = min(budget, prompt + tokens)
+                usage = Usage(prompt, tokens, tokens // 2, peak, 0.8 * peak + rng.random(), 1, 5 + rng.random())
+                grade = Grade(right, float(right), "7" if right else None, status)
+                where = cell.model, cell.benchmark, problem, sample, cell.setting
+                yield cell.run_key, Trace(*where, new, "text " * tokens, grade, usage, kept)
+
+    for cell in cells:
+        store.add_all(traces(cell))
+    return sum(len(cell.problems) * cell.samples for cell in cells)
 
 
 def measured(*words: str) -> dict[str, Any]:

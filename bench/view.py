@@ -7,24 +7,21 @@ python bench/view.py --problems 10 --samples 2 --tokens 500      # in small
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
 from keeping import keep
-from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace, Usage
-from kvatlas.models import find
+from kvatlas.core import Setting
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.rows import COLUMNS, row_of
+from large_run import write_traces
 
 MODELS, BENCHMARKS, PROMPT = ("embedded:tiny-llama", "embedded:tiny-qwen"), ("CHAIN5", "CHAIN9"), 60
 WINDOWS, RATIOS = (500, 1000, 2000, 3000), (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -51,43 +48,6 @@ def expected(problems: int, samples: int) -> tuple[Expected, ...]:
         for name in BENCHMARKS
         for setting in (*grid, full)
     )
-
-
-def large_run(folder: Path, problems: int, samples: int, tokens: int) -> int:
-    """A finished run whose traces all say the same and differ in their grades; how many there are.
-
-    The rows are written at once: one by one they would take an hour.
-    """
-    cells, rng = expected(problems, samples), random.Random(0)
-    words = find(MODELS[0]).tokenizer.encode("a = 1 ; b = 2 ; c = a + b ? c .\n", add_special_tokens=False)
-    new = tuple((words * (tokens // len(words) + 1))[:tokens])
-    left = (*[0] * PROMPT, *(5000 + i // 1000 * 1000 if i < tokens - 3000 and i % 3 else 0 for i in range(tokens - 1)))
-    stored = EvictionTrace(1, left, (1,) * len(left))
-
-    def rows() -> Iterator[tuple[Any, ...]]:
-        for cell in cells:
-            usage = Usage(PROMPT, tokens, tokens - 20, 5000, 3000 + rng.random(), 4, 12.5)
-            eviction_trace = None if cell.setting.policy == "full" else stored
-            grade = Grade(True, 1.0, "7", Status.OK)
-            item = Trace(
-                cell.model, cell.benchmark, "", 0, cell.setting, new, "text " * tokens, grade, usage, eviction_trace
-            )
-            row = list(row_of(cell.run_key, item))
-            problem, sample, correct, status = map(COLUMNS.index, ("problem", "sample", "correct", "status"))
-            for row[problem] in cell.problems:
-                for row[sample] in range(cell.samples):
-                    row[correct] = int(rng.random() < 0.7)
-                    row[status] = "ok" if row[correct] or rng.random() < 0.5 else "truncated"
-                    yield tuple(row)
-
-    with Store.create(folder) as store:
-        store.put_manifest(Manifest((("local_window", WINDOWS), ("ratio", RATIOS)), cells, SPEC, {}))
-        connection = store._connection
-        connection.execute("BEGIN")
-        insert = f"INSERT INTO traces ({', '.join(COLUMNS)}) VALUES ({','.join('?' * len(COLUMNS))})"
-        connection.executemany(insert, rows())
-        connection.execute("COMMIT")
-    return len(cells) * problems * samples
 
 
 def opened(page: Page, address: str, what: str) -> dict[str, Any]:
@@ -152,7 +112,10 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
         folder = Path(scratch) / "large"
-        traces = large_run(folder, args.problems, args.samples, args.tokens)
+        cells = expected(args.problems, args.samples)
+        with Store.create(folder) as store:
+            store.put_manifest(Manifest((("local_window", WINDOWS), ("ratio", RATIOS)), cells, SPEC, {}))
+            traces = write_traces(store, cells, args.tokens, PROMPT, 5000)
         size = (folder / "run.sqlite").stat().st_size
         about = {"traces": traces, "tokens": args.tokens, "store_gb": round(size / 1e9, 2)}
         keep({"bench": "view", **about, **measured(folder, traces)}, args.out)

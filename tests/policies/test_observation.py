@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from safetensors.torch import load_file, save_file
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import KVCache
+from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle, find
 from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step
 from kvatlas.policies.dynts import Layout, importance, load_head
@@ -131,6 +135,17 @@ def test_observing_rows_do_not_depend_on_their_neighbours(random_models: dict[st
 def _save_head(model: ModelHandle, path: Path, seed: int = 0) -> None:
     torch.manual_seed(seed)
     save_file(new_head(model.shape.hidden).state_dict(), path)
+
+
+def test_who_is_shown_a_pass_takes_time_in_step_with_its_rows(random_models: dict[str, ModelHandle]) -> None:
+    model, count = random_models["qwen2"], 20_000
+    cache = KVCache(model.shape, count, {}, 0, torch.device("cpu"), torch.float32)
+    sequences = [cache.begin() for _ in range(count)]
+    batch = ForwardBatch(cache, sequences, [[0]] * count, [0] * count, watched=tuple(range(count)))
+    policy = HeavyHitters(kv_budget=60, local_window=5, ratio=0.4)
+    collector, began = SignalCollector([policy]), time.process_time()
+    collector.notify(model, batch, [collector.signals([])] * count, [None, 1] * (count // 2), None)
+    assert time.process_time() - began < 1
 
 
 def test_dynts_scores_the_last_hidden_state_of_each_token(

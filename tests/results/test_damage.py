@@ -65,7 +65,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         ("UPDATE records SET metrics = zeroblob(16) WHERE trace = 8", "columns", "trace 8"),
         ("UPDATE names SET text = 'dynts' WHERE text LIKE '%window%'", "columns", "name 2"),
         ("DELETE FROM names WHERE id = 3", "columns", "name 4"),
-        ("DELETE FROM records WHERE trace = 8", "columns", "1 of 60 traces"),
+        ("DELETE FROM records WHERE trace = 8", "columns", "60 traces are stored and 59"),
     ],
 )
 def test_one_wrong_trace_is_named(tmp_path: Path, change: str, read: str, sentence: str) -> None:

@@ -1,13 +1,17 @@
 """Maps of runs made of numbers: what counts, what is missing, which axes."""
 
 import json
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, NoteKind, Setting, Status
+from kvatlas.results import Store
 from kvatlas.stats.estimates.maps import maps_of_run, mean_map, mean_maps
 from kvatlas.stats.estimates.run_data import RunData
+from tests.counting import calls
 from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
 
 
@@ -72,6 +76,29 @@ def test_foreign_traces_do_not_count():
     assert maps_of_run(RunData(plan, foreign + own)) == maps_of_run(RunData(plan, own))
     with pytest.raises(KvatlasError, match="1 of 480 traces are missing"):
         maps_of_run(RunData(plan, own[1:] + foreign[:-1]))
+    measured = [(key, replace(item, grade=replace(item.grade, metrics={"recall": 0.5}))) for key, item in own]
+    assert maps_of_run(RunData(plan, foreign[:-1] + measured, "recall")) == maps_of_run(
+        RunData(plan, measured, "recall")
+    )
+
+
+def test_a_map_of_many_traces_reads_no_texts_and_does_little_for_each(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=20, samples=100)
+    every = list(traces(plan))
+    with Store.create(tmp_path) as store:
+        store.put_manifest(plan)
+        store.add_all(every)
+    # That its texts are not what was written is told where they are read.
+    connection = sqlite3.connect(tmp_path / "run.sqlite")
+    connection.execute("UPDATE traces SET text = x'00'")
+    connection.commit()
+    connection.close()
+    expected = maps_of_run(RunData(plan, every))
+    maps, count = calls(lambda: maps_of_run(RunData.open(tmp_path)))
+    assert maps == expected
+    assert count < len(every) == 20_000
+    with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match="not what was written"):
+        next(store.traces())
 
 
 def test_missing_traces_are_refused_with_numbers_unless_partial():

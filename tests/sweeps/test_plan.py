@@ -13,6 +13,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, save_model
 
 Build = Callable[..., dict[str, Any]]
@@ -46,6 +47,17 @@ def test_what_is_done_is_not_planned_again(spec_data: Build) -> None:
     left = plan.units(model, done)
     assert left[0].settings == first.settings[8:]
     assert sum(len(unit.settings) for unit in left) == plan.traces - 8
+
+
+def test_a_plan_whose_traces_are_all_there_looks_at_each_in_passing(spec_data: Build) -> None:
+    plan = make_plan(parse_spec(spec_data(problems=20, samples=50)))
+    (model,) = plan.models
+    keys = {(plan.keys[name], name[2].id, name[1]) for name in plan.keys}
+    ids = {name: [problem.id for problem in problems] for name, problems in plan.problems.items()}
+    done = {(*key, problem): frozenset(range(50)) for key in keys for problem in ids[key[2]]}
+    units, count = calls(lambda: plan.units(model, done))
+    assert units == []
+    assert count < plan.traces / 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import uvicorn
 from kvatlas import models
 from kvatlas.core import EvictionTrace, Grade, Setting, Status, Usage
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.rows import COLUMNS, row_of
 from kvatlas.view.app import Watcher, application, named
 from tests.report.axe import serious
 from tests.report.test_browser import CONTRASTS, HOSTILE, browser, pytestmark
@@ -332,27 +331,24 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.create(folder) as store:
         store.put_manifest(Manifest(AXES, expected, SPEC, {}))
         item = with_tokens(trace(expected[0], ids[0], 0, True))
-        sample = row_of(expected[0].run_key, item)
-        rest = sample[7:]
-        rows = (
+        right, wrong = item.grade, replace(item.grade, correct=False)
+        store.add_all(
             (
                 cell.run_key,
-                cell.setting.id,
-                cell.model,
-                cell.benchmark,
-                problem,
-                number,
-                (position + number) % 3 > 0,
-                *rest,
+                replace(
+                    item,
+                    model=cell.model,
+                    benchmark=cell.benchmark,
+                    setting=cell.setting,
+                    problem=problem,
+                    sample=number,
+                    grade=right if (position + number) % 3 else wrong,
+                ),
             )
             for cell in expected
             for position, problem in enumerate(ids)
             for number in range(5)
         )
-        insert = f"INSERT INTO traces ({', '.join(COLUMNS)}) VALUES ({','.join('?' * len(COLUMNS))})"
-        store._connection.execute("BEGIN")
-        store._connection.executemany(insert, rows)
-        store._connection.execute("COMMIT")
         long = (WORDS * (TOKENS // len(WORDS) + 1))[:TOKENS]
         left = tuple(5000 if position % 2 and position < 4000 else 0 for position in range(20 + TOKENS - 1))
         eviction_trace = EvictionTrace(1, left, tuple(int(not step) for step in left))

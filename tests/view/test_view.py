@@ -78,7 +78,7 @@ def test_it_answers_what_the_store_holds(view: RunView) -> None:
         )
         at = int(trace.problem[1:]) * 2 + trace.sample
         assert view.marks[number][at] == ("r" if trace.grade.correct else "t")
-        assert view.lengths[number][at] == trace.usage.output_tokens
+        assert view.cell(number)["lengths"][at] == trace.usage.output_tokens
     document = json.loads(view.document)
     from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.run_analysis import RunAnalysis

@@ -74,8 +74,7 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         raise KvatlasError(f"No sample of the log {str(log)!r} has an answer with a score: all ended in an error.")
     with Store.create(run, {"kvatlas": __version__}) as store:
         store.put_manifest(_joined(store, cell, known, {"log": log.name, "sampling": sampling}))
-        for trace in traces:
-            store.add(cell.run_key, trace)
+        store.add_all((cell.run_key, trace) for trace in traces)
     return cell, len(traces)
 
 

@@ -139,21 +139,22 @@ class TraceColumns:
             for (run_key, setting, benchmark), rows in zip(firsts, groups, strict=True)
         }
 
-    def metrics(self) -> Iterator[Metric]:
-        """The metrics of the benchmarks, each once for all traces that have the same metrics."""
+    def metrics(self, counted: NDArray[np.bool_]) -> Iterator[Metric]:
+        """The metrics of the traces that count, each once for all of these that have the same metrics."""
         codes, which = np.unique(self.records["metrics"], return_inverse=True)
         kinds: list[dict[str, bool]] = [json.loads(self.names[code]) for code in codes]
         widths = np.array([len(own) for own in kinds], int)[which]
         begins = np.cumsum(widths) - widths
         for group, own in enumerate(kinds):
-            rows = np.flatnonzero(which == group)
-            for place, (name, is_text) in enumerate(own.items()):
+            rows = np.flatnonzero(counted & (which == group))
+            for place, (name, is_text) in enumerate(own.items() if len(rows) else ()):
                 yield Metric(name, rows, None if is_text else self.measured[begins[rows] + place])
 
-    def metrics_of_all(self, rows: NDArray[np.bool_] | slice = slice(None)) -> set[str]:
-        """The metrics that all of these traces have; none without traces."""
-        kinds = [set(json.loads(self.names[code])) for code in np.unique(self.records["metrics"][rows])]
-        return set.intersection(*kinds) if kinds else set()
+    def metrics_of_all(self, rows: NDArray[np.bool_]) -> set[str]:
+        """The metrics that all of these traces have."""
+        return set.intersection(
+            *(set(json.loads(self.names[code])) for code in np.unique(self.records["metrics"][rows]))
+        )
 
 
 def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -177,8 +177,13 @@ class Store:
 
     def add(self, run_key: str, trace: Trace) -> None:
         """Write one finished trace, on disk when this returns; one that names its versions keeps them."""
+        self.add_all([(run_key, trace)])
+
+    def add_all(self, traces: Iterable[tuple[str, Trace]]) -> None:
+        """Write traces with their run keys as `add` does, all of them or none."""
         with self._transaction():
-            self._put(row_of(run_key, trace), trace.made_with or self._made_with)
+            for run_key, trace in traces:
+                self._put(row_of(run_key, trace), trace.made_with or self._made_with)
         if time.monotonic() - self._checked > CHECKPOINT:
             with _disk_sentences(self.path):
                 self._checkpoint()
@@ -313,11 +318,14 @@ class Store:
         return max(last, after), TraceColumns(records, measured, tuple(self._places))
 
     def _all_columns(self) -> TraceColumns:
-        # Counted first: traces may be added meanwhile, and none is taken away.
-        (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
-        _, found = self._columns()
-        if len(found) < count:
-            raise ValueError(f"{count - len(found):,} of {count:,} traces are not listed")
+        self._connection.execute("BEGIN")  # a sweep may write meanwhile
+        try:
+            (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
+            _, found = self._columns()
+        finally:
+            self._connection.execute("COMMIT")
+        if len(found) != count:
+            raise ValueError(f"{count:,} traces are stored and {len(found):,} are listed")
         return found
 
     def _made_rows(self, number: Callable[[str], int], after: int = 0, most: int = -1) -> Iterator[Row]:

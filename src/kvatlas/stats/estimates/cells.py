@@ -46,23 +46,26 @@ class CellTraces:
         self._versions: dict[str, int] = {}
         self._cell: Cell | None = None
 
-    def add(self, columns: TraceColumns, rows: Ints, values: Floats) -> None:
-        """Take these rows of traces of this setting, whose metric has these values, if they are promised."""
+    def promised_of(self, columns: TraceColumns, rows: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
+        """Those of the rows of this setting that are promised, and their places (problem, sample)."""
         places = np.full(len(columns.names), -1)
         for problem, place in self.place.items():
             number = columns.number.get(problem)
             if number is not None:
                 places[number] = place
-        records = columns.records[rows]
-        problem, sample = places[records["problem"]], records["sample"]
+        problem, sample = places[columns.records["problem"][rows]], columns.records["sample"][rows]
         promised = (problem >= 0) & (sample >= 0) & (sample < self.expected.samples)
-        at, records = (problem[promised], sample[promised]), records[promised]
+        return rows[promised], (problem[promised], sample[promised])
+
+    def add(self, columns: TraceColumns, rows: Ints, at: tuple[Ints, Ints], values: Floats) -> None:
+        """Take these rows at these places, with these values of the metric."""
+        records = columns.records[rows]
         made_with, which = np.unique(records["made_with"], return_inverse=True)
         versions = [self._versions.setdefault(columns.names[name], len(self._versions)) for name in made_with]
         for name in _FIELDS[:-1]:
             self.traces[name][at] = records[name]
         self.traces["made_with"][at] = np.array(versions, int)[which]
-        self.grades[at] = values[rows][promised]
+        self.grades[at] = values
         self._cell = None
 
     @property
@@ -217,14 +220,20 @@ def add_traces(cells: Iterable[CellTraces], columns: TraceColumns, measure: Meas
     """Give the cells their traces.
 
     A trace counts where its run key, setting, benchmark, problem and sample are the promised ones; all others (an
-    earlier sweep's, another seed's) are passed over. The metric is asked of all of them.
+    earlier sweep's, another seed's) are passed over.
     """
-    values = measure(columns)
     rows = columns.by_cell()
+    found = []
     for cell in cells:
         own = rows.get((cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark))
         if own is not None:
-            cell.add(columns, own, values)
+            found.append((cell, *cell.promised_of(columns, own)))
+    counted = np.zeros(len(columns), bool)
+    for _, own, _ in found:
+        counted[own] = True
+    values = measure(columns, counted)
+    for cell, own, at in found:
+        cell.add(columns, own, at, values[own])
 
 
 def cells_of(manifest: Manifest, measure: Measure) -> list[CellTraces]:

@@ -59,19 +59,18 @@ class Measure:
                 f"valid metrics are: {', '.join(SCREENED)}{_AND_COSTS}"
             )
 
-    def __call__(self, traces: TraceColumns) -> Floats:
+    def __call__(self, traces: TraceColumns, counted: NDArray[np.bool_]) -> Floats:
         if self._common is not None and not self.screened:
             return self._common(traces.records)
         values = np.full(len(traces), math.nan if self.screened else 0.0)
-        found = list(traces.metrics())
-        for name, rows, own in found:
+        for name, rows, own in traces.metrics(counted):
             if name == self.metric and own is not None:
                 values[rows] = own
             shares = np.zeros(1, bool) if own is None else (own >= 0) & (own <= 1)
             self._shares |= {name} if shares.any() else set()
             self._others |= set() if shares.all() else {name}
         unanswered = [STATUS[Status.TRUNCATED], STATUS[Status.NO_ANSWER]]
-        answered = ~np.isin(traces.records["status"], unanswered)
+        answered = counted & ~np.isin(traces.records["status"], unanswered)
         if answered.any():
             here = traces.metrics_of_all(answered)
             self._everywhere = here if self._everywhere is None else self._everywhere & here
