@@ -48,12 +48,12 @@ def lines(*patterns: str) -> int:
 
 def test_the_project_stays_within_its_budget() -> None:
     """A feature pays for its lines: raise no number here without saying in CHANGELOG.md what users get for it."""
-    assert lines("src/kvatlas/**/*.py") <= 30_500
-    assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 240
-    assert lines("tests/**/*.py") <= 20_500
-    assert lines("bench/**/*.py") <= 3_000
-    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 20_000
-    assert lines("README.md") <= 180
+    assert lines("src/kvatlas/**/*.py") <= 32_700
+    assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 250
+    assert lines("tests/**/*.py") <= 24_700
+    assert lines("bench/**/*.py") <= 3_300
+    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 22_600
+    assert lines("README.md") <= 280
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
