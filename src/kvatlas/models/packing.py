@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -206,7 +207,9 @@ def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def _code(layer: type[nn.Module]) -> Any:
-    code, doc = getattr(layer.forward, "__code__", None), layer.forward.__doc__
+    # transformers wraps the layers that checkpoint gradients, all in the same code.
+    forward = unwrap(layer.forward)
+    code, doc = getattr(forward, "__code__", None), forward.__doc__
     return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != doc])
 
 
