@@ -116,8 +116,7 @@ def test_the_engine_and_the_labels_compute_what_the_models_own_forward_does(kind
         ((new, logits),) = decode(model, tiny_llama.tokenizer)
         (_, beside), _ = decode(model, tiny_llama.tokenizer, 2)
         _, hidden = answer_attention(model, list(range(3, 30)), 20)
-    # Experts are parameters that torch multiplies, in another order for two rows than for one.
-    assert torch.equal(beside, logits) or kind == "glm4_moe"
+    assert torch.equal(beside, logits)
     with torch.inference_mode():
         tokens = torch.tensor([[*range(3, 30), *new]])
         torch.testing.assert_close(logits, model(tokens).logits[0, 26:-1], atol=1e-4, rtol=1e-4)
@@ -164,13 +163,13 @@ def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
     layer = model.model.layers[1].self_attn.o_proj
     layer.forward = lambda x, forward=layer.forward: 2 * forward(x)
     pack(model)
-    assert fused(model) == [True, False]
+    assert not fused(model)
     with torch.inference_mode():
         inputs = torch.tensor([[5, 6, 7]])
         wanted = model(inputs).logits
         with packed(model):
             assert torch.equal(model(inputs).logits, wanted)
-    assert fused(model) == [True, False]
+    assert not fused(model)
     assert "forward" in vars(layer)
     assert type(layer) is torch.nn.Linear
 

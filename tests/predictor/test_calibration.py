@@ -71,7 +71,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
     """As where the engine and the labels attend."""
     from transformers import AttentionInterface
 
-    handle = random_models["llama"]
+    handle = random_models["qwen3"]
     model, other = handle.load(), handle.load()
     register = AttentionInterface.register
 
@@ -88,7 +88,7 @@ def test_attention_that_is_more_than_a_softmax_is_refused(
 def test_what_cannot_be_calibrated_is_said(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = random_models["llama"]
+    handle = random_models["qwen3"]
     model = handle.load()
     with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
         query_statistics(handle, model, [])

@@ -10,6 +10,7 @@ What comes out equals separate runs of every setting: on CPUs in fp32 bit for bi
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,20 @@ if TYPE_CHECKING:
 ROUNDING = 1e-2, 0.15
 #: Models that the engine was seen to decode as transformers does.
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
+
+
+@contextmanager
+def _without_hooks(model: PreTrainedModel) -> Iterator[None]:
+    """A model whose calls no hook sees or changes."""
+    kinds = "_forward_hooks", "_forward_pre_hooks"
+    hooks = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in kinds]
+    for module, kind, _ in hooks:
+        setattr(module, kind, OrderedDict())
+    try:
+        yield
+    finally:
+        for module, kind, own in hooks:
+            setattr(module, kind, own)
 
 
 class Engine:
@@ -92,7 +107,8 @@ class Engine:
         A source that has nothing now but may have later gives None: rows that are active go on, and it is asked again.
         """
         if self.model not in _rehearsed:
-            self._rehearse()
+            with _without_hooks(self.model):
+                self._rehearse()
             _rehearsed.add(self.model)
         self.scheduler.begin(requests)
         with self._attention():

@@ -207,7 +207,7 @@ def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def _code(layer: type[nn.Module]) -> Any:
-    # Decorated forwards share the code of their wrapper.
+    # transformers wraps the layers that checkpoint gradients, all in the same code.
     forward: Any = unwrap(layer.forward)
     code, doc = getattr(forward, "__code__", None), forward.__doc__
     return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != doc])
