@@ -63,7 +63,10 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
         "differences": (joined.means[:, grid] - joined.means[:, [own]]).T,
         "strata": joined.strata,
         "costs": np.array(
-            [statistics.mean(v for cell in by_name[setting] for v in cell.kv_tokens.values()) for setting in settings]
+            [
+                np.concatenate([cell.traces["mean_kv_tokens"][cell.there] for cell in by_name[setting]]).mean()
+                for setting in settings
+            ]
         ),
         "tokens": tokens,
         "trunks": trunks,
@@ -71,7 +74,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
 
 
 def _problems(cells: list[CellTraces]) -> list[str]:
-    return [problem for cell in cells for problem in cell.outcomes]
+    return [problem for cell in cells for problem in cell.problems]
 
 
 def _tokens(cells: list[CellTraces]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -79,10 +82,9 @@ def _tokens(cells: list[CellTraces]) -> dict[tuple[str, str], tuple[int, int]]:
     by_name: dict[tuple[str, str], tuple[int, int]] = {}
     for cell in cells:
         budget = cell.expected.setting.values.get("kv_budget", 0)
-        for (problem, _), written in zip(cell.kv_tokens, cell.output_tokens, strict=True):
-            coord = cell.expected.benchmark, problem
-            whole, trunk = by_name.get(coord, (0, 0))
-            by_name[coord] = whole + written, trunk + min(written, max(budget - cell.prompts[problem], 0))
+        for problem, row in zip(cell.problems, cell.traces["output_tokens"].astype(int).tolist(), strict=True):
+            room = max(budget - cell.prompts[problem], 0)
+            by_name[cell.expected.benchmark, problem] = sum(row), sum(min(written, room) for written in row)
     return by_name
 
 
