@@ -180,12 +180,15 @@ def test_what_a_model_folder_lacks_is_named(random_models: dict[str, ModelHandle
         _ = item.tokenizer
 
 
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "rope_theta": 10_000.0}
+
+
 @pytest.mark.parametrize(
     ("rope", "positions"),
     [
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 1024),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 1024),
-        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 256}}, 256),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 256, **FACTORS}}, 256),
         ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 256}, 256),
         ({"rope_parameters": {"full": {"rope_type": "longrope", "original_max_position_embeddings": 256}}}, 256),
     ],

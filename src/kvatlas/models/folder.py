@@ -370,7 +370,7 @@ class ModelHandle:
 
         In Jinja's sandbox, as transformers does.
         """
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import _compile_jinja_template
 
         given = {
             "strftime_now": date.fromisoformat(self.options.date).strftime,
@@ -378,15 +378,13 @@ class ModelHandle:
             **(values or {}),
         }
         try:
-            ((text,), _) = render_jinja_template(
-                [list(messages)], chat_template=self._template, add_generation_prompt=answering, **given
-            )
+            own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
+            return str(_compile_jinja_template(self._template).render({"tools": None, **given, **own}))
         # A template may raise whatever Python does.
         except Exception as error:
             raise KvatlasError(
                 f"The chat template of {self.name!r} refuses these messages ({reason(error)})."
             ) from error
-        return str(text)
 
     @cached_property
     def prompt_identity(self) -> dict[str, Any]:
