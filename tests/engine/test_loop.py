@@ -177,7 +177,7 @@ def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandl
 def test_soft_capped_attention_is_refused(random_models: dict[str, ModelHandle]) -> None:
     from kvatlas.engine.attention import attend
 
-    with pytest.raises(KvatlasError, match=r"layers with softcap = 50.0; valid are models whose layers attend"):
+    with pytest.raises(KvatlasError, match="has layers with soft-capped attention; expected attention to"):
         attend(*[torch.zeros(1)] * 4, None, 1.0, None, softcap=50.0)  # type: ignore[arg-type]
 
 
