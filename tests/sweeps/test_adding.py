@@ -152,7 +152,10 @@ def test_imported_cells_stay_as_they_are(copy: Path, spec_data: Build) -> None:
     """Next to another policy, and next to more problems of the same benchmark."""
     cell = replace(promise(copy).expected[0], model="remote", setting=SERVED, run_key="log", baseline=True)
     with Store.create(copy) as store:
-        store.put_manifest(replace(store.manifest(), expected=(*store.manifest().expected, cell)))
+        before = store.manifest()
+        imported = {"imported": {f"remote {cell.benchmark}": {"log": "a.eval"}}}
+        provenance = {**before.provenance, **imported}
+        store.put_manifest(replace(before, expected=(*before.expected, cell), provenance=provenance))
     for added in (small(spec_data, "random"), small(spec_data, problems=3)):
         sweep(make_plan(parse_spec(added)), copy, workers=1)
         assert [c for c in promise(copy).expected if c.model == "remote"] == [cell]
