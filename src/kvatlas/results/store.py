@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -381,11 +382,12 @@ class Store:
             raise KvatlasError(f"There is a run in {str(folder)!r} already; name a new folder.")
         with self._damage_sentences():
             # All traces are read, so that no damage is copied.
-            count = sum(1 for _ in self.traces())
+            deque(self.traces(), maxlen=0)
+            (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
         with Store.create(folder) as other:
             self._connection.backup(other._connection)
             other._checkpoint()
-        return count
+        return int(count)
 
     @property
     def _version(self) -> int:
