@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.integrations.export_setting import export_setting
+from kvatlas.deploy.export import export_setting
 from tests.conformance.environment import run
 
 pytestmark = pytest.mark.conformance
