@@ -42,7 +42,7 @@ def main() -> None:
     settings = tuple(policy for policy, _ in plan.policies if policy.budget is not None)
     work = []
     for problem in plan.problems[benchmark.name]:
-        stream = stream_key(0, model.stream, benchmark.name, problem.id, 0)
+        stream = stream_key(0, MODEL, benchmark.name, problem.id, 0)
         work.append(Request(problem.id, model.encode(benchmark.prompt(problem)), stream, settings))
     kernels = TimedKernels() if shares else None
     engine = Engine(model, model.load(), settings, plan.spec.sampling.sampling(), BATCH)

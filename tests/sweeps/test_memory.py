@@ -254,12 +254,12 @@ def _decoded(backend: str | None) -> Callable[[ModelHandle, Path], None]:
 
 def _served(handle: ModelHandle, _: Path) -> None:
     """A closed service lets them go, though its owner keeps it."""
+    before = alive()
     service = Service(handle, policies.of(Setting.of("full")), batch_size=2).start()
     (asked,) = service.ask([GenerationRequest((5, 6, 7), Sampling(max_new_tokens=5), 0)])
     assert asked.generation.result(60).tokens
     service.close()
-    gone = alive()
-    assert not gone["Engine"] + gone["LlamaForCausalLM"]
+    assert alive() - before == Counter()
 
 
 def _generated(handle: ModelHandle, _: Path) -> None:

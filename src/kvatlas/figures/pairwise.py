@@ -233,13 +233,6 @@ def numbers(pair: Pair, intervals: bool = True) -> list[str]:
     def correlation(value: Correlation | None) -> str:
         return "undefined, a side does not vary" if value is None else told(value.value, value.low, value.high, 2)
 
-    def given_depth() -> str:
-        if pair.depth is None:
-            return "unknown, no plan lengths"
-        if np.ptp(pair.depth) == 0:
-            return "unknown, plans equally long"
-        return correlation(pair.given_depth)
-
     ahead, equal, behind = (style.percent(share) for share in (pair.above, pair.on, pair.below))
     difference = pair.difference
     return [
@@ -247,7 +240,7 @@ def numbers(pair: Pair, intervals: bool = True) -> list[str]:
         f"ahead: y {ahead} %, x {behind} %; equal {equal} %",
         f"mean of x − y {told(difference.value, difference.low, difference.high, 3)}",
         f"Spearman {correlation(pair.spearman)}",
-        f"given L {given_depth()}",
+        *([f"given L {correlation(pair.given_depth)}"] if pair.given_depth else []),
     ]
 
 

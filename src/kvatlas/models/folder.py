@@ -210,7 +210,7 @@ class ModelHandle:
         others = set(config.get("layer_types") or ()) - set(_LAYERS)
         if config.get("attn_logit_softcapping") or others:
             what = f"{min(others)} layers" if others else "soft-capped attention"
-            raise KvatlasError(f"The model {self.name!r} has {what}; valid are full and sliding-window attention.")
+            raise KvatlasError(f"The model {self.name!r} has {what}; expected full or sliding-window attention.")
 
     def _check_weights(self) -> None:
         if self.repository is None and not self._weight_files():

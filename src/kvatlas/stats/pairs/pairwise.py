@@ -46,7 +46,6 @@ class Pair:
     places: tuple[ProblemKey, ...]
     x: Floats
     y: Floats
-    depth: Floats | None
     above: float
     on: float
     below: float
@@ -92,7 +91,6 @@ def pair(first: System, second: System, seed: int = 0) -> Pair:
         places,
         x,
         y,
-        depth,
         above=float(np.mean(ahead > EQUAL)),
         on=float(np.mean(np.abs(ahead) <= EQUAL)),
         below=float(np.mean(ahead < -EQUAL)),
