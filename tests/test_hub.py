@@ -143,5 +143,5 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
         assert sentence in err, err
         assert err.count("\n") == 1
     # Work and waiting are bounded apart, since the machine may be busy.
-    assert took_cpu < 4
-    assert took < 15
+    assert took_cpu < 20
+    assert took < 90

@@ -42,6 +42,6 @@ def test_answers_of_all_kinds_are_judged_as_a_person_judges_them() -> None:
     "text", ["(" * 20_000, "answer" + " " * 20_000, r"\boxed{" + "([" * 10_000 + "}", "{" * 20_000]
 )
 def test_the_letter_of_a_text_takes_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert letter(text, ("a", "b", "c", "d")) is None
-    assert time.perf_counter() - began < 0.2
+    assert time.process_time() - began < 2

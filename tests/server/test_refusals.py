@@ -136,7 +136,7 @@ def test_a_refusal_names_the_field(service: Service, fields: dict[str, Any], sen
     assert sentence in error["message"]
     assert error["type"] == "invalid_request_error"
     assert len(answer.content) < 1000
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 30
 
 
 def test_prompts_are_read_beside_the_event_loop(service: Service) -> None:

