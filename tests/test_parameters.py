@@ -11,12 +11,12 @@ from kvatlas.cli.results import fixed
 from kvatlas.cli.sweeps import assignments, policy_parameters
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
-from kvatlas.parameters import read_value, text_fields
 from kvatlas.policies import Scope
 from kvatlas.results import Store
 from kvatlas.service import chosen
 from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.sweeps import read_spec
+from kvatlas.text import read_value, text_fields
 from tests.stats.synthetic import manifest
 
 #: Texts that YAML takes for something else.

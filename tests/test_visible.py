@@ -20,7 +20,7 @@ from kvatlas.cli.show import print_run
 from kvatlas.core import Grade, Status
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.visible import guarded, unguarded, visible
+from kvatlas.text import guarded, unguarded, visible
 from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest, traces
 

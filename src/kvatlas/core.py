@@ -398,6 +398,27 @@ class Map:
         return max(self.cells, key=lambda coord: self.cells[coord].estimate.value)
 
 
+class Check(StrEnum):
+    """The outcome of a check: nothing to do, a warning, or a reason not to start."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of a check before a sweep, and what to do about it (empty if nothing)."""
+
+    name: str
+    status: Check
+    message: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.advice}" if self.advice else self.message
+
+
 def canonical(value: Any) -> str:
     """JSON with sorted keys and no spaces: equal values have equal texts, on every machine."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

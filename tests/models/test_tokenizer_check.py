@@ -10,13 +10,12 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError
-from kvatlas.findings import Status
+from kvatlas.core import Check, KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.models.tokenizer_check import check_tokenizer, notes_for
 from tests.r1 import AIME, save_model
 
-OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
+OK, WARNING, FAILED = Check.OK, Check.WARNING, Check.FAILED
 QUESTIONS = [json.loads(line)["problem"] for line in AIME.read_text().splitlines()]
 
 
@@ -39,7 +38,7 @@ def changed(r1: ModelHandle, tmp_path: Path) -> Callable[..., ModelHandle]:
     return change
 
 
-def statuses(model: ModelHandle, questions: list[str]) -> dict[str, Status]:
+def statuses(model: ModelHandle, questions: list[str]) -> dict[str, Check]:
     return {
         item.name: item.status for item in check_tokenizer(model, [model.prompt(question) for question in questions])
     }

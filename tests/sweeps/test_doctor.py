@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Check, Finding, KvatlasError
 from kvatlas.engine.attention import ReferenceBackend
 from kvatlas.engine.graphs import CapturedStep
-from kvatlas.findings import Finding, Status
 from kvatlas.models import ModelHandle
 from kvatlas.models.loaded import loaded
 from kvatlas.native import load
@@ -56,18 +55,18 @@ def test_versions_beyond_what_was_tested_are_named(tmp_path: Path, monkeypatch: 
 
     installed("kvatlas", "0.1.0", needed)
     monkeypatch.syspath_prepend(tmp_path)
-    assert next(doctor.check_machine("cpu")).status is Status.OK
+    assert next(doctor.check_machine("cpu")).status is Check.OK
     for name in ("torch", "transformers"):
         installed(name, "99.0")
     importlib.invalidate_caches()
     finding = next(doctor.check_machine("cpu"))
-    assert finding.status is Status.WARNING
+    assert finding.status is Check.WARNING
     assert finding.advice.startswith("kvatlas was tested with torch<")
 
 
 def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu) -> None:
     result = examined()
-    assert {finding.status for finding in result.values()} == {Status.OK}
+    assert {finding.status for finding in result.values()} == {Check.OK}
     assert "70.0 GiB free of 80.0; GPUs: 1" in result["device"].message
     assert result["CUDA graphs"].message.startswith("captured: ")
     assert "flex against reference" in result["tokens"].message
@@ -86,9 +85,9 @@ def test_why_steps_are_no_graphs_is_said(
 
     monkeypatch.setattr(CapturedStep, "work", read)
     result = examined()
-    assert result["CUDA graphs"].status is Status.WARNING
+    assert result["CUDA graphs"].status is Check.WARNING
     assert "stream is capturing" in result["CUDA graphs"].message
-    assert result["tokens"].status is Status.OK
+    assert result["tokens"].status is Check.OK
 
 
 def test_wrong_tokens_are_a_failure(
@@ -99,7 +98,7 @@ def test_wrong_tokens_are_a_failure(
     paged = gpu_stand_in.paged_attention
     monkeypatch.setattr(gpu_stand_in, "paged_attention", lambda *given, **named: paged(*given, **named) * 0.5)
     result = examined()
-    assert result["tokens"].status is Status.FAILED
+    assert result["tokens"].status is Check.FAILED
     assert " of 9 sequences differ, the first from new token 2 on (flex against" in result["tokens"].message
 
 
@@ -111,7 +110,7 @@ def test_a_gpu_that_runs_out_of_memory_is_a_failure(
 
     monkeypatch.setattr(ReferenceBackend, "attend", full)
     result = examined()
-    assert result["decoding"].status is Status.FAILED
+    assert result["decoding"].status is Check.FAILED
     assert result["decoding"].message == "CUDA out of memory"
 
 

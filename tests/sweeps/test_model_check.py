@@ -10,7 +10,7 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.findings import Finding, Status
+from kvatlas.core import Check, Finding
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import model_check
 from kvatlas.sweeps.model_check import check_model
@@ -30,7 +30,7 @@ def findings(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: in
 def test_every_line_is_there_and_fine(random_models: dict[str, ModelHandle], kind: str) -> None:
     lines = findings(random_models[kind])
     assert list(lines) == NAMES
-    assert {line.status for name, line in lines.items() if name != "generation"} == {Status.OK}
+    assert {line.status for name, line in lines.items() if name != "generation"} == {Check.OK}
     seen = f"2 layers see a window of {WINDOW}, 1 layers see all tokens" if kind == "gemma3" else "3 layers see all"
     assert lines["attention"].message.startswith(seen)
     assert "scale 0.25 (head size ** -0.5)" in lines["attention"].message
@@ -42,7 +42,7 @@ def test_another_scale_and_half_precision_are_told(tmp_path: Path, random_models
     path.write_text(json.dumps({**json.loads(path.read_text()), "query_pre_attn_scalar": 64}))
     lines = findings(models.find(f"hf:{tmp_path / 'm'}", dtype="bfloat16"))
     assert "scale 0.125 (not head size ** -0.5, which is 0.25)" in lines["attention"].message
-    assert lines["one step"].status is Status.OK
+    assert lines["one step"].status is Check.OK
     assert "in bfloat16 on cpu (stored in float32)" in lines["model"].message
 
 
@@ -54,23 +54,23 @@ def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, t
         return [logit + (logit == logit.max()) for logit in logits], generation
 
     monkeypatch.setattr(model_check, "_generate", wrong)
-    assert findings(tiny_llama)["one step"].status is Status.FAILED
+    assert findings(tiny_llama)["one step"].status is Check.FAILED
 
 
 def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
     lines = findings(random_models["llama"], ["Was ist das?"])
-    assert lines["unknown tokens"].status is Status.FAILED
+    assert lines["unknown tokens"].status is Check.FAILED
     assert "attention" not in lines
     shutil.copytree(random_models["llama"].folder, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": ["linear_attention"] * 3}))
     lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
-    assert lines["model"].status is Status.FAILED
+    assert lines["model"].status is Check.FAILED
     assert "linear_attention layers" in lines["model"].message
     (tmp_path / "m" / "model.safetensors").write_bytes(b"no weights")
     path.write_text((random_models["llama"].folder / "config.json").read_text())
     lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
-    assert lines["weights"].status is Status.FAILED
+    assert lines["weights"].status is Check.FAILED
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +93,11 @@ def test_tags_are_looked_for_in_a_generation(make: Callable[..., ModelHandle]) -
     assert lines["generation"].message.startswith(f"{close!r} after ")
     first = make(template=FIRST_TEMPLATE)
     assert "to be opened by the model" in findings(first)["think tags"].message
-    assert findings(first)["generation"].status is Status.WARNING
+    assert findings(first)["generation"].status is Check.WARNING
     assert "thinking was not opened" in findings(first)["generation"].message
     none = findings(make(template=FIRST_TEMPLATE, tags=()))
     assert none["think tags"].message == "none: the whole output is the answer"
-    assert none["generation"].status is Status.OK
+    assert none["generation"].status is Check.OK
 
 
 def written(model: ModelHandle, count: int) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def written(model: ModelHandle, count: int) -> tuple[int, ...]:
 
 def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: ModelHandle) -> None:
     lines = findings(models.find(tiny_llama.name, think_close="</Gedanke>"))
-    assert lines["think tags"].status is Status.FAILED
+    assert lines["think tags"].status is Check.FAILED
     assert "is not found in its own tokens" in lines["think tags"].message
 
 
@@ -118,5 +118,5 @@ def test_a_template_that_ends_turns_otherwise_is_told(make: Callable[..., ModelH
     path = tmp_path / "m" / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 5}))
     line = findings(models.find(f"hf:{tmp_path / 'm'}"))["stop tokens"]
-    assert line.status is Status.WARNING
+    assert line.status is Check.WARNING
     assert "the chat template ends a turn with <｜end▁of▁sentence｜>; add 1 to eos_token_id" in str(line)

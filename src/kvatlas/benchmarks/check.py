@@ -15,8 +15,7 @@ from kvatlas.benchmarks import normal, tables, units
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.public import Questions
 from kvatlas.benchmarks.sources import SOURCES
-from kvatlas.core import KvatlasError, Problem, canonical, digest
-from kvatlas.findings import Finding, Status
+from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
 
 #: Share of problems from which a fault is the file's and not some problems'.
 MANY = 0.2
@@ -70,14 +69,14 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
         yield _choices(problems)
         yield _own_answers(benchmark, problems)
     else:
-        yield Finding("problems", Status.OK, f"{len(problems)} problems (digest {_digest(problems)})")
+        yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
     yield _duplicates(problems)
     lengths = [length(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} {unit} in the median, {max(lengths):,} at most"
-    yield Finding("prompts", Status.OK, message)
+    yield Finding("prompts", Check.OK, message)
     example = problems[0]
     yield Finding(
-        "example", Status.OK, f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
+        "example", Check.OK, f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
     )
 
 
@@ -90,9 +89,9 @@ def notes_on(benchmark: Benchmark) -> list[str]:
         return []
     findings = list(check(benchmark))
     for finding in findings:
-        if finding.status is Status.FAILED:
+        if finding.status is Check.FAILED:
             raise KvatlasError(f"{benchmark.name} cannot be measured with {str(benchmark.path)!r}: {finding}.")
-    return [f"{benchmark.name}: {finding}." for finding in findings if finding.status is Status.WARNING]
+    return [f"{benchmark.name}: {finding}." for finding in findings if finding.status is Check.WARNING]
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
@@ -121,11 +120,11 @@ def _columns(benchmark: Questions) -> Finding:
                 doubts.append(f"{other!r} could be the {what}, too, and differs from {at!r} in {_of(differ, rows)}")
     if doubts:
         advice = "name the right one with columns: {question: NAME, answer: NAME}"
-        return Finding(name, Status.WARNING, "; ".join(doubts), advice)
+        return Finding(name, Check.WARNING, "; ".join(doubts), advice)
     options = named.get("options") or tables.find(rows[0], tables.OPTIONS)
     lettered = ", ".join(tables.lettered(rows[0]))
     taken += [f"options in {option!r}" for option in (options or lettered,) if option]
-    return Finding(name, Status.OK, ", ".join(taken))
+    return Finding(name, Check.OK, ", ".join(taken))
 
 
 def _published(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
@@ -135,17 +134,17 @@ def _published(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
     mark = fingerprint(problems)
     other = next((source_name for source_name, source in SOURCES.items() if source.answers == mark), benchmark.name)
     if source and other != benchmark.name:
-        return Finding(name, Status.FAILED, f"the reference answers are those of {other}", f"name it {other}")
+        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
     without = len(benchmark.rows) - len(problems)
     if source and source.size != len(problems):
         message = f"{len(problems)} problems with a reference answer, where the published set has {source.size}"
         advice = f"{without} without one are left out" if without else "the file is not the published set"
-        return Finding(name, Status.WARNING, message, advice)
+        return Finding(name, Check.WARNING, message, advice)
     if without:
-        return Finding(name, Status.WARNING, message, f"{without} without one are left out")
+        return Finding(name, Check.WARNING, message, f"{without} without one are left out")
     if source and source.answers not in ("", mark):
-        return Finding(name, Status.WARNING, "the reference answers are not all those of the published set")
-    return Finding(name, Status.OK, f"{message}, as published" if source else message)
+        return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
+    return Finding(name, Check.OK, f"{message}, as published" if source else message)
 
 
 def _damage(problems: Sequence[Problem]) -> Finding:
@@ -154,7 +153,7 @@ def _damage(problems: Sequence[Problem]) -> Finding:
         matched = [p for p, text in zip(problems, texts, strict=True) if re.search(pattern, text)]
         if matched:
             return _warning("texts", problems, matched, f"hold {what}", advice)
-    return Finding("texts", Status.OK, "no sign of damage")
+    return Finding("texts", Check.OK, "no sign of damage")
 
 
 def _questions(problems: Sequence[Problem]) -> Finding:
@@ -175,7 +174,7 @@ def _questions(problems: Sequence[Problem]) -> Finding:
     if len({p.question for p in cut}) >= CUT:
         what = f"are exactly {longest} characters long, the most there are, and end in the middle"
         return _warning(name, problems, cut, what, "they seem cut")
-    return Finding(name, Status.OK, f"{min(len(p.question) for p in problems)} to {longest} characters")
+    return Finding(name, Check.OK, f"{min(len(p.question) for p in problems)} to {longest} characters")
 
 
 def _references(problems: Sequence[Problem]) -> Finding:
@@ -186,7 +185,7 @@ def _references(problems: Sequence[Problem]) -> Finding:
         advice = "name the column with the final answer: columns: {answer: NAME}"
         warning = _warning(name, problems, solutions, "have a whole solution for a reference answer", advice)
         failed = len(solutions) >= MANY * len(problems)
-        return Finding(name, Status.FAILED, warning.message, advice) if failed else warning
+        return Finding(name, Check.FAILED, warning.message, advice) if failed else warning
     nothing = [p for p in problems if _NOTHING.fullmatch(p.answer)]
     if nothing:
         return _warning(
@@ -205,7 +204,7 @@ def _references(problems: Sequence[Problem]) -> Finding:
     if len(letters) >= MANY * len(problems):
         advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
         return _warning(name, problems, letters, "have a letter for a reference answer and no choices", advice)
-    return Finding(name, Status.OK, f"{max(len(p.answer) for p in problems)} characters at most")
+    return Finding(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
 
 
 def _is_solution(answer: str) -> bool:
@@ -223,7 +222,7 @@ def _choices(problems: Sequence[Problem]) -> Finding:
     name = "choices"
     asked = [p for p in problems if p.about.get("choices")]
     if not asked:
-        return Finding(name, Status.OK, "none: answers are compared by meaning")
+        return Finding(name, Check.OK, "none: answers are compared by meaning")
     empty = [p for p in asked if not all(p.about["choices"])]
     if empty:
         return _warning(name, asked, empty, "have an empty option")
@@ -242,9 +241,9 @@ def _choices(problems: Sequence[Problem]) -> Finding:
         if abs(right[letter] - sum(shares)) > CHANCE * spread:
             message = f"{letter} is the answer of {_of(right[letter], asked)}, where chance gives {sum(shares):.0f}"
             advice = "a model that has a favourite letter is rewarded for it; see whether indices count from 1"
-            return Finding(name, Status.WARNING, message, advice)
+            return Finding(name, Check.WARNING, message, advice)
     shown = ", ".join(f"{letter} {count / len(asked):.0%}" for letter, count in sorted(right.items()))
-    return Finding(name, Status.OK, f"{most} of {len(asked)} with {usual} options; answers {shown}")
+    return Finding(name, Check.OK, f"{most} of {len(asked)} with {usual} options; answers {shown}")
 
 
 def _own_answers(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
@@ -255,11 +254,11 @@ def _own_answers(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
     refused = (p for p in spelled if not benchmark.grade(p, rf"\boxed{{{p.answer}}}").correct)
     wrong = list(itertools.islice(refused, ENOUGH))
     if not wrong:
-        return Finding(name, Status.OK, "every reference answer is graded right")
+        return Finding(name, Check.OK, "every reference answer is graded right")
     many = "or more " if len(wrong) == ENOUGH else ""
     which = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
     message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({which})"
-    return Finding(name, Status.FAILED if len(wrong) >= MANY * len(problems) else Status.WARNING, message)
+    return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 
 
 def _duplicates(problems: Sequence[Problem]) -> Finding:
@@ -270,7 +269,7 @@ def _duplicates(problems: Sequence[Problem]) -> Finding:
         groups[canonical([words, sorted(problem.about.get("choices", ()))])].append(problem)
     twice = [group for group in groups.values() if len(group) > 1]
     if not twice:
-        return Finding(name, Status.OK, "every question is there once")
+        return Finding(name, Check.OK, "every question is there once")
     again = [problem for group in twice for problem in group[1:]]
     several = sum(len({problem.answer for problem in group}) > 1 for group in twice)
     advice = f"{several} of them with different reference answers" if several else ""
@@ -280,7 +279,7 @@ def _duplicates(problems: Sequence[Problem]) -> Finding:
 def _warning(
     name: str, problems: Sequence[Problem], affected: Sequence[Problem], what: str, advice: str = ""
 ) -> Finding:
-    return Finding(name, Status.WARNING, f"{_of(len(affected), problems)} {what} (first {affected[0].id})", advice)
+    return Finding(name, Check.WARNING, f"{_of(len(affected), problems)} {what} (first {affected[0].id})", advice)
 
 
 def _of(count: int, everything: Sequence[object]) -> str:

@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.visible import VisibleStream, visible
+from kvatlas.text import VisibleStream, visible
 
 #: Characters of a sentence, which may name what was given.
 _LONGEST = 2000

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.cli.lists import Json, print_rows
-from kvatlas.visible import unfiltered, visible
+from kvatlas.text import unfiltered, visible
 
 QuestionField = Annotated[
     str, typer.Option(help="The field of a problem file that holds the question, if it has no usual name.")

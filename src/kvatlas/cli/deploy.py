@@ -11,7 +11,7 @@ import typer
 
 from kvatlas.cli.quantities import finite
 from kvatlas.cli.sweeps import Quiet, check_start
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

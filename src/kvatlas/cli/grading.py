@@ -71,7 +71,7 @@ def _write(disagreements: list[Disagreement], path: Path) -> None:
     import csv
 
     from kvatlas.results.export import replacing
-    from kvatlas.visible import guarded
+    from kvatlas.text import guarded
 
     names = ["benchmark", "problem", "answer", "correct", "reason", "reference", "traces", "text"]
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:

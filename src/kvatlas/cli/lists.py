@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvatlas.findings import Finding
+    from kvatlas.core import Finding
 
 #: Columns of what is no terminal.
 _NO_EDGE = 10_000
@@ -117,7 +117,7 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, one_line: bool = False
     from rich.markup import escape
     from rich.table import Table
 
-    from kvatlas.visible import visible
+    from kvatlas.text import visible
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(rows[0] if rows else []):
@@ -138,7 +138,7 @@ def table_console() -> Console:
 
 def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
     """Findings, a line for each as they come, or all as JSON; exit code 2 if one of them failed."""
-    from kvatlas.findings import Status
+    from kvatlas.core import Check
 
     seen = []
     for finding in findings:
@@ -151,7 +151,7 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
             for finding in seen
         ]
         typer.echo(json.dumps(rows, indent=2))
-    if any(finding.status is Status.FAILED for finding in seen):
+    if any(finding.status is Check.FAILED for finding in seen):
         raise typer.Exit(2)
 
 

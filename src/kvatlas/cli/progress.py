@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from kvatlas.sweeps import Progress

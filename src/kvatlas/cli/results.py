@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli.quantities import finite
-from kvatlas.visible import unfiltered, visible
+from kvatlas.text import unfiltered, visible
 
 Inputs = Annotated[
     list[str],

@@ -8,7 +8,7 @@ import typer
 
 from kvatlas.cli.quantities import finite
 from kvatlas.cli.sweeps import ModelOption, assignments
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 
 def serve(

@@ -31,7 +31,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
     from kvatlas.figures.style import percent
     from kvatlas.results import Store
     from kvatlas.stats.estimates.run_data import RunData
-    from kvatlas.visible import visible
+    from kvatlas.text import visible
 
     cells = [cell for cell in RunData.open(folder).cells if setting in (None, cell.expected.setting)]
     keys = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
@@ -105,7 +105,7 @@ def finish_demo(folder: Path) -> None:
     from kvatlas.report.demo import write_demo
     from kvatlas.report.summary import recommendation
     from kvatlas.report.terminal import print_map
-    from kvatlas.visible import visible
+    from kvatlas.text import visible
 
     analysis, written = write_demo(folder)
     console = Console()

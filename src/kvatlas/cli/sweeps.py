@@ -12,7 +12,7 @@ import typer
 
 from kvatlas.cli.benchmarks import AnswerField, QuestionField, fields
 from kvatlas.cli.quantities import positive
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from kvatlas.sweeps.plan import Plan
@@ -369,8 +369,8 @@ def _note(sentence: str) -> None:
 
 def policy_parameters(policy: str, given: list[str] | None) -> dict[str, Any]:
     """The parameters of a policy from its `--set` options, each read by its declared type."""
-    from kvatlas.parameters import read_value
     from kvatlas.policies import policies
+    from kvatlas.text import read_value
 
     pairs = assignments("--set", given)
     return {name: read_value(policies.get(policy), name, value) for name, value in pairs.items()}

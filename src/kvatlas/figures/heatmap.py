@@ -27,7 +27,7 @@ from kvatlas.figures.look import (
 )
 from kvatlas.figures.panels import NARROWEST, SMALL, Panel, Shown, metric_panels
 from kvatlas.figures.plateau import frame
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

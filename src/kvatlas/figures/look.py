@@ -17,7 +17,7 @@ from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.results.csv_maps import VALUE_COLUMNS
 from kvatlas.results.export import check_target, csv_text, replacing
-from kvatlas.visible import guarded, visible
+from kvatlas.text import guarded, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

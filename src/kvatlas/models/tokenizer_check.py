@@ -6,8 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from kvatlas.core import KvatlasError
-from kvatlas.findings import Finding, Status
+from kvatlas.core import Check, Finding, KvatlasError
 from kvatlas.models.folder import ModelHandle
 
 #: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
@@ -37,46 +36,46 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
     """
     findings = check_tokenizer(model, prompts)
     for finding in findings:
-        if finding.status is Status.FAILED:
+        if finding.status is Check.FAILED:
             raise KvatlasError(f"The tokenizer of the model {model.name!r} does not fit {benchmark}: {finding}.")
-    return [f"{model.name} on {benchmark}: {finding}." for finding in findings if finding.status is Status.WARNING]
+    return [f"{model.name} on {benchmark}: {finding}." for finding in findings if finding.status is Check.WARNING]
 
 
 def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
     last, known = max(max(ids, default=0) for ids in tokens), model.vocabulary
     if last >= known:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {known - 1}"
-        return Finding("vocabulary", Status.FAILED, message, _OTHER)
-    return Finding("vocabulary", Status.OK, f"{len(model.tokenizer):,} tokens, {known:,} in the model")
+        return Finding("vocabulary", Check.FAILED, message, _OTHER)
+    return Finding("vocabulary", Check.OK, f"{len(model.tokenizer):,} tokens, {known:,} in the model")
 
 
 def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
     unknown, total = model.tokenizer.unk_token_id, sum(map(len, tokens))
     if unknown is None:
-        return Finding("unknown tokens", Status.OK, "the tokenizer has no unknown token")
+        return Finding("unknown tokens", Check.OK, "the tokenizer has no unknown token")
     # In some tokenizers the end of text is the unknown token, too, and templates write it.
     count = max(0, sum(ids.count(unknown) for ids in tokens) - sum(p.count(model.tokenizer.unk_token) for p in prompts))
     message = f"{count:,} of {total:,} prompt tokens are unknown ({count / max(1, total):.1%})"
     if count >= UNKNOWN * total > 0:
-        return Finding("unknown tokens", Status.FAILED, message, f"{_OTHER}, or ask what the model has tokens for")
+        return Finding("unknown tokens", Check.FAILED, message, f"{_OTHER}, or ask what the model has tokens for")
     if count:
-        return Finding("unknown tokens", Status.WARNING, message, "the model does not see what they stand for")
-    return Finding("unknown tokens", Status.OK, message)
+        return Finding("unknown tokens", Check.WARNING, message, "the model does not see what they stand for")
+    return Finding("unknown tokens", Check.OK, message)
 
 
 def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> Finding:
     name, unknown = "round trip", str(model.tokenizer.unk_token or "")
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
-        return Finding(name, Status.OK, "prompts are the same after encoding and decoding")
+        return Finding(name, Check.OK, "prompts are the same after encoding and decoding")
     changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
     characters = sum(len(_plain(prompt, unknown)) for prompt in prompts)
     letters, spaces = (sum(counts) / max(1, characters) for counts in zip(*changes, strict=True))
     some = f"{len(differing)} of {len(prompts)} prompts differ after encoding and decoding"
     message = f"{some}, first at {_first(*differing[0])} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
     if letters >= CHANGED or spaces >= SPACES:
-        return Finding(name, Status.FAILED, message, _OTHER)
-    return Finding(name, Status.WARNING, message, "the model reads or writes these characters otherwise")
+        return Finding(name, Check.FAILED, message, _OTHER)
+    return Finding(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
 
 
 def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
@@ -84,10 +83,10 @@ def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
     counts = {mark: sum(text.count(mark) for text in back) - sum(p.count(mark) for p in prompts) for mark in _MARKS}
     left = {mark: count for mark, count in counts.items() if count > 0}
     if not left:
-        return Finding(name, Status.OK, "decoded text holds no marker letters of the vocabulary")
+        return Finding(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"
     failed = sum(left.values()) >= MARKERS * sum(map(len, back))
-    return Finding(name, Status.FAILED if failed else Status.WARNING, message, _OTHER)
+    return Finding(name, Check.FAILED if failed else Check.WARNING, message, _OTHER)
 
 
 def _plain(text: str, unknown: str) -> str:

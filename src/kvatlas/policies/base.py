@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.parameters import text_fields
 from kvatlas.policies.budget import Budget, share
 from kvatlas.policies.scores import fitted
 from kvatlas.policies.valid_values import Words
+from kvatlas.text import text_fields
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 
 def embedded(value: Any) -> str:

@@ -10,7 +10,7 @@ from kvatlas.figures import style
 from kvatlas.report.description import p_text
 from kvatlas.report.escaping import embedded, policy_hash
 from kvatlas.report.traces import LETTERS
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 #: The scripts that all pages share, in their order.
 SHARED = ("page.js", "cards.js", "maps.js", "charts.js", "problems.js", "motion.js", "traces.js")

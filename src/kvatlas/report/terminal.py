@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Map
 from kvatlas.figures import style
-from kvatlas.visible import visible
+from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -140,7 +140,7 @@ def coded_evictions(eviction_trace: EvictionTrace, prompt: int, shown: int, wind
 
 def _lengths(pieces: Sequence[str]) -> str | list[int]:
     # The page counts UTF-16 units, as scripts do, in text whose hidden characters were made visible.
-    from kvatlas.visible import visible
+    from kvatlas.text import visible
 
     return _coded([len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces])
 

@@ -17,7 +17,7 @@ from typing import Any
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.results.csv_columns import GuessWarning, did_you_mean, number, plain, separator, spelt
 from kvatlas.results.store import GRADED
-from kvatlas.visible import unguarded
+from kvatlas.text import unguarded
 
 PUBLISHED = "published:"
 #: Problems of the benchmarks of the field, for maps that do not tell.

@@ -13,7 +13,7 @@ from uuid import uuid4
 from kvatlas.core import Cell, KvatlasError, Map, Trace, reason
 from kvatlas.results.csv_maps import EXTRAS, value_column
 from kvatlas.results.store import Store
-from kvatlas.visible import guarded
+from kvatlas.text import guarded
 
 FORMATS = ("csv", "jsonl", "parquet")
 _BATCH = 2_000

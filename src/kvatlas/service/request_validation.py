@@ -10,10 +10,10 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.parameters import read_value
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.service.detokenizer import Detokenizer
 from kvatlas.service.logits import Steerer, Steering
+from kvatlas.text import read_value
 
 #: New tokens where nobody says how many: the published number.
 MOST_NEW_TOKENS = Sampling().max_new_tokens

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from kvatlas import models, native, policies
-from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.findings import Finding, Status
+from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.options import Options
@@ -47,7 +46,7 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
         yield from _decoding(model, model.load())
         yield _memory(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     except (KvatlasError, RuntimeError) as error:
-        yield Finding("decoding", Status.FAILED, " ".join(str(error).split())[:500])
+        yield Finding("decoding", Check.FAILED, " ".join(str(error).split())[:500])
 
 
 def _versions() -> Finding:
@@ -63,8 +62,8 @@ def _versions() -> Finding:
                 untested.append(f"{name}{tested[name]}")
     message = f"{', '.join(versions)}; {platform.platform()}"
     if untested:
-        return Finding("versions", Status.WARNING, message, f"kvatlas was tested with {', '.join(untested)}")
-    return Finding("versions", Status.OK, message)
+        return Finding("versions", Check.WARNING, message, f"kvatlas was tested with {', '.join(untested)}")
+    return Finding("versions", Check.OK, message)
 
 
 def _device(device: torch.device) -> Finding:
@@ -76,11 +75,11 @@ def _device(device: torch.device) -> Finding:
     memory = "memory unknown" if there is None else f"{there / 2**30:.1f} GiB free"
     if device.type == "cpu":
         processor = platform.processor() or platform.machine()
-        return Finding("device", Status.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
+        return Finding("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
     properties = torch.cuda.get_device_properties(device)
     return Finding(
         "device",
-        Status.OK,
+        Check.OK,
         f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
         f"{memory} of {properties.total_memory / 2**30:.1f}; GPUs: {torch.cuda.device_count()}",
     )
@@ -88,13 +87,11 @@ def _device(device: torch.device) -> Finding:
 
 def _kernels(device: torch.device) -> Finding:
     if device.type != "cpu":
-        return Finding("kernels", Status.OK, "FlexAttention, compiled by Triton for this GPU")
+        return Finding("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
     kernels = native.load()
     if kernels is None:
-        return Finding(
-            "kernels", Status.WARNING, (native.why_not() or "").rstrip("."), "torch computes instead, slower"
-        )
-    return Finding("kernels", Status.OK, f"native, for {kernels.target}")
+        return Finding("kernels", Check.WARNING, (native.why_not() or "").rstrip("."), "torch computes instead, slower")
+    return Finding("kernels", Check.OK, f"native, for {kernels.target}")
 
 
 def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
@@ -106,17 +103,17 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
     if engine.graphs is not None:
         if engine.graphs.broken or not engine.graphs.steps:
             why = engine.graphs.broken or "no step was fit to be captured"
-            yield Finding("CUDA graphs", Status.WARNING, f"off: {why}", "decoding works without them, slower")
+            yield Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
         else:
-            yield Finding("CUDA graphs", Status.OK, f"captured: {engine.graphs.steps} of {engine.passes} passes")
+            yield Finding("CUDA graphs", Check.OK, f"captured: {engine.graphs.steps} of {engine.passes} passes")
     name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
     pairs = list(zip(fast, plain, strict=True))
     differ = [_first_difference(*pair) for pair in pairs if pair[0] != pair[1]]
     if differ:
         message = f"{len(differ)} of {len(pairs)} sequences differ, the first from new token {min(differ)} on ({name})"
-        yield Finding("tokens", Status.FAILED, message, "do not trust this machine's traces; please report this")
+        yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
-        yield Finding("tokens", Status.OK, f"equal in {len(pairs)} sequences of {STEPS} steps ({name})")
+        yield Finding("tokens", Check.OK, f"equal in {len(pairs)} sequences of {STEPS} steps ({name})")
 
 
 def _first_difference(tokens: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -161,7 +158,7 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
     reached = rows * TOKENS * SHAPE.kv_bytes_per_token(dtype.itemsize) / seconds
     return Finding(
         "memory",
-        Status.OK,
+        Check.OK,
         f"read at {bandwidth / 1e9:.1f} GB/s; by attention ({backend.name}) to {rows} x {TOKENS} tokens in "
         f"{str(dtype).removeprefix('torch.')} at {reached / 1e9:.1f} GB/s, {reached / bandwidth:.0%} of it",
     )

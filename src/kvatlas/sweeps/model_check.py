@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
-from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.findings import Finding, Status
+from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.models.thinking import TAGS
 from kvatlas.models.tokenizer_check import check_tokenizer
@@ -44,18 +43,18 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         _context(handle, prompts),
     ]
     yield from known
-    if any(finding.status is Status.FAILED for finding in known):
+    if any(finding.status is Check.FAILED for finding in known):
         return
     try:
         model = handle.load()
     except KvatlasError as error:
-        yield Finding("weights", Status.FAILED, _without_stop(error))
+        yield Finding("weights", Check.FAILED, _without_stop(error))
         return
     yield _attention(handle, model)
     try:
         logits, generation = _generate(handle, model, handle.tokens(prompts[0]), new_tokens)
     except KvatlasError as error:
-        yield Finding("one step", Status.FAILED, _without_stop(error))
+        yield Finding("one step", Check.FAILED, _without_stop(error))
         return
     yield _step(handle, model, handle.tokens(prompts[0]), logits, generation)
     yield _generation(handle, generation, new_tokens)
@@ -65,7 +64,7 @@ def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except KvatlasError as error:
-        return Finding(name, Status.FAILED, _without_stop(error))
+        return Finding(name, Check.FAILED, _without_stop(error))
 
 
 def _without_stop(error: KvatlasError) -> str:
@@ -76,14 +75,14 @@ def _model(model: ModelHandle) -> Finding:
     model.check()
     stored = model.config.get("dtype") or model.config.get("torch_dtype") or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
-    return Finding("model", Status.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
+    return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
 
 
 def _layers(model: ModelHandle) -> Finding:
     shape = model.shape
     return Finding(
         "layers",
-        Status.OK,
+        Check.OK,
         f"{shape.layers} layers of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
         f"{model.kv_bytes_per_token:,} bytes of keys and values a token",
     )
@@ -92,14 +91,14 @@ def _layers(model: ModelHandle) -> Finding:
 def _tags(model: ModelHandle) -> Finding:
     name, tags = "think tags", model.thinking
     if not tags.close:
-        return Finding(name, Status.OK, "none: the whole output is the answer")
+        return Finding(name, Check.OK, "none: the whole output is the answer")
     tokens = model.tokens(f"so{tags.close}7")
     if model.split(tokens) is None:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
-        return Finding(name, Status.FAILED, message, "name the text that ends thinking with think_close")
+        return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
     how = "one token" if tags.token is not None else "found in the text"
     opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
-    return Finding(name, Status.OK, f"{tags.open!r} to {tags.close!r} ({how}), {opened}")
+    return Finding(name, Check.OK, f"{tags.open!r} to {tags.close!r} ({how}), {opened}")
 
 
 def _stops(model: ModelHandle) -> Finding:
@@ -109,8 +108,8 @@ def _stops(model: ModelHandle) -> Finding:
     if turn is not None and turn not in model.stops:
         message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
         advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
-        return Finding(name, Status.WARNING, message, advice)
-    return Finding(name, Status.OK, " ".join(texts))
+        return Finding(name, Check.WARNING, message, advice)
+    return Finding(name, Check.OK, " ".join(texts))
 
 
 def _end_of_turn(model: ModelHandle) -> int | None:
@@ -129,10 +128,10 @@ def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
     longest, known = max(len(model.tokens(prompt)) for prompt in prompts), model.positions
     if known is None:
         message = "config.json does not say how many positions there are"
-        return Finding("context", Status.WARNING, message, "see that prompt and max_new_tokens are not more")
+        return Finding("context", Check.WARNING, message, "see that prompt and max_new_tokens are not more")
     if longest >= known:
-        return Finding("context", Status.FAILED, f"{known:,} positions, and a prompt has {longest:,} tokens")
-    return Finding("context", Status.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
+        return Finding("context", Check.FAILED, f"{known:,} positions, and a prompt has {longest:,} tokens")
+    return Finding("context", Check.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
 
 
 def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
@@ -146,10 +145,10 @@ def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
             layers[layer] = (f"a window of {window:,}" if window else "all tokens", scale)
             refused |= {word for word in ("sinks", "attn_logit_softcapping") if getattr(module, word, None) is not None}
     if refused:
-        return Finding("attention", Status.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
+        return Finding("attention", Check.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
     if len(layers) != handle.shape.layers:
         message = f"{len(layers)} of {handle.shape.layers} layers tell their attention scale"
-        return Finding("attention", Status.WARNING, message, "trust only the step against transformers")
+        return Finding("attention", Check.WARNING, message, "trust only the step against transformers")
     kinds = ", ".join(
         f"{count} layers see {kind}" for kind, count in Counter(kind for kind, _ in layers.values()).items()
     )
@@ -157,7 +156,7 @@ def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
     scales = sorted({scale for _, scale in layers.values()})
     same = all(abs(scale - usual) < 1e-6 for scale in scales)
     which = "head size ** -0.5" if same else f"not head size ** -0.5, which is {usual:.4g}"
-    return Finding("attention", Status.OK, f"{kinds}; scale {', '.join(f'{scale:.4g}' for scale in scales)} ({which})")
+    return Finding("attention", Check.OK, f"{kinds}; scale {', '.join(f'{scale:.4g}' for scale in scales)} ({which})")
 
 
 def _generate(
@@ -200,9 +199,9 @@ def _step(
     )
     surely, perhaps = ROUNDING[handle.dtype]
     if difference <= surely:
-        return Finding("one step", Status.OK, message)
+        return Finding("one step", Check.OK, message)
     failed = not difference <= perhaps
-    return Finding("one step", Status.FAILED if failed else Status.WARNING, message, "report this model to kvatlas")
+    return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
 
 
 def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
@@ -210,20 +209,20 @@ def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int
     count = len(generation.tokens)
     unknown = model.tokenizer.unk_token_id
     if unknown is not None and unknown not in model.stops and generation.tokens.count(unknown) * 5 >= count:
-        return Finding(name, Status.FAILED, f"{generation.tokens.count(unknown)} of {count} new tokens are unknown")
+        return Finding(name, Check.FAILED, f"{generation.tokens.count(unknown)} of {count} new tokens are unknown")
     other = [tag for pair in TAGS for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
     if other:
         advice = f"name the text that ends thinking with think_close, {other[-1]!r} perhaps"
-        return Finding(name, Status.WARNING, f"it wrote {other[0]!r}, which is none of its think tags", advice)
+        return Finding(name, Check.WARNING, f"it wrote {other[0]!r}, which is none of its think tags", advice)
     ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
     if not tags.close:
-        return Finding(name, Status.OK, ended)
+        return Finding(name, Check.OK, ended)
     if generation.thinking_end is not None:
-        return Finding(name, Status.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
+        return Finding(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
     if not model.thinking_tokens(generation.tokens, None):
         advice = f"think_open={tags.open!r} opens it in the prompt"
-        return Finding(name, Status.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
+        return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
     if generation.finished:
         advice = "such traces have no answer; see that think_close is what the model writes"
-        return Finding(name, Status.WARNING, f"{ended} without {tags.close!r}", advice)
-    return Finding(name, Status.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
+        return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
+    return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")

@@ -20,7 +20,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.results.store import GRADED
 from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
-from kvatlas.visible import unguarded
+from kvatlas.text import unguarded
 
 _YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
 _CLOSE, _OPEN = "</think>", "<think>"

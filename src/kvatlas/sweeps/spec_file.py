@@ -10,8 +10,8 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from kvatlas.core import KvatlasError
 from kvatlas.models import Options
-from kvatlas.parameters import text_fields
 from kvatlas.policies import policies
+from kvatlas.text import text_fields
 
 #: Characters of a spec, and values, each alias counted as what it stands for.
 MOST_CHARACTERS, MOST_NODES = 100_000, 100_000

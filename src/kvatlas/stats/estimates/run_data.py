@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, Trace
-from kvatlas.parameters import spelled
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.estimates.cells import CellTraces, gather
 from kvatlas.stats.estimates.grid import Axes, Groups, grid_groups, map_axes, varied
 from kvatlas.stats.estimates.metrics import usual_metric
+from kvatlas.text import spelled
 
 #: Points that a setting may lose against the full cache, where nothing else is asked for.
 LOSE_AT_MOST = 3.0

@@ -1,12 +1,15 @@
-"""Text that models and files wrote is hostile: what may reach a terminal, a figure, a table or a page of it.
+"""Texts at the edges: hostile text made visible, formulas guarded, values read as people write them.
 
-Control characters, escapes, marks that turn the direction of writing, private and unpaired characters are written out
-as `⟨U+001B⟩`, so that no text steers what shows it.
+Text that models and files wrote is hostile wherever it is shown: control characters, escapes, marks that turn the
+direction of writing, private and unpaired characters are written out as `⟨U+001B⟩`, so that no text steers a terminal,
+a figure, a table or a page. Values of parameters are read by the declared type of the field, never guessed.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from dataclasses import Field, fields
 from typing import Any, TextIO
 
 
@@ -78,3 +81,48 @@ def _is_formula(text: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def text_fields(owner: type) -> frozenset[str]:
+    """Names of the fields of a dataclass that are declared as text: `str`, `str | None`, or words of an enumeration."""
+    return frozenset(field.name for field in fields(owner) if _is_text(field))
+
+
+def read_value(owner: type, name: str, text: str) -> Any:
+    """The value that `text` spells for a field of a dataclass.
+
+    A text stays as it is, a number is read as one, all else as YAML. What cannot be read stays text as well, and so
+    does the value of an unknown field: the sentence of whoever checks it then names what was given.
+    """
+    declared = next((field for field in fields(owner) if field.name == name), None)
+    if declared is None or _is_text(declared):
+        return text
+    # Python would read digits of any script, and underscores between them.
+    if _types(declared) <= {"int", "float"} and text.isascii() and "_" not in text:
+        for number in (int, float):
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    return spelled(text)
+
+
+def spelled(text: str) -> Any:
+    """What a text says where no type is declared: read as a spec would read it, as YAML; else the text."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
+def _is_text(declared: Field[Any]) -> bool:
+    return _types(declared) == {"str"} or isinstance(declared.default, str)
+
+
+def _types(declared: Field[Any]) -> set[str]:
+    """Names of the types of a field, None left out; annotations are text in modules that postpone them."""
+    kind = declared.type
+    text = kind.__name__ if isinstance(kind, type) else str(kind)
+    return set(re.findall(r"\w+", text)) - {"None", "Optional", "typing"}
