@@ -7,7 +7,7 @@ KERNELS = hatch_build.py src/kvatlas/native/kernels.c
 SEED ?= 1
 SINCE ?= HEAD~1
 CORE = src/kvatlas/engine src/kvatlas/policies src/kvatlas/stats
-# As mutmut names what is in a file: kvatlas.stats.estimates.cells.*
+# As mutmut names what is in a file: kvatlas.stats.table.*
 MUTATED = $(shell git diff --name-only --diff-filter=AM $(SINCE) -- $(CORE) | sed -n 's|^src/\(.*\)\.py$$|"\1.*"|p' | tr / .)
 BIN = $(VENV)/bin
 # Compiled modules are kept, also where that is switched off: tests and sweeps start many processes of the package.

@@ -23,11 +23,11 @@ import numpy as np
 
 from keeping import keep
 from kvatlas.core import KvatlasError
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.group_sequential import decisions, in_order
-from kvatlas.stats.inference.map_tests import FULL, is_full, table
-from kvatlas.stats.inference.noninferiority import losses
+from kvatlas.stats.adaptive import decisions, in_order
+from kvatlas.stats.losses import losses
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.verdicts import FULL, is_full, table
 
 BLOCKS = 20
 

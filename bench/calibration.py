@@ -22,11 +22,11 @@ import numpy as np
 from scipy import stats
 
 import spreads
-from kvatlas.stats.estimates.bounded_mean import Z, interval, p_value, score
-from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.axis_permutation import axis_effect
-from kvatlas.stats.inference.group_sequential import replay
-from kvatlas.stats.inference.noninferiority import losses
+from kvatlas.stats import inference
+from kvatlas.stats.adaptive import replay
+from kvatlas.stats.bare_maps import axis_effect
+from kvatlas.stats.intervals import Z, interval, p_value, score
+from kvatlas.stats.losses import losses
 from spreads import Floats
 
 PROBLEMS = (30, 60, 200, 500)
@@ -148,7 +148,7 @@ def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
     level = 0.8 if final else 0.45
     of_row, of_column = np.arange(20) // 5, np.arange(20) % 5
-    axes = [np.array([resampling.level_effect(of, n) for n in range(of.max() + 1)]) for of in (of_row, of_column)]
+    axes = [np.array([inference.level_effect(of, n) for n in range(of.max() + 1)]) for of in (of_row, of_column)]
     for problems, likeness in ((30, 0.0), (30, 0.6), (30, None), (60, 0.9), (60, None), (200, 0.6)):
         root, strata = alike((4, 5), likeness or 0.0), np.zeros(problems, int)
         result, effects, trends, dropped = [], [], [], []
@@ -156,11 +156,11 @@ def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
             means = (
                 collapsing(problems, rng) if likeness is None else grades(np.full(20, level), problems, 1, root, rng)
             )
-            result.append(resampling.omnibus(means, strata).p <= 0.05)
-            effects += [resampling.joint_contrasts(means, strata, item)[0] <= 0.05 for item in axes]
-            trends.append(resampling.joint_contrasts(means, strata, resampling.slope(of_column, 5)[None])[0] <= 0.05)
+            result.append(inference.omnibus(means, strata).p <= 0.05)
+            effects += [inference.joint_contrasts(means, strata, item)[0] <= 0.05 for item in axes]
+            trends.append(inference.joint_contrasts(means, strata, inference.slope(of_column, 5)[None])[0] <= 0.05)
             if number % 4 == 0:
-                best = resampling.plateau(means, strata, flips=499, seed=number % 16, gate=False)
+                best = inference.plateau(means, strata, flips=499, seed=number % 16, gate=False)
                 dropped.append(not best.member[[0, 7]].all())
         row = {"problems": problems, "likeness": likeness, "collapse": likeness is None, "rounds": rounds}
         sizes = {"size": share(result), "size_of_effects": share(effects), "size_of_trends": share(trends)}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.results import Store
-from kvatlas.stats.estimates.pass_at_1 import pass_at_1
-from kvatlas.stats.pairs.paired import paired_difference
+from kvatlas.stats.intervals import pass_at_1
+from kvatlas.stats.losses import paired_difference
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 MODELS = ["embedded:tiny-llama", "embedded:tiny-qwen"]

@@ -33,8 +33,7 @@ from kvatlas.deploy.texts import read
 from kvatlas.engine import compression
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
-from kvatlas.stats.pairs.departures import Departures
-from kvatlas.stats.pairs.verification import Standing, length_shift, verified
+from kvatlas.stats.losses import Departures, Standing, length_shift, verified
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 MODEL, BENCHMARK, MOST, MARGIN = "embedded:tiny-llama", "CHAIN6-14", 700, 0.05

@@ -11,8 +11,8 @@ import pytest
 import kvatlas
 from kvatlas.core import Setting
 from kvatlas.results import Store
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, traces
 
 

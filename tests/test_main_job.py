@@ -9,9 +9,9 @@ import pytest
 
 from kvatlas.core import Trace
 from kvatlas.results import Manifest, Store
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.comparisons import comparisons
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.pairs import comparisons
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 pytestmark = pytest.mark.slow

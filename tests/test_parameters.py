@@ -14,7 +14,7 @@ from kvatlas.models import Options, find
 from kvatlas.policies import Scope
 from kvatlas.results import Store
 from kvatlas.service import chosen
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import read_spec
 from kvatlas.text import read_value, text_fields
 from tests.stats.synthetic import manifest

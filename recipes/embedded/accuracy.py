@@ -18,7 +18,7 @@ from typing import Any
 
 import kvatlas
 from kvatlas.results import Store
-from kvatlas.stats.estimates.cells import gather
+from kvatlas.stats.table import gather
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 RESULTS = Path(__file__).parent / "accuracy"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvatlas import core
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report import description
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.choice import Choice
-from kvatlas.stats.pairs.comparisons import Comparison
-from kvatlas.stats.pairs.paired import paired_difference
-from kvatlas.stats.pairs.systems import choose, systems_of
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.losses import paired_difference
+from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import choose, systems_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.stats.estimates.metrics import COSTS, METRICS
+from kvatlas.stats.metrics import COSTS, METRICS
 from tests.cli.test_maps import store
 from tests.command_line import Call
 from tests.stats.synthetic import manifest

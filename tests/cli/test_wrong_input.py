@@ -28,7 +28,7 @@ from tests.stats.synthetic import trace
 @pytest.fixture(autouse=True, scope="module")
 def _imported() -> None:
     """Imports are not what is timed."""
-    importlib.import_module("kvatlas.stats.inference.planning")
+    importlib.import_module("kvatlas.stats.inference")
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from kvatlas.results import Store
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.verification import Standing, verified
+from kvatlas.stats.losses import Standing, verified
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
 from tests.server.running import serving

@@ -9,8 +9,8 @@ import pytest
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.curves import curve_figure, data_csv
 from kvatlas.figures.look import Look, save
-from kvatlas.stats.estimates.curves import POLICY, curves_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import POLICY, curves_of_run
+from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, traces
 
 BUDGETS = (64, 96, 128)

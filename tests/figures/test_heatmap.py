@@ -11,8 +11,8 @@ from kvatlas.figures import style
 from kvatlas.figures.heatmap import means_figure, plot, save, series_figure
 from kvatlas.figures.panels import metric_panels
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.maps import mean_maps
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.maps import mean_maps
 
 pytestmark = pytest.mark.newest
 

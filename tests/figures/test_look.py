@@ -22,11 +22,10 @@ from kvatlas.figures.look import LEAST_TYPE, WIDTHS, Look, save
 from kvatlas.figures.maze import maze_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.curves import curves_of_run
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.pairwise import pairs_of
-from kvatlas.stats.pairs.systems import systems_of, trace_of
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.maps import curves_of_run
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import pairs_of, systems_of, trace_of
 from tests.stats.synthetic import grid, manifest, traces
 from tests.wanderers import maze_run
 

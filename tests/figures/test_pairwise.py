@@ -21,10 +21,9 @@ from kvatlas.figures.decay import curve, curves_figure
 from kvatlas.figures.look import Look, save
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import check_panels, density, names_of, numbers, pairwise_figure, save_pairwise
-from kvatlas.stats.estimates.decay import PUBLISHED_L0
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.pairwise import pairs_of
-from kvatlas.stats.pairs.systems import System, systems_of
+from kvatlas.stats.decay import PUBLISHED_L0
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import System, pairs_of, systems_of
 from tests.wanderers import maze_run
 
 FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)

@@ -23,13 +23,13 @@ from kvatlas.figures.panels import (
 )
 from kvatlas.figures.plateau import border
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
-from kvatlas.stats.pairs.differences import differences_of_run, differences_of_runs
-from kvatlas.stats.pairs.paired import paired_difference
+from kvatlas.stats.bare_maps import verdicts_of_maps
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.losses import paired_difference
+from kvatlas.stats.maps import maps_of_run, mean_maps
+from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import with_regions
+from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, traces
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,9 +16,8 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Status
 from kvatlas.results import Store
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.pairwise import pairs_of
-from kvatlas.stats.pairs.systems import systems_of
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import pairs_of, systems_of
 from tests.command_line import Call
 from tests.server.running import serving
 

@@ -16,8 +16,8 @@ from kvatlas.benchmarks import find
 from kvatlas.core import EvictionTrace, Grade, Status, Trace
 from kvatlas.report.page import write_report
 from kvatlas.results import Store
-from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.report.axe import serious
 from tests.stats.synthetic import grid, manifest, traces

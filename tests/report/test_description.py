@@ -11,13 +11,13 @@ from kvatlas.report.description_json import to_json
 from kvatlas.report.markdown import as_text
 from kvatlas.report.summary import one_page
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.cells import gather
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.pass_at_1 import BINOMIAL_NOTE, with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.estimates.validity import findings
-from kvatlas.stats.pairs.comparisons import comparisons
+from kvatlas.stats.intervals import BINOMIAL_NOTE, with_binomial_bounds
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import gather
+from kvatlas.stats.validity import findings
 from tests.stats.synthetic import grid, manifest, traces
 
 

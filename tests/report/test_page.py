@@ -14,10 +14,9 @@ from kvatlas.report.page_json import front
 from kvatlas.report.pictures import Picture
 from kvatlas.report.traces import TEXT_LIMIT, choose, coded_evictions
 from kvatlas.results import Store
-from kvatlas.stats.estimates.cells import gather
-from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.stats.table import gather
 from tests.stats.synthetic import AXES, grid, manifest, setting, traces
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"

@@ -14,8 +14,8 @@ from kvatlas.report.map_figure import plot_sources
 from kvatlas.report.summary import one_page
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, setting, traces
 
 #: A number with a decimal point, its sign not part of it.

@@ -9,7 +9,7 @@ from rich.console import Console
 from kvatlas.core import Cell, Estimate, Note, NoteKind, Setting
 from kvatlas.report.terminal import print_map
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.intervals import with_binomial_bounds
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from kvatlas.core import KvatlasError
 from kvatlas.results.csv_columns import GuessWarning
 from kvatlas.results.csv_maps import published_names, read_maps
 from kvatlas.results.export import write_maps
-from kvatlas.stats.estimates.maps import mean_map
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.maps import mean_map
 
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
 GOOD = HEAD + "M,AIME24,500,0.1,40\nM,AIME24,500,0.2,41.5\nM,AIME24,1000,0.1,42\nM,AIME24,1000,0.2,43\n"

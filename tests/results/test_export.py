@@ -8,8 +8,8 @@ import pytest
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
 from kvatlas.results.export import csv_text, export, record, replacing
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace, traces
 
 pytestmark = pytest.mark.newest

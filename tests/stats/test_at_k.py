@@ -7,8 +7,8 @@ import pytest
 from scorio import eval as scorio
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.estimates.at_k import RIGHT, Rule, any_right, majority, rule
-from kvatlas.stats.estimates.bounded_mean import interval
+from kvatlas.stats.intervals import interval
+from kvatlas.stats.metrics import RIGHT, Rule, any_right, majority, rule
 
 GRADES = {
     "a": [1.0, 0, 0, 1, 0, 0],

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.inference.binomial_tests import (
+from kvatlas.stats.bare_maps import (
     ONE_SAMPLE,
     bound_verdict,
     model_difference,
     variance,
     verdicts_of_maps,
 )
-from kvatlas.stats.inference.map_tests import Basis
+from kvatlas.stats.verdicts import Basis
 
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvatlas.stats.estimates.bounded_mean import (
+from kvatlas.stats.intervals import (
     UNSEEN,
     Z,
     correlations,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvatlas.stats.estimates.run_data import RunData
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace
 
 

@@ -7,10 +7,9 @@ import pytest
 
 from kvatlas.api import Run
 from kvatlas.core import Setting
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.comparisons import CHOSEN, SELECTED, comparisons
-from kvatlas.stats.pairs.pairwise import pair
-from kvatlas.stats.pairs.systems import choose, systems_of
+from kvatlas.stats.pairs import CHOSEN, SELECTED, comparisons
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import choose, pair, systems_of
 from tests.stats.synthetic import WINDOWS, grid, manifest, setting, trace, traces
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.inference.axis_permutation import axis_effect, peak_p
-from kvatlas.stats.inference.granularity import implied_samples, possible
-from kvatlas.stats.inference.planning import detectable, problems_for
+from kvatlas.stats.bare_maps import axis_effect, implied_samples, peak_p, possible
+from kvatlas.stats.inference import detectable, problems_for
 
 PUBLISHED = [item for name in ("llama", "qwen") for item in read_maps(f"published:dynts_r1_{name}")]
 

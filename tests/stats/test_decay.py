@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.estimates.decay import PUBLISHED_L0, fit
+from kvatlas.stats.decay import PUBLISHED_L0, fit
 
 DEPTHS = np.arange(5, 105, 5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvatlas.stats.pairs.departures import Departures, departure_p, most_unseen
+from kvatlas.stats.losses import Departures, departure_p, most_unseen
 
 
 def text(near: tuple[int, int], before: float, after: float) -> Departures:

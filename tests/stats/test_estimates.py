@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
-from kvatlas.stats.estimates.bounded_mean import interval, yes_no_interval
-from kvatlas.stats.estimates.pass_at_1 import (
+from kvatlas.stats.intervals import (
     BINOMIAL_NOTE,
+    interval,
     mean_over_benchmarks,
     pass_at_1,
     with_binomial_bounds,
+    yes_no_interval,
 )
 
 

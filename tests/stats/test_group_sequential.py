@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvatlas.stats.inference.group_sequential import Seen, begin, last_quantile, look, replay
+from kvatlas.stats.adaptive import Seen, begin, last_quantile, look, replay
 
 FOUR = np.repeat(np.arange(4), 60)
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvatlas.core import Grade, KvatlasError, NoteKind, Setting, Status
 from kvatlas.results import Store
-from kvatlas.stats.estimates.maps import maps_of_run, mean_map, mean_maps
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run, mean_map, mean_maps
+from kvatlas.stats.run_data import RunData
 from tests.counting import calls
 from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
 

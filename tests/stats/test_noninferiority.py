@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvatlas.stats.inference.noninferiority import losses, problems_to_show
+from kvatlas.stats.losses import losses, problems_to_show
 
 FOUR = np.repeat(np.arange(4), 60)
 

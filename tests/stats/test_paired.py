@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.inference.resampling import mean_contrast
-from kvatlas.stats.pairs.paired import paired_difference
+from kvatlas.stats.inference import mean_contrast
+from kvatlas.stats.losses import paired_difference
 
 
 def test_no_difference_at_all():

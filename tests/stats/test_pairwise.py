@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.stats.pairs.pairwise import correlation, pair, pairs_of
-from kvatlas.stats.pairs.systems import System
+from kvatlas.stats.systems import System, correlation, pair, pairs_of
 
 
 def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> System:

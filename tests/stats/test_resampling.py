@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.resampling import mean_contrast
+from kvatlas.stats import inference
+from kvatlas.stats.inference import mean_contrast
 
 ONE = np.zeros(30, int)
 
@@ -22,23 +22,23 @@ def _map(rng, truth, problems=30, samples=5):
 
 def test_no_difference_at_all_is_no_evidence():
     same = np.repeat(np.random.default_rng(0).random((30, 1)), 6, axis=1)
-    test = resampling.omnibus(same, ONE)
+    test = inference.omnibus(same, ONE)
     assert (test.statistic, test.p) == (0.0, 1.0)
-    result = resampling.plateau(same, ONE)
+    result = inference.plateau(same, ONE)
     assert result.member.all()
     assert (result.may_lose >= 0).all()
-    assert resampling.omnibus(same[:, :1], ONE).p == 1.0
+    assert inference.omnibus(same[:, :1], ONE).p == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_all_right_and_all_wrong(value):
     means = np.full((30, 4), value)
-    assert resampling.omnibus(means, ONE).p == 1.0
-    assert resampling.plateau(means, ONE).member.all()
-    result = resampling.contrast(means, ONE, resampling.slope([0, 1, 2, 3], 4))
+    assert inference.omnibus(means, ONE).p == 1.0
+    assert inference.plateau(means, ONE).member.all()
+    result = inference.contrast(means, ONE, inference.slope([0, 1, 2, 3], 4))
     assert (result.value, result.p) == (0.0, 1.0)
     assert result.low < 0 < result.high
-    assert resampling.need(means[:, :1], means[:, 1:2], ONE) == resampling.Need(None, None)
+    assert inference.need(means[:, :1], means[:, 1:2], ONE) == inference.Need(None, None)
 
 
 def test_two_cells_are_the_paired_test():
@@ -46,8 +46,8 @@ def test_two_cells_are_the_paired_test():
     means = _map(rng, np.array([0.4, 0.55]), problems=200)
     strata = np.zeros(200, int)
     wanted = mean_contrast(means[:, 1] - means[:, 0])
-    assert resampling.omnibus(means, strata).p == pytest.approx(wanted.p, rel=0.1)
-    result = resampling.contrast(means, strata, np.array([-1.0, 1.0]))
+    assert inference.omnibus(means, strata).p == pytest.approx(wanted.p, rel=0.1)
+    result = inference.contrast(means, strata, np.array([-1.0, 1.0]))
     assert (result.value, result.low, result.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
     reference = stats.ttest_1samp(means[:, 1] - means[:, 0], 0)
     assert (result.low, result.high) == pytest.approx(tuple(reference.confidence_interval(0.95)), abs=0.006)
@@ -56,13 +56,13 @@ def test_two_cells_are_the_paired_test():
 
 def test_a_contrast_stays_within_what_grades_allow():
     means = np.tile([0.0, 1.0, 1.0], (3, 1))
-    result = resampling.contrast(means, np.zeros(3, int), np.array([-1.0, 0.5, 0.5]))
+    result = inference.contrast(means, np.zeros(3, int), np.array([-1.0, 0.5, 0.5]))
     assert -1 <= result.low < result.value == result.high == 1.0
 
 
 def test_a_saturated_map_may_still_lose():
     """The best cell of 30 problems that are all right is not known to be better by 0 points."""
-    result = resampling.plateau(np.ones((30, 4)), ONE)
+    result = inference.plateau(np.ones((30, 4)), ONE)
     assert (result.may_lose > 0.05).all()
 
 
@@ -73,8 +73,8 @@ def test_cells_that_collapse_rarely_are_not_called_different():
     for seed in range(200):
         means = 1 - 0.027 * rng.uniform(0.5, 1.5, (30, 6))
         means[:, 0] = np.where(rng.random(30) < 0.03, 0.1, 1.0)
-        rejected += resampling.omnibus(means, ONE).p < 0.05
-        dropped += not resampling.plateau(means, ONE, flips=299, seed=seed % 8, gate=False).member[1]
+        rejected += inference.omnibus(means, ONE).p < 0.05
+        dropped += not inference.plateau(means, ONE, flips=299, seed=seed % 8, gate=False).member[1]
     assert rejected / 200 <= 0.06
     assert dropped / 200 <= 0.06
 
@@ -82,8 +82,8 @@ def test_cells_that_collapse_rarely_are_not_called_different():
 def test_benchmarks_weigh_equally():
     means = np.concatenate([np.tile([0.0, 1.0], (10, 1)), np.tile([0.5, 0.5], (30, 1))])
     strata = np.repeat([0, 1], [10, 30])
-    assert resampling.weights(strata).sum() == pytest.approx(1)
-    assert resampling.contrast(means, strata, np.array([-1.0, 1.0])).value == pytest.approx(0.5)
+    assert inference.weights(strata).sum() == pytest.approx(1)
+    assert inference.contrast(means, strata, np.array([-1.0, 1.0])).value == pytest.approx(0.5)
 
 
 def test_size_of_the_omnibus_test_and_the_best_on_the_plateau():
@@ -92,8 +92,8 @@ def test_size_of_the_omnibus_test_and_the_best_on_the_plateau():
     rejected, kept = 0, 0
     for seed in range(200):
         means = _map(rng, np.full(12, 0.45))
-        rejected += resampling.omnibus(means, ONE).p < 0.05
-        kept += resampling.plateau(means, ONE, flips=299, seed=seed % 8, gate=False).member[3]
+        rejected += inference.omnibus(means, ONE).p < 0.05
+        kept += inference.plateau(means, ONE, flips=299, seed=seed % 8, gate=False).member[3]
     assert rejected / 200 <= 0.05 + 0.047
     assert kept / 200 >= 0.95 - 0.047
 
@@ -101,7 +101,7 @@ def test_size_of_the_omnibus_test_and_the_best_on_the_plateau():
 def test_a_clear_best_is_alone_on_the_plateau():
     rng = np.random.default_rng(3)
     means = _map(rng, np.array([0.2, 0.25, 0.8, 0.3]), problems=60)
-    result = resampling.plateau(means, np.zeros(60, int))
+    result = inference.plateau(means, np.zeros(60, int))
     assert result.member.tolist() == [False, False, True, False]
     assert result.p[2] == 1.0
     assert result.may_lose[2] < 0.05 < 0.4 < result.may_lose[0]
@@ -112,28 +112,28 @@ def test_the_chosen_best_pays_for_the_choice():
     means = _map(rng, np.full(13, 0.45))
     cells, baseline = means[:, 1:], means[:, 0]
     alone = min(mean_contrast(cells[:, i] - baseline).p for i in range(12))
-    assert resampling.chosen_best(cells, baseline, ONE) > alone / 2
-    assert resampling.chosen_best(np.tile(baseline[:, None], 3), baseline, ONE) == 1.0
+    assert inference.chosen_best(cells, baseline, ONE) > alone / 2
+    assert inference.chosen_best(np.tile(baseline[:, None], 3), baseline, ONE) == 1.0
     rejected = 0
     for seed in range(300):
         means = _map(rng, np.full(13, 0.45))
-        rejected += resampling.chosen_best(means[:, 1:], means[:, 0], ONE, flips=299, seed=seed % 8) < 0.05
+        rejected += inference.chosen_best(means[:, 1:], means[:, 0], ONE, flips=299, seed=seed % 8) < 0.05
     assert rejected / 300 < 0.05 + 0.038
 
 
 def test_slopes_and_levels():
     levels = [0, 1, 2, 0, 1, 2]
     line = np.array([1.0, 2, 3, 2, 3, 4])
-    assert line @ resampling.slope(levels, 3) == pytest.approx(2.0)
-    assert line @ resampling.level_effect(levels, 0) == pytest.approx(-1.5)
-    assert resampling.slope(levels, 3).sum() == pytest.approx(0)
+    assert line @ inference.slope(levels, 3) == pytest.approx(2.0)
+    assert line @ inference.level_effect(levels, 0) == pytest.approx(-1.5)
+    assert inference.slope(levels, 3).sum() == pytest.approx(0)
 
 
 def test_adjusted_p_values_are_statsmodels():
     p = [0.001, 0.04, 0.03, 0.2, 0.0004, 0.04]
-    assert resampling.holm(p) == pytest.approx(list(multipletests(p, method="holm")[1]))
-    assert resampling.benjamini_hochberg(p) == pytest.approx(list(multipletests(p, method="fdr_bh")[1]))
-    assert resampling.holm([]) == resampling.benjamini_hochberg([]) == []
+    assert inference.holm(p) == pytest.approx(list(multipletests(p, method="holm")[1]))
+    assert inference.benjamini_hochberg(p) == pytest.approx(list(multipletests(p, method="fdr_bh")[1]))
+    assert inference.holm([]) == inference.benjamini_hochberg([]) == []
 
 
 def test_what_is_needed_shows_the_difference_in_four_of_five_cases():
@@ -146,7 +146,7 @@ def test_what_is_needed_shows_the_difference_in_four_of_five_cases():
         return (rng.random((problems, samples, 2)) < chance[:, None, :]).astype(float)
 
     pilot = paired(5_000, 4)
-    wanted = resampling.need(pilot[:, :, 1], pilot[:, :, 0], np.zeros(5_000, int))
+    wanted = inference.need(pilot[:, :, 1], pilot[:, :, 0], np.zeros(5_000, int))
     assert wanted.problems is not None
     rejected = [mean_contrast(np.diff(paired(wanted.problems, 4).mean(1)).ravel()).p < 0.05 for _ in range(300)]
     assert 0.7 < np.mean(rejected) < 0.9
@@ -156,16 +156,16 @@ def test_more_samples_help_only_where_samples_are_the_noise():
     rng = np.random.default_rng(6)
     strata = np.zeros(40, int)
     noisy = (rng.random((40, 4, 2)) < np.array([0.45, 0.6])).astype(float)
-    result = resampling.need(noisy[:, :, 1], noisy[:, :, 0], strata)
+    result = inference.need(noisy[:, :, 1], noisy[:, :, 0], strata)
     assert result.samples is not None
     assert result.samples >= 4
     stubborn = np.repeat((rng.random((40, 1)) < 0.5).astype(float), 4, axis=1)
-    assert resampling.need(stubborn, np.full((40, 4), 0.4), strata).samples is None
-    assert resampling.need(noisy[:, :1, 1], noisy[:, :1, 0], strata).samples in (None, 1)
+    assert inference.need(stubborn, np.full((40, 4), 0.4), strata).samples is None
+    assert inference.need(noisy[:, :1, 1], noisy[:, :1, 0], strata).samples in (None, 1)
 
 
 def test_peak_shares_add_up():
     means = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-    shares = resampling.peak_shares(means, np.zeros(3, int))
+    shares = inference.peak_shares(means, np.zeros(3, int))
     assert shares.sum() == pytest.approx(1)
     assert shares[0] == pytest.approx(shares[2])

@@ -8,8 +8,8 @@ import pytest
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.results import Store
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.systems import check_complete, choose, systems_of, trace_of
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import check_complete, choose, systems_of, trace_of
 from tests.wanderers import maze_run
 
 FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)

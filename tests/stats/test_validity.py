@@ -9,11 +9,11 @@ import pytest
 
 from kvatlas.core import Grade, Setting, Status, Usage, Vacuous
 from kvatlas.results.rows import digest
-from kvatlas.stats.estimates.cells import gather
-from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.estimates.validity import Kind, findings, validities, validity
+from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import gather
+from kvatlas.stats.validity import Kind, findings, validities, validity
 from tests.stats.synthetic import grid, manifest, traces
 
 NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)

@@ -14,8 +14,8 @@ import pytest
 import kvatlas as package
 from kvatlas.core import SERVED, KvatlasError
 from kvatlas.results import Manifest, Store
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from tests.command_line import Call
 

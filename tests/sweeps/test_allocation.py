@@ -24,10 +24,10 @@ from kvatlas.report.markdown import as_text
 from kvatlas.report.page import write_report
 from kvatlas.report.summary import one_page
 from kvatlas.results import Manifest, Store
-from kvatlas.stats.estimates.cells import gather
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import gather
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.allocation import order
 from tests.command_line import Call

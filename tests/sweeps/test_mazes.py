@@ -15,9 +15,8 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import EMBEDDED, embedded
 from kvatlas.report.sources import Sources
 from kvatlas.results import Store
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.pairwise import pairs_of
-from kvatlas.stats.pairs.systems import check_complete, systems_of
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import check_complete, pairs_of, systems_of
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.r1 import save_model
 

@@ -14,8 +14,8 @@ from kvatlas.benchmarks import find
 from kvatlas.cli import new_app
 from kvatlas.core import KvatlasError, Setting, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps.regrade import Overruled, regrade
 
 ROWS = [{"question": "One and two?", "answer": "3"}, {"question": "A half?", "answer": "0.5"}]

@@ -17,8 +17,8 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.forced import ForcedReader, Tally
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps.screen_work import measures, outcome
 from kvatlas.sweeps.work import departure

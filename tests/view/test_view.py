@@ -80,8 +80,8 @@ def test_it_answers_what_the_store_holds(view: RunView) -> None:
         assert view.marks[number][at] == ("r" if trace.grade.correct else "t")
         assert view.cell(number)["lengths"][at] == trace.usage.output_tokens
     document = json.loads(view.document)
-    from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.run_analysis import RunAnalysis
+    from kvatlas.stats.run_data import RunData
 
     analysis = RunAnalysis(RunData.open(view.folder))
     for map_ in analysis.maps:

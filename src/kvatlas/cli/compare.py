@@ -12,7 +12,7 @@ from kvatlas.cli.figure_options import with_figure_options
 
 if TYPE_CHECKING:
     from kvatlas.core import Note
-    from kvatlas.stats.pairs.systems import System
+    from kvatlas.stats.systems import System
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; imported ones, too.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
@@ -51,7 +51,7 @@ def compare(
     from kvatlas.figures.look import check_figure
     from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import signed
-    from kvatlas.stats.pairs.pairwise import pairs_of
+    from kvatlas.stats.systems import pairs_of
 
     check_figure(out)
     systems, notes = _systems(runs, metric, only, partial, benchmark)
@@ -129,8 +129,8 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 def _systems(
     runs: list[Path], metric: str, only: list[str] | None, partial: bool, benchmarks: list[str] | None = None
 ) -> tuple[list[System], list[Note]]:
-    from kvatlas.stats.estimates.run_data import RunData
-    from kvatlas.stats.pairs.systems import check_complete, choose, systems_of
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.systems import check_complete, choose, systems_of
 
     chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), only or [])
     return chosen, check_complete(chosen, partial)
@@ -154,8 +154,8 @@ def maze(
     from kvatlas.core import KvatlasError
     from kvatlas.figures.look import check_figure, save
     from kvatlas.figures.maze import maze_figure
-    from kvatlas.stats.estimates.run_data import RunData
-    from kvatlas.stats.pairs.systems import trace_of
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.systems import trace_of
 
     if not benchmark.startswith("SEQBENCH"):
         raise KvatlasError(f"{benchmark!r} has no mazes; valid are the benchmarks SEQBENCH-...")

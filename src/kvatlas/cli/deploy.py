@@ -70,8 +70,8 @@ def verify(
     from kvatlas.deploy.endpoint import Endpoint
     from kvatlas.deploy.reference import Reference
     from kvatlas.deploy.report import as_text, report
-    from kvatlas.stats.estimates.run_data import margin_of
-    from kvatlas.stats.pairs.verification import Standing
+    from kvatlas.stats.losses import Standing
+    from kvatlas.stats.run_data import margin_of
 
     key = os.environ.get(key_env)
     if key is None and key_env != KEY:

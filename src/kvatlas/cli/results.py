@@ -130,8 +130,8 @@ def report(
     from kvatlas.report.page import check_page, write_report
 
     check_page(out)
-    from kvatlas.stats.estimates.run_data import RunData
     from kvatlas.stats.run_analysis import RunAnalysis
+    from kvatlas.stats.run_data import RunData
 
     analysis = RunAnalysis(RunData.open(run, metric, partial, fixed(fix), lose_at_most))
     limit = int(megabytes * 1e6)
@@ -173,8 +173,8 @@ def export(
     check_format(format_)
     if out is not None:
         check_target(out)
-    from kvatlas.stats.estimates.maps import maps_of_run
-    from kvatlas.stats.estimates.run_data import RunData
+    from kvatlas.stats.maps import maps_of_run
+    from kvatlas.stats.run_data import RunData
 
     if format_ == "csv":
         maps = maps_of_run(RunData.open(run, metric, partial, fixed(fix)))

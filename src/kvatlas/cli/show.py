@@ -13,7 +13,7 @@ from kvatlas.cli.lists import table_console
 from kvatlas.core import Outcome, Setting, Trace
 
 if TYPE_CHECKING:
-    from kvatlas.stats.estimates.cells import CellTraces
+    from kvatlas.stats.table import CellTraces
 
 #: Verdicts that are always counted, others (a grader's timeout) where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
@@ -30,7 +30,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
 
     from kvatlas.figures.style import percent
     from kvatlas.results import Store
-    from kvatlas.stats.estimates.run_data import RunData
+    from kvatlas.stats.run_data import RunData
     from kvatlas.text import visible
 
     cells = [cell for cell in RunData.open(folder).cells if setting in (None, cell.expected.setting)]

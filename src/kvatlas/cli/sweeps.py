@@ -111,7 +111,7 @@ def plan(
 
 def _designs(planned: Plan, points: float | None, discordance: list[float] | None) -> list[dict[str, Any]]:
     """For each discordance what shows `points`, and what the spec's own problems show."""
-    from kvatlas.stats.inference.planning import DISCORDANCE, detectable, problems_for
+    from kvatlas.stats.inference import DISCORDANCE, detectable, problems_for
 
     if points is None:
         return []
@@ -183,7 +183,7 @@ def screen(
     from functools import partial
 
     check_start(out, executor)
-    from kvatlas.stats.estimates.metrics import SCREENED
+    from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweeps import make_plan, screening
     from kvatlas.sweeps import screen as read_all
     from kvatlas.sweeps.screen import unanswered
@@ -351,8 +351,8 @@ def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *,
 
 def _findings(folder: Path) -> list[str]:
     """What limits what a finished run can show, beyond what its plan has said."""
-    from kvatlas.stats.estimates.run_data import RunData
-    from kvatlas.stats.estimates.validity import Kind, findings
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.validity import Kind, findings
 
     cells = RunData.open(folder, metric=None).cells
     return [finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]

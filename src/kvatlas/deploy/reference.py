@@ -12,8 +12,8 @@ from kvatlas import benchmarks
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.results import Expected
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.systems import choose, systems_of
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import choose, systems_of
 from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
 
 

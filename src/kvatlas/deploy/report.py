@@ -9,9 +9,8 @@ from typing import Any
 from kvatlas.core import Setting, Trace
 from kvatlas.deploy.answers import Traces
 from kvatlas.deploy.reference import Reference
-from kvatlas.stats.pairs.departures import NEAR, Departures, departure_p, most_unseen
-from kvatlas.stats.pairs.systems import ProblemKey
-from kvatlas.stats.pairs.verification import Standing, length_shift, verified
+from kvatlas.stats.losses import NEAR, Departures, Standing, departure_p, length_shift, most_unseen, verified
+from kvatlas.stats.table import ProblemKey
 
 #: Below this p-value lengths differ: with the two sides of Pass@1 a sound endpoint is blamed in under 5 %.
 LENGTH_P = 0.005

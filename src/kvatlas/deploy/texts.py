@@ -15,7 +15,7 @@ from kvatlas.deploy.endpoint import Endpoint
 from kvatlas.deploy.reference import Reference
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
-from kvatlas.stats.pairs.departures import NEAR, Departures
+from kvatlas.stats.losses import NEAR, Departures
 from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec
 

@@ -12,7 +12,7 @@ from kvatlas.core import Cell, KvatlasError
 from kvatlas.figures import style
 from kvatlas.figures.look import Foot, Look, canvas, rows_csv, settle, title
 from kvatlas.figures.panels import cost_of, cost_of_cell
-from kvatlas.stats.estimates.curves import POLICY, Curve
+from kvatlas.stats.maps import POLICY, Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,10 @@ import numpy as np
 from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.look import Look, canvas, settle, wrapped
-from kvatlas.stats.estimates.decay import PUBLISHED_L0, Decay, fit
-from kvatlas.stats.estimates.pass_at_1 import pass_at_1
-from kvatlas.stats.pairs.systems import ProblemKey, System
+from kvatlas.stats.decay import PUBLISHED_L0, Decay, fit
+from kvatlas.stats.intervals import pass_at_1
+from kvatlas.stats.systems import System
+from kvatlas.stats.table import ProblemKey
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,9 +19,9 @@ from kvatlas.figures.panels import (
     known_costs,
     noise,
 )
-from kvatlas.stats.estimates.pass_at_1 import LEVEL
-from kvatlas.stats.inference.resampling import Contrast
-from kvatlas.stats.pairs.differences import Differences
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.intervals import LEVEL
+from kvatlas.stats.pairs import Differences
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import numpy as np
 from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
 from kvatlas.figures.look import LEAST_TYPE, Foot, Look, canvas, fitting, rows_csv, save, settle, title, wrapped
-from kvatlas.stats.pairs.pairwise import Correlation, Floats, Pair
-from kvatlas.stats.pairs.systems import System
+from kvatlas.stats.systems import Correlation, Floats, Pair, System
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats.inference import Contrast
 from kvatlas.text import guarded
 
 #: How far apart the ends of a scale are at least where they are the lowest and the highest cell.

@@ -10,10 +10,9 @@ from kvatlas.figures.heatmap import means_figure, save, series_figure
 from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
 from kvatlas.report.page import write_report
 from kvatlas.results.export import write_maps
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.pairwise import pairs_of
-from kvatlas.stats.pairs.systems import systems_of
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import pairs_of, systems_of
 
 #: Kinds of files of each figure.
 FIGURES = ("png", "svg", "pdf")

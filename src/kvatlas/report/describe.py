@@ -9,17 +9,16 @@ from typing import Any
 from kvatlas.core import KvatlasError, Map, MapName, Note
 from kvatlas.report.description import Description, describe
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.grid import Axes
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData, margin_of
-from kvatlas.stats.estimates.validity import findings
-from kvatlas.stats.inference.choice import Choice
-from kvatlas.stats.inference.granularity import check_granularity
-from kvatlas.stats.inference.map_tests import Verdict
-from kvatlas.stats.pairs.comparisons import Comparison
+from kvatlas.stats.bare_maps import check_granularity
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import Axes, RunData, margin_of
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import findings
+from kvatlas.stats.verdicts import Verdict
 
 
 def describe_sources(

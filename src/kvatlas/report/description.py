@@ -8,16 +8,22 @@ from dataclasses import dataclass, replace
 
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures.style import scale
-from kvatlas.stats.estimates.maps import mean_maps
-from kvatlas.stats.estimates.pass_at_1 import LEVEL
-from kvatlas.stats.estimates.validity import Finding
-from kvatlas.stats.inference.binomial_tests import common, model_difference, verdicts_of_maps
-from kvatlas.stats.inference.choice import Choice, choices_of_maps
-from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
-from kvatlas.stats.inference.pooled_effects import PooledEffect, peak_of_bare_maps, pooled_effects
-from kvatlas.stats.inference.resampling import benjamini_hochberg, holm
-from kvatlas.stats.pairs.comparisons import Comparison
-from kvatlas.stats.pairs.paired import Difference
+from kvatlas.stats.bare_maps import (
+    PooledEffect,
+    common,
+    model_difference,
+    peak_of_bare_maps,
+    pooled_effects,
+    verdicts_of_maps,
+)
+from kvatlas.stats.choice import Choice, choices_of_maps
+from kvatlas.stats.inference import benjamini_hochberg, holm
+from kvatlas.stats.intervals import LEVEL
+from kvatlas.stats.losses import Difference
+from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.pairs import Comparison
+from kvatlas.stats.validity import Finding
+from kvatlas.stats.verdicts import Basis, Effect, Verdict
 
 #: Values nearer than this are the same peak.
 _TIE = 1e-9

@@ -9,11 +9,11 @@ from typing import Any
 
 from kvatlas.core import Cell, CellCoord, Estimate, Map, Validity
 from kvatlas.report.description import AdjustedComparison, Description, MapDescription, rounded_p
-from kvatlas.stats.inference.choice import Choice, kv_tokens_of
-from kvatlas.stats.inference.map_tests import Basis, Effect, Verdict
-from kvatlas.stats.inference.noninferiority import Loss
-from kvatlas.stats.inference.pooled_effects import PooledEffect
-from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats.bare_maps import PooledEffect
+from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.losses import Loss
+from kvatlas.stats.verdicts import Basis, Effect, Verdict
 
 Json = dict[str, Any]
 

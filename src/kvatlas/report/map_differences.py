@@ -10,10 +10,10 @@ from kvatlas.core import CellCoord, KvatlasError, Map, MapName
 from kvatlas.figures import style
 from kvatlas.figures.difference_panels import Against
 from kvatlas.report.map_source import MapSource
-from kvatlas.stats.estimates.maps import mean_map, mean_maps
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.resampling import Contrast
-from kvatlas.stats.pairs.differences import Differences, differences_of_run, differences_of_runs
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.maps import mean_map, mean_maps
+from kvatlas.stats.pairs import Differences, differences_of_run, differences_of_runs
+from kvatlas.stats.run_data import RunData
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,12 @@ from kvatlas.report.describe import joined, of_policy
 from kvatlas.report.map_differences import compare
 from kvatlas.report.map_source import MapSource
 from kvatlas.results.csv_maps import PUBLISHED
-from kvatlas.stats.estimates.curves import curves_of_run
-from kvatlas.stats.estimates.maps import mean_maps
-from kvatlas.stats.estimates.metrics import COSTS
-from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData, margin_of
-from kvatlas.stats.inference.binomial_tests import verdicts_of_maps
-from kvatlas.stats.inference.map_tests import Verdict
+from kvatlas.stats.bare_maps import verdicts_of_maps
+from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.metrics import COSTS
 from kvatlas.stats.run_analysis import RunAnalysis, with_regions
+from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
+from kvatlas.stats.verdicts import Verdict
 
 
 def plot_sources(

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvatlas.core import Map
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.estimates.maps import maps_of_run
-from kvatlas.stats.estimates.pass_at_1 import with_binomial_bounds
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 
 
 @dataclass(frozen=True)

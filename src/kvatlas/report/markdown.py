@@ -10,9 +10,9 @@ from kvatlas.core import Estimate, NoteKind
 from kvatlas.figures import style
 from kvatlas.report.description import AdjustedComparison, Description, MapDescription, p_text
 from kvatlas.report.summary import effect_lines, recommendations
-from kvatlas.stats.estimates.pass_at_1 import LEVEL
-from kvatlas.stats.inference.map_tests import Basis, Verdict
-from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.intervals import LEVEL
+from kvatlas.stats.verdicts import Basis, Verdict
 
 T = TypeVar("T")
 #: Cells that a sentence names before it only counts them.

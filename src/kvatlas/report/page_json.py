@@ -14,11 +14,11 @@ from kvatlas.figures.panels import framed
 from kvatlas.report.description_json import audit_json, percent, rounded
 from kvatlas.results.columns import STATUS
 from kvatlas.results.manifest import Expected
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference.map_tests import Verdict
-from kvatlas.stats.inference.resampling import Contrast
-from kvatlas.stats.pairs.differences import Differences
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.pairs import Differences
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.verdicts import Verdict
 
 #: What a trace came to, in one letter: right, wrong, truncated, no answer.
 RIGHT, WRONG, TRUNCATED, NO_ANSWER, MISSING = "rwtn."

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
 from kvatlas.figures.look import rendered
-from kvatlas.stats.estimates.curves import curves_of_run
-from kvatlas.stats.estimates.maps import mean_maps
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.pairs.pairwise import pairs_of
-from kvatlas.stats.pairs.systems import System, systems_of
+from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import System, pairs_of, systems_of
 
 #: Systems of the pairwise figure: six panels.
 SYSTEMS = 4

@@ -20,14 +20,12 @@ from kvatlas.report.sources import Sources
 from kvatlas.report.traces import choose, trace_document
 from kvatlas.report.verdicts import cards
 from kvatlas.results import Store, TraceColumns
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
-from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import mean_maps
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.estimates.validity import Finding
-from kvatlas.stats.pairs.comparisons import Comparison
+from kvatlas.stats.maps import curves_of_run, flat_maps, mean_maps
+from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import Finding
 
 FULL = Setting.of("full")
 

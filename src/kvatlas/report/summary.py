@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from kvatlas.core import Map, NoteKind, Setting
 from kvatlas.figures import style
 from kvatlas.report.description import Description, MapDescription, p_text
-from kvatlas.stats.inference.choice import Choice, kv_tokens_of
-from kvatlas.stats.inference.map_tests import Basis
-from kvatlas.stats.inference.noninferiority import Loss
-from kvatlas.stats.inference.pooled_effects import PooledEffect
+from kvatlas.stats.bare_maps import PooledEffect
+from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.losses import Loss
+from kvatlas.stats.verdicts import Basis
 
 #: Models and policies whose values are printed cell by cell; of more only the ends.
 _GRIDS = 6

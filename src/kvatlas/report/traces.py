@@ -10,7 +10,7 @@ from typing import Any
 from kvatlas.core import EvictionTrace, Status, Trace
 from kvatlas.report.sources import Sources
 from kvatlas.results import Key
-from kvatlas.stats.estimates.cells import CellTraces
+from kvatlas.stats.table import CellTraces
 
 #: Tokens and characters of one trace that a page holds at most.
 TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000

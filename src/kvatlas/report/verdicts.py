@@ -9,7 +9,7 @@ from kvatlas.figures import style
 from kvatlas.report.description_json import percent, rounded
 from kvatlas.report.page_json import Cells
 from kvatlas.report.summary import recommendation
-from kvatlas.stats.inference.choice import Choice
+from kvatlas.stats.choice import Choice
 from kvatlas.stats.run_analysis import RunAnalysis
 
 

@@ -7,21 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvatlas.core import Map, MapName, Note
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.estimates.validity import Finding, findings
-from kvatlas.stats.inference.adaptive import (
+from kvatlas.stats.adaptive import (
     NO_PAIRS,
     Standing,
     adaptive_choices,
     adaptive_verdicts,
     standings,
 )
-from kvatlas.stats.inference.choice import Choice, choices
-from kvatlas.stats.inference.map_tests import GridLosses, Verdict, losses_of, verdicts
-from kvatlas.stats.pairs.comparisons import Comparison, comparisons
-from kvatlas.stats.pairs.differences import Differences, differences_of_run
+from kvatlas.stats.choice import Choice, choices
+from kvatlas.stats.maps import maps_of_run, mean_maps
+from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import Finding, findings
+from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
 
 
 @dataclass(frozen=True)

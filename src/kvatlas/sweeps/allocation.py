@@ -12,11 +12,10 @@ from kvatlas.core import KvatlasError, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.results import Manifest, TraceColumns
-from kvatlas.stats.estimates.cells import CellTraces, add_traces, cells_of
-from kvatlas.stats.estimates.metrics import Measure
-from kvatlas.stats.estimates.run_data import margin_of
-from kvatlas.stats.inference.adaptive import known
-from kvatlas.stats.inference.group_sequential import Decision, begin, complete, cut, look
+from kvatlas.stats.adaptive import Decision, begin, complete, cut, known, look
+from kvatlas.stats.metrics import Measure
+from kvatlas.stats.run_data import margin_of
+from kvatlas.stats.table import CellTraces, add_traces, cells_of
 from kvatlas.sweeps.plan import Plan, WorkItem
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from kvatlas.core import KvatlasError
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
-from kvatlas.stats.estimates.cells import gather
+from kvatlas.stats.table import gather
 from kvatlas.sweeps.plan import Plan
 from kvatlas.sweeps.run import FULL, Progress, promised, sweep
 from kvatlas.sweeps.spec import Allocation

@@ -15,7 +15,7 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
-from kvatlas.stats.estimates.run_data import LOSE_AT_MOST
+from kvatlas.stats.run_data import LOSE_AT_MOST
 from kvatlas.sweeps.spec_file import MOST_CHARACTERS, load
 
 Value = int | float | str | bool

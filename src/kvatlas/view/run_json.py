@@ -11,11 +11,9 @@ from kvatlas.figures import style
 from kvatlas.report.page_json import Cells, page_json
 from kvatlas.report.verdicts import cards
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates.curves import curves_of_run, flat_maps
-from kvatlas.stats.estimates.grid import short_names
-from kvatlas.stats.estimates.maps import maps_of_run, mean_maps
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.maps import curves_of_run, flat_maps, maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData, short_names
 
 
 @dataclass(frozen=True)

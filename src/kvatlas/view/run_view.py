@@ -14,9 +14,9 @@ from kvatlas.report.page_json import MISSING, RIGHT, in_order, marks
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
 from kvatlas.results import Key, Manifest, Store
-from kvatlas.stats.estimates.cells import CellTraces, add_traces, cells_of
-from kvatlas.stats.estimates.metrics import Measure, usual_metric
-from kvatlas.stats.estimates.run_data import RunData
+from kvatlas.stats.metrics import Measure, usual_metric
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces, add_traces, cells_of
 from kvatlas.view.run_json import Table, analysed, counts, quick
 
 #: Rows that are read at once, so that what was asked for meanwhile is answered in between.

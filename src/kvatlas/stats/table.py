@@ -14,9 +14,11 @@ from kvatlas.policies.audit import audit_setting
 from kvatlas.results.columns import RECORD, STATUS, Floats, Ints, TraceColumns
 from kvatlas.results.manifest import Expected, Manifest
 from kvatlas.results.rows import COSTS
-from kvatlas.stats.estimates.at_k import RIGHT, Rule
-from kvatlas.stats.estimates.metrics import Measure
-from kvatlas.stats.estimates.pass_at_1 import pass_at_1
+from kvatlas.stats.intervals import pass_at_1
+from kvatlas.stats.metrics import RIGHT, Measure, Rule
+
+#: A problem of a benchmark.
+ProblemKey = tuple[str, str]
 
 #: The fields of a trace that a cell has.
 _FIELDS = ("status", "correct", *COSTS, "answer", "written", "made_with")

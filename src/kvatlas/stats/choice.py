@@ -10,15 +10,15 @@ from scipy import stats
 
 from kvatlas.core import Cell, Map, MapName, Setting, Validity, mean_of
 from kvatlas.policies import share
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.maps import mean_cell
-from kvatlas.stats.estimates.run_data import LOSE_AT_MOST, RunData
-from kvatlas.stats.estimates.validity import validity
-from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.map_tests import GridLosses, Verdict, by_benchmark, id_of, table
-from kvatlas.stats.inference.noninferiority import Loss
-from kvatlas.stats.inference.pooled_effects import PooledEffect
-from kvatlas.stats.inference.resampling import Contrast
+from kvatlas.stats import inference
+from kvatlas.stats.bare_maps import PooledEffect
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.losses import Loss
+from kvatlas.stats.maps import mean_cell
+from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import validity
+from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of, table
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         cells = table(rows, id_of)
         if cells is None:
             continue
-        best = resampling.plateau(cells.means, cells.strata)
+        best = inference.plateau(cells.means, cells.strata)
         tied = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
         every = lost.get((model, frozenset(benchmarks)))
         losses = every and {setting: loss for setting, loss in every.items() if setting in cells.columns}
@@ -136,7 +136,7 @@ def _against(
             if (False, setting) in cells.columns:
                 coefficients = np.zeros(len(cells.columns))
                 coefficients[[cells.columns.index((False, setting)), other]] = 1.0, -1.0
-                contrasts[setting][baseline] = resampling.contrast(cells.means, cells.strata, coefficients)
+                contrasts[setting][baseline] = inference.contrast(cells.means, cells.strata, coefficients)
     return contrasts
 
 

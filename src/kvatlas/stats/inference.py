@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from kvatlas.stats.estimates.bounded_mean import (
+from kvatlas.core import KvatlasError
+from kvatlas.stats.intervals import (
     LEVEL,
     Floats,
     Ints,
@@ -91,7 +92,7 @@ def weights(strata: Ints) -> Floats:
 def omnibus(means: Floats, strata: Ints) -> Test:
     """Test "all cells have the same mean": each cell against the mean of the others, adjusted over all cells.
 
-    The p-value is that of the largest score (`bounded_mean`), so it holds where cells differ in how rarely they
+    The p-value is that of the largest score (`intervals.score`), so it holds where cells differ in how rarely they
     collapse, too. The statistic is the sum of squares of the cells' mean deviations over what chance gives.
     """
     count = means.shape[1]
@@ -108,7 +109,7 @@ def omnibus(means: Floats, strata: Ints) -> Test:
 def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, gate: bool = True) -> Plateau:
     """The cells that may be the best: for each, the test of "no other cell is better", over all others together.
 
-    The statistic is the largest score of the others' differences to the cell (`bounded_mean`). How far the largest
+    The statistic is the largest score of the others' differences to the cell (`intervals.score`). How far the largest
     goes by chance comes from flipping the signs of whole problems in all cells at once, so that the multiplicity and
     the likeness of cells are taken into account. With `gate` all cells stay where `omnibus` gives no evidence of any
     difference, so that the two never contradict each other.
@@ -168,7 +169,7 @@ def joint_contrasts(means: Floats, strata: Ints, rows: Floats) -> tuple[float, l
 
 
 def mean_contrast(values: Floats, strata: Ints | None = None, low: float = -1.0, high: float = 1.0) -> Contrast:
-    """The mean of `values` [problems] in [`low`, `high`], with its interval and the p-value of 0 (`bounded_mean`)."""
+    """The mean of `values` [problems] in [`low`, `high`], with its interval and the p-value of 0 (`score`)."""
     bottom, top = interval(values, low, high, Z, strata)
     p = p_value(score(values, 0.0, low, high, strata))
     value = values.mean() if strata is None else weights(strata) @ values
@@ -309,3 +310,48 @@ def _error(values: Floats, strata: Ints) -> tuple[float, int]:
         return math.inf, 0
     variance = math.fsum(float(group.var(ddof=1)) / len(group) for group in groups) / count**2
     return math.sqrt(variance), len(values) - count
+
+
+#: The share of problems on which one setting is right and the other wrong, with one sample each: near settings and far
+#: ones on the demo's grid.
+DISCORDANCE = (0.05, 0.2)
+#: Normal quantiles of a two-sided 5 % and of a power of 0.8, added.
+_NEEDED = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a paired comparison takes: `problems` with `samples` each, of this `discordance`, show `difference`."""
+
+    difference: float
+    discordance: float
+    samples: int
+    problems: int
+
+
+def variance_of_problem(discordance: float, samples: int = 1, within: float = 0.0) -> float:
+    """The variance of a problem's mean paired difference; `within` is the share of it that more samples can remove.
+
+    With one sample a difference is -1, 0 or 1, and its variance is the discordance less the squared mean, which is left
+    out here. How much of it more samples remove is not known beforehand; with `within` 0 they remove nothing.
+    """
+    if not 0 < discordance <= 1:
+        raise KvatlasError(f"discordance is a share above 0 and at most 1; {discordance} was given.")
+    return discordance * (1 - within + within / samples)
+
+
+def problems_for(difference: float, discordance: float, samples: int = 1, within: float = 0.0) -> Design:
+    """The problems that show a paired `difference` in (0, 1) with a power of 0.8 at a two-sided p of 5 %.
+
+    Raises KvatlasError for a difference outside (0, 1).
+    """
+    if not 0 < difference < 1:
+        raise KvatlasError(f"A difference to detect lies between 0 and 100 points; {100 * difference:g} was given.")
+    variance = variance_of_problem(discordance, samples, within)
+    return Design(difference, discordance, samples, math.ceil(variance * (_NEEDED / difference) ** 2))
+
+
+def detectable(problems: int, discordance: float, samples: int = 1, within: float = 0.0) -> float:
+    """The difference in (0, 1] that `problems` show with a power of 0.8; 1 where none is."""
+    variance = variance_of_problem(discordance, samples, within)
+    return min(1.0, _NEEDED * math.sqrt(variance / problems))

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
-from kvatlas.stats.estimates.cells import CellTraces, aligned
-from kvatlas.stats.estimates.grid import Axes
-from kvatlas.stats.estimates.pass_at_1 import LEVEL, Floats, Ints
-from kvatlas.stats.estimates.run_data import RunData
-from kvatlas.stats.inference import resampling
-from kvatlas.stats.inference.noninferiority import Loss, losses_by_name
-from kvatlas.stats.inference.resampling import Contrast, Need, Plateau, Test, TestMethod
+from kvatlas.stats import inference
+from kvatlas.stats.inference import Contrast, Need, Plateau, Test, TestMethod
+from kvatlas.stats.intervals import LEVEL, Floats, Ints
+from kvatlas.stats.losses import Loss, losses_by_name
+from kvatlas.stats.run_data import Axes, RunData
+from kvatlas.stats.table import CellTraces, aligned
 
 T = TypeVar("T")
 _TIE = 1e-9
@@ -184,7 +183,7 @@ def _family(groups: Sequence[Sequence[CellTraces]]) -> tuple[str, frozenset[str]
 def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
     """The verdict of each map of a run's cells, and of the mean over benchmarks, with their part of the `losses`.
 
-    Maps without a problem that all their cells have are missing. `stats.inference.adaptive` judges adaptive sweeps.
+    Maps without a problem that all their cells have are missing. `stats.adaptive` judges adaptive sweeps.
     """
     by_map: dict[MapName, Verdict] = {}
     for name, groups in with_means(run.groups).items():
@@ -200,10 +199,10 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
 def verdict(cells: Table, axes: Axes) -> Verdict:
     """The verdict on a table whose columns are pairs of values of the two `axes`."""
     places: list[CellCoord] = [(column[0], column[1]) for column in cells.columns if isinstance(column, tuple)]
-    values = resampling.weights(cells.strata) @ cells.means
-    test = resampling.omnibus(cells.means, cells.strata)
-    best = resampling.plateau(cells.means, cells.strata)
-    shares = resampling.peak_shares(cells.means, cells.strata)
+    values = inference.weights(cells.strata) @ cells.means
+    test = inference.omnibus(cells.means, cells.strata)
+    best = inference.plateau(cells.means, cells.strata)
+    shares = inference.peak_shares(cells.means, cells.strata)
     high, low = int(values.argmax()), int(values.argmin())
     whole = cells.grades if not np.isnan(cells.grades).any() else cells.means[:, :, None]
     text = f"{cells.left_out} problems that not every cell has are left out of the tests"
@@ -213,9 +212,9 @@ def verdict(cells: Table, axes: Axes) -> Verdict:
         values,
         test,
         best,
-        effects(places, axes, lambda rows: resampling.joint_contrasts(cells.means, cells.strata, rows)),
+        effects(places, axes, lambda rows: inference.joint_contrasts(cells.means, cells.strata, rows)),
         shares,
-        resampling.need(whole[:, high], whole[:, low], cells.strata),
+        inference.need(whole[:, high], whole[:, low], cells.strata),
         Basis.TRACES,
         left,
     )
@@ -267,7 +266,7 @@ def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[
         if len(ranks) < 2:
             continue
         of_cell = [ranks.index(coord[side]) for coord in places]
-        p, contrasts = measure(np.array([resampling.level_effect(of_cell, rank) for rank in range(len(ranks))]))
-        trend = measure(resampling.slope(of_cell, len(ranks))[None])[1][0] if ordered else None
+        p, contrasts = measure(np.array([inference.level_effect(of_cell, rank) for rank in range(len(ranks))]))
+        trend = measure(inference.slope(of_cell, len(ranks))[None])[1][0] if ordered else None
         measured.append(Effect(axis, tuple(zip(ranks, contrasts, strict=True)), trend, p))
     return tuple(measured)

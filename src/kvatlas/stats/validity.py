@@ -10,8 +10,8 @@ import numpy as np
 
 from kvatlas.core import Outcome, Validity
 from kvatlas.policies.audit import AuditedCell, no_choice_sentence
-from kvatlas.stats.estimates.cells import CellTraces
-from kvatlas.stats.estimates.grid import short_names
+from kvatlas.stats.run_data import short_names
+from kvatlas.stats.table import CellTraces
 
 
 class Kind(StrEnum):

@@ -1,0 +1,380 @@
+"""Deciding early which settings lose at most a margin: a group-sequential design on blocks of problems, on arrays.
+
+After each of its blocks of problems a setting is looked at. Its loss against the full cache has limits at the quantile
+that the look allows: with equal blocks, O'Brien and Fleming's boundaries c / sqrt(share of problems seen) spend almost
+nothing on early looks. Whatever is decided at a look for whatever reason, the limits of all looks of all settings hold
+together with 95 %, so a setting that breaks the margin is ever shown to keep it with at most 2.5 %.
+
+So it is free which settings come next. The question is for the cheapest, hence a setting waits while cheaper ones are
+likely to be shown, and goes on where it stood if they are not.
+
+Source: O'Brien and Fleming (1979), Biometrics 35:549-556; Jennison and Turnbull (1989), J. Royal Statistical Society B
+51:305-361 (repeated confidence intervals); Sidak (1967), JASA 62:626-633 (any correlation between settings);
+Spiegelhalter, Freedman and Blackburn (1986), Controlled Clinical Trials 7:8-17 (predictive chance).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from kvatlas.core import Map, MapName, Note, NoteKind, mean_of
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.choice import Choice, cheapest, kv_tokens_of, unless_vacuous, with_ties
+from kvatlas.stats.inference import Need, Test, TestMethod, weights
+from kvatlas.stats.intervals import LEVEL, Floats, Ints, groups, interval
+from kvatlas.stats.losses import Loss
+from kvatlas.stats.maps import mean_cell, mean_map
+from kvatlas.stats.run_data import RunData, margin_of
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import validity
+from kvatlas.stats.verdicts import Basis, Verdict, is_full
+
+Flags = NDArray[np.bool_]
+#: A setting is given up where the chance that its last look shows it is less than this.
+HOPELESS = 0.05
+#: A setting waits while so many of the cheaper ones are to be expected to be shown.
+ENOUGH = 0.8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known: `differences` [settings, problems] to the full cache, NaN where not yet.
+
+    Problems stand in the order in which they come; `strata` [problems] numbers their benchmarks from 0 and `block`
+    [problems] their block. `sizes` are the problems of each benchmark in all, `looks` the number of blocks, `costs`
+    [settings] what each setting costs.
+    """
+
+    differences: Floats
+    strata: Ints
+    block: Ints
+    sizes: Sequence[int]
+    looks: int
+    costs: Floats
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where the settings stand, [settings] each: losses with limits that hold at any look, and what is decided.
+
+    `shown`: at most the margin is lost; `broken`: more; `hopeless`: given up; `open`: none of these, and cheaper than
+    `recommended`, the cheapest setting that is shown (None where there is none yet). `blocks` were seen of each, `goal`
+    is how many each is to have next, and `chance` is that of being shown by all problems.
+    """
+
+    value: Floats
+    low: Floats
+    high: Floats
+    chance: Floats
+    blocks: Ints
+    goal: Ints
+    shown: Flags
+    broken: Flags
+    hopeless: Flags
+    open: Flags
+    recommended: int | None
+
+    @property
+    def next(self) -> Flags:
+        """The settings that come next."""
+        return self.goal > self.blocks
+
+
+def begin(settings: int) -> Decision:
+    """Before the first look: nothing is known and every setting comes next."""
+    none, every = np.zeros(settings, bool), np.ones(settings, bool)
+    unknown, ones = np.full(settings, math.nan), np.ones(settings)
+    return Decision(unknown, -ones, ones, ones, none.astype(int), every.astype(int), none, none, none, every, None)
+
+
+def look(before: Decision, seen: Seen, margin: float) -> Decision:
+    """What the blocks up to the `goal` of each setting decide.
+
+    Settings take one block at a time; one that waited takes twice what it had, until it has as many as others.
+    """
+    blocks = before.goal
+    value, low, high, chance = (array.copy() for array in (before.value, before.low, before.high, before.chance))
+    final = last_quantile(len(blocks), seen.looks)
+    for count in np.unique(blocks[before.next]):
+        rows, upto, share = before.next & (blocks == count), seen.block < count, count / seen.looks
+        differences, strata = seen.differences[rows][:, upto], seen.strata[upto]
+        least, most = interval(differences, -1.0, 1.0, final / math.sqrt(share), strata)
+        value[rows], low[rows], high[rows] = -(differences @ weights(strata)), -most, -least
+        chance[rows] = _chance(differences, strata, seen.sizes, final, share, margin)
+    shown, broken = before.shown | (high <= margin), before.broken | (low > margin)
+    hopeless = before.hopeless | (~shown & ~broken & (chance < HOPELESS))
+    recommended = int(np.where(shown, seen.costs, np.inf).argmin()) if shown.any() else None
+    open_ = ~shown & ~broken & ~hopeless
+    if recommended is not None:
+        open_ &= seen.costs < seen.costs[recommended]
+    by_cost = np.argsort(seen.costs, kind="stable")
+    expected = np.where(open_, chance, 0.0)[by_cost]
+    ahead = np.empty(len(blocks))
+    ahead[by_cost] = np.cumsum(expected) - expected
+    more = np.clip(np.minimum(blocks, blocks.max() - blocks), 1, None)
+    goal = blocks + more * (open_ & (ahead < ENOUGH))
+    return Decision(value, low, high, chance, blocks, goal, shown, broken, hopeless, open_, recommended)
+
+
+def decisions(seen: Seen, margin: float) -> Iterator[Decision]:
+    """Look after look, as far as the problems go; first the state before any."""
+    state = begin(len(seen.differences))
+    yield state
+    while state.next.any() and complete(state, seen):
+        state = look(state, seen, margin)
+        yield state
+
+
+def decide(seen: Seen, margin: float) -> Decision:
+    """The last of the `decisions`."""
+    *_, last = decisions(seen, margin)
+    return last
+
+
+def complete(state: Decision, seen: Seen) -> bool:
+    """Whether the settings that come next have all of their blocks."""
+    return not bool(np.isnan(seen.differences[seen.block < state.goal[:, None]]).any())
+
+
+def _chance(
+    differences: Floats, strata: Ints, sizes: Sequence[int], final: float, share: float, margin: float
+) -> Floats:
+    """The predictive chance that the last look shows a setting, were the problems left like those of `differences`."""
+    if share > 1 - 1e-9:
+        return np.zeros(len(differences))
+    parts = groups(strata)
+    every = np.concatenate([part[np.arange(n) * len(part) // n] for part, n in zip(parts, sizes, strict=True)])
+    whole = np.repeat(np.arange(len(sizes)), sizes)
+    limit = -interval(differences[:, every], -1.0, 1.0, final, whole)[0]
+    error = (limit + differences[:, every] @ weights(whole)) / final
+    spread = error * math.sqrt(1 / share - 1)
+    return np.asarray(stats.norm.cdf((margin - limit) / np.maximum(spread, 1e-9)), float)
+
+
+@lru_cache(maxsize=64)
+def last_quantile(settings: int, looks: int, level: float = LEVEL) -> float:
+    """The quantile c of the last look; that of a look after a share t of all problems is c / sqrt(t)."""
+    per_setting = 1 - (1 - level) ** (1 / settings)
+    return float(optimize.brentq(lambda c: _crossing(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
+
+
+def _crossing(bound: float, looks: int) -> float:
+    """The chance that a Brownian motion leaves -bound to bound at one of `looks` equally spaced times up to 1."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = bound * nodes, bound * weights
+    step = 1 / math.sqrt(looks)
+    density = stats.norm.pdf(nodes, scale=step)
+    kernel = stats.norm.pdf(nodes[:, None] - nodes[None], scale=step)
+    for _ in range(looks - 1):
+        density = kernel @ (weights * density)
+    return 1 - float(weights @ density)
+
+
+def cut(problems: int, blocks: int, number: int) -> slice:
+    """The places of the problems of one benchmark that come in block `number`, from 0."""
+    return slice(problems * number // blocks, problems * (number + 1) // blocks)
+
+
+def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: int) -> tuple[Seen, NDArray[np.int64]]:
+    """Stored differences [settings, problems] as a sweep would see them, and the places of its problems.
+
+    `orders` are the places of each benchmark's problems in the order in which they come.
+    """
+    pieces = [(order[cut(len(order), looks, n)], b, n) for n in range(looks) for b, order in enumerate(orders)]
+    places = np.concatenate([piece for piece, _, _ in pieces])
+    strata, block = (np.repeat([piece[k] for piece in pieces], [len(piece[0]) for piece in pieces]) for k in (1, 2))
+    return Seen(differences[:, places], strata, block, [len(order) for order in orders], looks, costs), places
+
+
+def replay(
+    differences: Floats, orders: Sequence[Ints], costs: Floats, margin: float, looks: int
+) -> tuple[Decision, NDArray[np.int64]]:
+    """A whole sweep on stored differences: the last decision, and the number of problems that each setting took."""
+    seen, _ = in_order(differences, orders, costs, looks)
+    state = decide(seen, margin)
+    return state, np.searchsorted(seen.block, state.blocks)
+
+
+NO_PAIRS = Note(
+    NoteKind.LEFT_OUT,
+    "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes",
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model's sweep so far: its grid settings by id, and what is decided."""
+
+    settings: tuple[str, ...]
+    decision: Decision
+
+    @property
+    def recommended(self) -> str | None:
+        """The id of the cheapest setting that is shown to keep the margin."""
+        index = self.decision.recommended
+        return None if index is None else self.settings[index]
+
+    @property
+    def losses(self) -> dict[str, Loss]:
+        """What each setting that was looked at loses, with limits that hold at any look."""
+        made = self.decision
+        columns = zip(self.settings, made.value, made.low, made.high, made.shown, made.broken, strict=True)
+        return {
+            setting: Loss(float(value), float(low), float(high), bool(shown), bool(broken))
+            for setting, value, low, high, shown, broken in columns
+            if not math.isnan(value)
+        }
+
+
+def known(
+    cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
+) -> tuple[tuple[str, ...], Seen]:
+    """One model's grid settings by id, and what is known of them: of problems with all samples of setting and full.
+
+    `orders` are the problems of each benchmark as they come, `sizes` how many in all. What a setting costs is what it
+    kept on the first block, so that a later look does not change an earlier decision.
+    """
+    by_setting: dict[str, dict[str, CellTraces]] = {}
+    full: dict[str, CellTraces] = {}
+    for cell in cells:
+        if is_full(cell):
+            full[cell.expected.benchmark] = cell
+        elif not cell.expected.baseline:
+            by_setting.setdefault(cell.expected.setting.id, {})[cell.expected.benchmark] = cell
+    places = [
+        (number, stratum, name, orders[name][index] if index < len(orders[name]) else "")
+        for number in range(blocks)
+        for stratum, name in enumerate(orders)
+        for index in range(sizes[name])[cut(sizes[name], blocks, number)]
+    ]
+    block, strata = (np.array([entry[k] for entry in places]) for k in (0, 1))
+    theirs = np.array([_mean(full.get(name), problem) for *_, name, problem in places])
+    means = np.array([[_mean(own.get(name), problem) for *_, name, problem in places] for own in by_setting.values()])
+    first = {entry[2:] for entry in places if not entry[0]}
+    costs = np.array([_kept(own, first) for own in by_setting.values()])
+    seen = Seen(means.reshape(-1, len(places)) - theirs, strata, block, [sizes[name] for name in orders], blocks, costs)
+    return tuple(by_setting), seen
+
+
+def _mean(cell: CellTraces | None, problem: str) -> float:
+    """The mean grade of a problem; NaN unless all of its samples are known."""
+    if cell is None or problem not in cell.place:
+        return math.nan
+    grades = cell.grades[cell.place[problem]].tolist()
+    return math.fsum(grades) / len(grades)
+
+
+def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> float:
+    """The mean KV tokens of a setting on some problems; infinite where it has none of them."""
+    kept = [
+        tokens
+        for name, cell in cells.items()
+        for problem, row in zip(cell.problems, cell.traces["mean_kv_tokens"], strict=True)
+        for tokens in row[~np.isnan(row)].tolist()
+        if (name, problem) in places
+    ]
+    return math.fsum(kept) / len(kept) if kept else math.inf
+
+
+def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | None = None) -> dict[str, Standing]:
+    """The standing of each model of an adaptive run, by its own margin where none is given."""
+    allocation = manifest.allocation
+    orders: dict[str, tuple[str, ...]] = {}
+    for cell in cells:
+        expected = cell.expected
+        orders[expected.benchmark] = max(orders.get(expected.benchmark, ()), expected.problems, key=len)
+    margin = margin_of(manifest.spec) if margin is None else margin
+    by_model: dict[str, list[CellTraces]] = {}
+    for cell in cells:
+        by_model.setdefault(cell.expected.model, []).append(cell)
+    data = {model: known(own, orders, allocation["problems"], allocation["blocks"]) for model, own in by_model.items()}
+    return {model: Standing(settings, decide(seen, margin)) for model, (settings, seen) in data.items()}
+
+
+def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
+    """The verdict of each mean map (of the only benchmark's map where there is one) of an adaptive run.
+
+    It holds what each cell loses against the full cache, over all policies together; nothing else is tested.
+    """
+    groups: dict[tuple[str, str], list[Map]] = {}
+    for map_ in maps:
+        groups.setdefault((map_.model, map_.policy), []).append(map_)
+    by_map: dict[MapName, Verdict] = {}
+    for (model, policy), parts in groups.items():
+        if model not in by_model:
+            continue
+        mean = mean_map(parts) if len(parts) > 1 else parts[0]
+        losses = by_model[model].losses
+        of_cells = {
+            cell.coord(run.axes): losses[cell.expected.setting.id]
+            for name, group in run.groups.items()
+            for cell in group
+            if (name.model, name.policy) == (model, policy) and cell.expected.setting.id in losses
+        }
+        by_map[mean.name] = _verdict(by_model[model], mean, of_cells)
+    return by_map
+
+
+def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
+    values = np.array([cell.estimate.value for cell in mean.cells.values()])
+    coords = list(mean.cells)
+    text = (
+        f"adaptive: of {len(standing.settings)} settings of all policies {int(standing.decision.shown.sum())} are "
+        f"shown to keep the margin and {int(standing.decision.broken.sum())} to break it"
+    )
+    return Verdict(
+        peaks=tuple(coord for coord, value in zip(coords, values, strict=True) if value >= values.max() - 1e-9),
+        lowest=coords[int(values.argmin())],
+        omnibus=Test(0.0, 1.0, TestMethod.GROUP_SEQUENTIAL),
+        plateau=(),
+        p_best={},
+        may_lose={},
+        effects=(),
+        peak_share=None,
+        spread=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+        noise=None,
+        need=Need(None, None),
+        basis=Basis.GROUP_SEQUENTIAL,
+        notes=(Note(NoteKind.ADAPTIVE, text),),
+        losses=losses,
+    )
+
+
+def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces], margin: float) -> list[Choice]:
+    """What to choose in an adaptive run: the cheapest of each model's settings that are shown to keep the margin."""
+    chosen = []
+    for model, standing in by_model.items():
+        own: dict[str, list[CellTraces]] = {}
+        for cell in cells:
+            if cell.expected.model == model and not cell.expected.baseline and cell.stored:
+                own.setdefault(cell.expected.setting.id, []).append(cell)
+        losses = standing.losses
+        best = (
+            mean_cell([cell.cell() for cell in own[standing.recommended]]) if standing.recommended is not None else None
+        )
+        shown = [own[name] for name, loss in losses.items() if loss.shown]
+        fast = [mean_cell([cell.cell() for cell in group]) for group in shown]
+        benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
+        choice = Choice(
+            model,
+            benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks)),
+            len(standing.settings),
+            0,
+            best if best is None or kv_tokens_of(best) is not None else None,
+            cheapest(fast, [cell.seconds_mean for cell in fast]),
+            {},
+            margin=margin,
+            losses=losses,
+            settings={name: group[0].expected.setting for name, group in own.items()},
+        )
+        grid = [cell for cell in cells if cell.expected.model == model and not cell.expected.baseline]
+        choice = unless_vacuous(choice, validity(grid))
+        chosen.append(with_ties(choice, [cell for group in shown for cell in group]))
+    return chosen

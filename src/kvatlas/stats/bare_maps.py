@@ -1,0 +1,368 @@
+"""Maps of bare Pass@1: binomial bounds, printed values that cannot be, and effects of the axes over several maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.stats.inference import POWER, Contrast, Need, Plateau, Test, TestMethod, holm, shares_of_best
+from kvatlas.stats.intervals import LEVEL, Floats, Z
+from kvatlas.stats.maps import mean_map
+from kvatlas.stats.verdicts import Basis, Verdict, assembled, effects
+
+DRAWS = 10_000
+#: For a CSV map that does not tell its samples.
+ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it with --samples")
+
+
+def variance(map_: Map) -> float | None:
+    """The largest variance that sampling can give a cell, on the same problems; None where problems are unknown.
+
+    p (1 - p) / (problems * samples) with p the mean over cells: samples of a problem of any difficulty vary less.
+    """
+    cells = list(map_.cells.values())
+    problems = common([cell.estimate.problems for cell in cells])
+    if problems is None or not cells:
+        return None
+    samples = common([cell.estimate.samples for cell in cells]) or 1
+    centre = math.fsum(cell.estimate.value for cell in cells) / len(cells)
+    return centre * (1 - centre) / (problems * samples)
+
+
+def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
+    """The verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks.
+
+    A mean that is given as a map (`mean of N`) gets a verdict only where its benchmarks are given, too.
+    """
+    by_map: dict[MapName, Verdict] = {}
+    by_policy: dict[tuple[str, str], list[Map]] = {}
+    for map_ in maps:
+        if map_.is_mean:
+            continue
+        by_policy.setdefault((map_.model, map_.policy), []).append(map_)
+        largest = variance(map_)
+        if largest is not None:
+            by_map[map_.name] = bound_verdict(map_, largest, _samples([map_]))
+    for parts in by_policy.values():
+        variances = [largest for largest in map(variance, parts) if largest is not None]
+        alike = len({part.axes for part in parts}) == 1 and len({part.benchmark for part in parts}) == len(parts)
+        if alike and len(variances) == len(parts) > 1:
+            mean = mean_map(parts)
+            by_map[mean.name] = bound_verdict(mean, math.fsum(variances) / len(parts) ** 2, _samples(parts))
+    return by_map
+
+
+def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
+    """The verdict on a map whose cells have at most the `variance` on the same problems.
+
+    Omnibus: the chi-square test of equal values with that variance. Plateau: the largest standardised difference to the
+    others against that of as many independent normal values. Both err on the side of "no difference" unless the
+    samples of different cells vary against each other.
+    """
+    places: list[CellCoord] = list(map_.cells)
+    values = np.array([cell.estimate.value for cell in map_.cells.values()])
+    known = variance > 1e-18
+    scale = math.sqrt(variance) if known else 1.0
+    square = float(((values - values.mean()) ** 2).sum()) / scale**2
+    freedom = max(len(values) - 1, 1)
+    test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), TestMethod.CHI_SQUARE)
+    noise = _noise(len(values))
+    gap = float(values.max() - values.min())
+    wanted = (gap / (Z + POWER)) ** 2
+    enough = math.ceil((samples or 1) * 2 * variance / wanted) if gap > 1e-12 else None
+    return assembled(
+        places,
+        values,
+        test,
+        _plateau(values, scale, noise, test.p),
+        effects(places, (map_.axes[0][0], map_.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
+        shares_of_best(values + scale * noise),
+        Need(None if enough is None else max(enough, 1), None),
+        Basis.BOUND,
+        () if samples else (ONE_SAMPLE,),
+    )
+
+
+@lru_cache(maxsize=8)
+def _noise(cells: int) -> Floats:
+    return np.random.default_rng(0).standard_normal((DRAWS, cells))
+
+
+def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Plateau:
+    count = len(values)
+    p, may_lose = np.ones(count), np.zeros(count)
+    if count > 1:
+        # The largest of the other values minus this one, in units of the error of one difference.
+        chance = np.sort((noise[:, 1:].max(1) - noise[:, 0]) / math.sqrt(2))
+        reach = float(np.quantile(chance, 1 - LEVEL)) * math.sqrt(2) * scale
+        for cell in range(count):
+            best = float(np.delete(values, cell).max() - values[cell])
+            p[cell] = 1 - np.searchsorted(chance, best / (math.sqrt(2) * scale)) / len(chance)
+            may_lose[cell] = min(1.0, max(0.0, best + reach))
+    member = p >= LEVEL if p_equal < LEVEL else np.ones(count, bool)
+    return Plateau(member, np.maximum(p, 1 / (1 + DRAWS)), may_lose)
+
+
+def _contrasts(values: Floats, scale: float, rows: Floats) -> tuple[float, list[Contrast]]:
+    """Contrasts with limits that hold together, by Bonferroni."""
+    quantile = float(stats.norm.isf(LEVEL / 2 / len(rows)))
+    contrasts = []
+    for coefficients in rows:
+        value = float(values @ coefficients)
+        error = scale * math.sqrt(float((coefficients**2).sum()))
+        p = min(1.0, len(rows) * float(2 * stats.norm.sf(abs(value) / error)))
+        contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
+    return min(contrast.p for contrast in contrasts), contrasts
+
+
+def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | None:
+    """Mean over cells and benchmarks of one model's maps minus another's, by the bound, on the same problems.
+
+    Cells of one map may rest on nearly the same traces, so their mean is taken to vary like one cell. None where
+    problems are unknown. Both sides have the same benchmarks.
+    """
+    total, value = 0.0, 0.0
+    for map_, other in zip(first, second, strict=True):
+        places = [coord for coord in map_.cells if coord in other.cells]
+        mine, theirs = variance(map_), variance(other)
+        if not places or mine is None or theirs is None:
+            return None
+        value += math.fsum(_value(map_.cells[coord]) - _value(other.cells[coord]) for coord in places) / len(places)
+        total += mine + theirs
+    error = math.sqrt(max(total, 1e-18)) / len(first)
+    value /= len(first)
+    return Contrast(value, value - Z * error, value + Z * error, float(2 * stats.norm.sf(abs(value) / error)))
+
+
+def _value(cell: Cell) -> float:
+    return cell.estimate.value
+
+
+def _samples(maps: Sequence[Map]) -> int | None:
+    return common([cell.estimate.samples for map_ in maps for cell in map_.cells.values()])
+
+
+def common(values: Sequence[int | None]) -> int | None:
+    """The number that all of them are; None where they differ."""
+    return values[0] if len(set(values)) == 1 else None
+
+
+# -- printed values (Brown and Heathers 2017, GRIM) ------------------------------------------------------------------
+#
+# Pass@1 over n problems with k samples each is a multiple of 1 / (n k): 43.7 percent is no multiple of 1 / 150.
+
+
+#: Samples a problem up to which a map without them is tried.
+MOST_SAMPLES = 64
+
+
+def possible(value: str, traces: int) -> bool:
+    """Return True if a printed percentage such as "43.7" is the rounded or cut share of a whole number of `traces`."""
+    printed, unit = Fraction(value), Fraction(1, 10 ** len(value.partition(".")[2]))
+    right = int(printed * traces / 100)
+    return any(printed - unit / 2 <= Fraction(100 * count, traces) < printed + unit for count in (right, right + 1))
+
+
+def implied_samples(values: Sequence[str], problems: int) -> int | None:
+    """Return the smallest number of samples that can give every value; None if arbitrary values would often pass, too.
+
+    Each distinct value is possible with the share of the printed numbers that are; all of them with less than 1 %.
+    """
+    fit = (k for k in range(1, MOST_SAMPLES + 1) if all(possible(value, problems * k) for value in values))
+    samples = next(fit, None)
+    places = max(len(value.partition(".")[2]) for value in values)
+    # A count of traces makes at most two neighbouring printed numbers possible.
+    share = 1.0 if samples is None else min(1.0, 1.5 * problems * samples / 10 ** (places + 2))
+    return samples if share ** len(set(values)) < 0.01 else None
+
+
+def check_granularity(map_: Map) -> Map:
+    """Return a bare map with its number of samples where that follows from its values, or with a note of impossible
+    ones."""
+    estimates = [cell.estimate for cell in map_.cells.values()]
+    counts = {(estimate.problems, estimate.samples) for estimate in estimates}
+    (problems, samples), *others = counts
+    if others or problems is None or map_.is_mean:
+        return map_
+    numbers = [round(100 * estimate.value, 6) for estimate in estimates]
+    places = max(len(f"{number:.10g}".partition(".")[2]) for number in numbers)
+    values = [f"{number:.{places}f}" for number in numbers]
+    if samples is not None:
+        wrong = dict.fromkeys(value for value in values if not possible(value, problems * samples))
+        text = f"{problems} problems with {samples} samples cannot give {', '.join(wrong)}" if wrong else ""
+    else:
+        samples = implied_samples(values, problems)
+        text = f"{samples} samples a problem follow from the printed values" if samples else ""
+    filled = {
+        coord: replace(cell, estimate=replace(cell.estimate, samples=samples)) for coord, cell in map_.cells.items()
+    }
+    return replace(map_, cells=filled, notes=(*map_.notes, Note(NoteKind.GRANULARITY, text))) if text else map_
+
+
+# -- effects of the axes, pooled over benchmarks and models, by permutation --------------------------------------------
+#
+# `values` is [maps, across, levels]: Pass@1 of each map, with the axis in question last. If the axis does nothing, its
+# levels could stand in any order. All rows of a map are put into the same order, since cells of one level may share
+# much of their traces: orders of their own for every row reject in 35 to 50 % of maps without an effect whose
+# neighbours are as alike as settings that share the beginning of a trace. The numbers of problems and samples are not
+# used.
+
+
+ORDERS = 40_000
+
+
+@dataclass(frozen=True)
+class AxisEffect:
+    """What each level is above (+) or below (-) the mean of the others, [levels], with limits that hold together.
+
+    `p` is of "no level differs", `level_p` [levels] that of each level, adjusted over all. `below` [levels] counts the
+    maps in which a level lies below the mean of the others.
+    """
+
+    value: Floats
+    low: Floats
+    high: Floats
+    p: float
+    level_p: Floats
+    below: tuple[int, ...]
+    maps: int
+
+
+def axis_effect(values: Floats, *, draws: int = ORDERS, seed: int = 0) -> AxisEffect:
+    """The effect of the last axis of `values` [maps, across, levels], in the units of the values.
+
+    The statistic is the largest of the levels' mean distances from the others, against that of random orders of the
+    levels of every map; the limits are Student's over maps, for all levels together, and infinite for one map. A single
+    map shows nothing: its orders are too few. Raises KvatlasError for one level.
+
+    Source: Pesarin and Salmaso (2010), Permutation Tests for Complex Data, chapter 5 (restricted permutation).
+    """
+    maps, _, levels = values.shape
+    if levels < 2:
+        raise KvatlasError("The effect of an axis needs at least two of its levels.")
+    factor = levels / (levels - 1)
+    by_map = (values - values.mean(2, keepdims=True)).mean(1) * factor
+    effect = by_map.mean(0)
+    generator = np.random.default_rng(seed)
+    chance = np.abs(generator.permuted(np.broadcast_to(by_map, (draws, maps, levels)), axis=2).mean(1)).max(1)
+    beyond = np.array([(1 + np.count_nonzero(chance >= abs(value) - 1e-12)) / (1 + draws) for value in effect])
+    freedom = (maps - 1) * (levels - 1)
+    reach = math.inf
+    if freedom:
+        error = float(((by_map - effect) ** 2).sum()) / factor / freedom / maps
+        reach = float(stats.t.isf(LEVEL / 2 / levels, freedom)) * math.sqrt(error)
+    below = tuple(int(count) for count in (by_map < -1e-12).sum(0))
+    return AxisEffect(effect, effect - reach, effect + reach, float(beyond.min()), beyond, below, maps)
+
+
+def peak_p(values: Floats, *, draws: int = 4_000, seed: int = 0) -> float:
+    """The p-value of "no cell stands out above the axes' own effects", over all cells of all maps.
+
+    `values` are [maps, rows, columns]. What the two axes add up to is taken out; the largest residual of any map,
+    against that of cells in random order.
+    """
+    left = values - values.mean(1, keepdims=True) - values.mean(2, keepdims=True) + values.mean((1, 2), keepdims=True)
+    flat = left.reshape(len(values), -1)
+    scale = np.maximum(flat.std(1, keepdims=True), 1e-12)
+    observed = float((flat / scale).max())
+    # The largest of as many residuals of normal values on a grid of this size.
+    drawn = np.random.default_rng(seed).standard_normal((draws, *values.shape))
+    noise = drawn - drawn.mean(2, keepdims=True) - drawn.mean(3, keepdims=True) + drawn.mean((2, 3), keepdims=True)
+    flat = noise.reshape(draws, len(values), -1)
+    largest = (flat / flat.std(2, keepdims=True)).max((1, 2))
+    return float((1 + np.count_nonzero(largest >= observed - 1e-12)) / (1 + draws))
+
+
+@dataclass(frozen=True)
+class PooledEffect:
+    """One joint test of an axis: each level against the mean of the others, with limits that hold together.
+
+    `over` says what was pooled, `adjusted_p` allows for all effects that are tested. Of maps of bare Pass@1 `maps` are
+    how many and `below` counts, by level, those in which it lies below the others.
+    """
+
+    axis: str
+    over: str
+    p: float
+    adjusted_p: float
+    levels: tuple[tuple[Any, Contrast], ...]
+    maps: int = 0
+    below: tuple[int, ...] = ()
+
+    @property
+    def supported(self) -> bool:
+        """Whether some level differs, after the adjustment."""
+        return self.adjusted_p < LEVEL
+
+    @property
+    def worse(self) -> tuple[Any, ...]:
+        """The levels that lie below the others, of a supported effect."""
+        return tuple(
+            level for level, contrast in self.levels if self.supported and contrast.p < LEVEL and contrast.value < 0
+        )
+
+
+def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
+    """The effects of all axes, adjusted together (Holm): of each model and policy with traces, over its benchmarks,
+    and of bare maps with the same axes, over benchmarks and models."""
+    made = [effect for map_ in maps for effect in _by_problem(map_, maps, verdicts)]
+    for group in bare_groups(maps):
+        made += [_permuted(group, side) for side in (0, 1)]
+    adjusted = holm([effect.p for effect in made])
+    return [replace(effect, adjusted_p=p) for effect, p in zip(made, adjusted, strict=True)]
+
+
+def peak_of_bare_maps(maps: Sequence[Map]) -> float | None:
+    """The p-value of "no single cell stands out" over all bare maps with the axes of the first; None without any."""
+    groups = bare_groups(maps)
+    return peak_p(_values(groups[0])) if groups else None
+
+
+def bare_groups(maps: Sequence[Map]) -> list[list[Map]]:
+    """Single maps without traces and without holes, by their axes."""
+    groups: dict[Any, list[Map]] = {}
+    for map_ in maps:
+        whole = len(map_.cells) == len(map_.axes[0][1]) * len(map_.axes[1][1])
+        if not map_.is_mean and map_.validity is None and whole and min(len(values) for _, values in map_.axes) > 1:
+            groups.setdefault(map_.axes, []).append(map_)
+    return list(groups.values())
+
+
+def _by_problem(map_: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
+    """The effects of a mean over benchmarks, or of the only benchmark that a model and policy have."""
+    parts = [other for other in maps if (other.model, other.policy) == (map_.model, map_.policy) and not other.is_mean]
+    if map_.is_mean or map_ is not parts[0]:
+        return []
+    name = map_.name if len(parts) == 1 else MapName.of_mean(map_.model, len(parts), map_.policy)
+    verdict = verdicts.get(name)
+    if verdict is None or verdict.basis is not Basis.TRACES:
+        return []
+    over = f"{map_.model} | {name.benchmark} | {map_.policy}"
+    return [PooledEffect(effect.axis, over, effect.p, effect.p, effect.levels) for effect in verdict.effects]
+
+
+def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
+    values = _values(group)
+    effect = axis_effect(values if side == 1 else values.transpose(0, 2, 1))
+    axis, levels = group[0].axes[side]
+    contrasts = [
+        Contrast(*map(float, numbers))
+        for numbers in zip(effect.value, effect.low, effect.high, effect.level_p, strict=True)
+    ]
+    over = f"{len(group)} maps" if len(group) > 1 else "1 map"
+    return PooledEffect(
+        axis, over, effect.p, effect.p, tuple(zip(levels, contrasts, strict=True)), effect.maps, effect.below
+    )
+
+
+def _values(group: Sequence[Map]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    (_, rows), (_, columns) = group[0].axes
+    return np.array([[[map_.cells[r, c].estimate.value for c in columns] for r in rows] for map_ in group])

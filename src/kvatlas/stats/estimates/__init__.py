@@ -1,1 +1,0 @@
-"""What cells are: traces counted, means with intervals, maps and curves of them."""

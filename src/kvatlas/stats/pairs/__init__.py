@@ -1,1 +1,0 @@
-"""Two at a time: settings, policies, models and maps on the same problems."""

@@ -1,0 +1,208 @@
+"""A run as statistics look at it: its cells, its axes, and which cells belong to one map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import KvatlasError, MapName, Setting, Trace
+from kvatlas.results import Manifest, Store, TraceColumns
+from kvatlas.stats.metrics import usual_metric
+from kvatlas.stats.table import CellTraces, gather
+from kvatlas.text import spelled
+
+Axes = tuple[str, str]
+#: The cells of one map-to-be.
+Groups = dict[MapName, list[CellTraces]]
+
+
+def map_axes(manifest: Manifest, fix: Mapping[str, Any] | None = None) -> Axes:
+    """The names of the (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
+
+    Raises KvatlasError, naming them, if there are more or fewer, or if `fix` names an axis or value that is not there.
+    """
+    fixed = dict(fix or {})
+    values = dict(manifest.axes)
+    for name, value in fixed.items():
+        if name not in values:
+            raise KvatlasError(f"The run has no axis {name!r} to fix; its axes are: {', '.join(values) or 'none'}.")
+        if value not in values[name]:
+            raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {_listed(values[name])}.")
+    names = varied(manifest, fixed)
+    if len(names) > 2:
+        example = f"{names[-1]}={values[names[-1]][0]}"
+        raise KvatlasError(
+            f"A map has two axes and this run varies {len(names)} ({', '.join(names)}); "
+            f"fix all but two of them to one value each, for example {example}."
+        )
+    if len(names) < 2:
+        raise KvatlasError(
+            f"A map needs two axes with at least two values each; this run varies {names[0] if names else 'none'}."
+        )
+    return names[0], names[1]
+
+
+def varied(manifest: Manifest, fix: Mapping[str, Any]) -> list[str]:
+    """The parameters that a run varies and `fix` does not hold to one value."""
+    return [name for name, values in manifest.axes if len(set(values)) > 1 and name not in fix]
+
+
+def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] | None = None) -> Groups:
+    """The cells of the grid, without baselines, by map, in the order of the manifest.
+
+    A policy counts where it has at least two values on both axes. A policy that is there with several values of
+    another parameter gives several groups, told apart by that parameter in the label.
+    """
+    fixed = dict(fix or {})
+    variants: dict[tuple[str, str], list[Setting]] = {}
+    by_rest: dict[tuple[str, str, str], tuple[Setting, list[CellTraces]]] = {}
+    for cell in cells:
+        values = cell.expected.setting.values
+        on_grid = not cell.expected.baseline and all(axis in values for axis in axes)
+        if not on_grid or any(name in values and values[name] != value for name, value in fixed.items()):
+            continue
+        rest = Setting.of(
+            cell.expected.setting.policy, **{name: value for name, value in values.items() if name not in axes}
+        )
+        key = (cell.expected.model, cell.expected.benchmark, rest.id)
+        by_rest.setdefault(key, (rest, []))[1].append(cell)
+        known = variants.setdefault((cell.expected.model, rest.policy), [])
+        if rest not in known:
+            known.append(rest)
+    return {
+        MapName(model, benchmark, _label(rest, variants[model, rest.policy])): group
+        for (model, benchmark, _), (rest, group) in by_rest.items()
+        if all(len({cell.expected.setting.values[axis] for cell in group}) > 1 for axis in axes)
+    }
+
+
+def _label(rest: Setting, variants: list[Setting]) -> str:
+    """The policy's name, with the parameters in which its variants differ."""
+    names = [name for name in rest.values if len({repr(other.values.get(name)) for other in variants}) > 1]
+    return str(Setting.of(rest.policy, **{name: rest.values[name] for name in names}))
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def short_names(settings: Iterable[Setting]) -> dict[str, str]:
+    """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
+    by_policy: dict[str, dict[str, Setting]] = {}
+    for setting in settings:
+        by_policy.setdefault(setting.policy, {})[setting.id] = setting
+    names: dict[str, str] = {}
+    for policy, group in by_policy.items():
+        every = dict.fromkeys(name for setting in group.values() for name in setting.values)
+        told = [name for name in every if len({repr(setting.values.get(name)) for setting in group.values()}) > 1]
+        for identity, setting in group.items():
+            values = {name: value for name, value in setting.values.items() if name in told}
+            names[identity] = str(Setting.of(policy, **values))
+    return names
+
+
+#: Points that a setting may lose against the full cache, where nothing else is asked for.
+LOSE_AT_MOST = 3.0
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run promised, its traces, and how they are looked at.
+
+    `traces` are columns, or `(run key, trace)` pairs that become columns; `metric` is any that the run has
+    (`stats.metrics`). With `partial` missing traces are noted and no error. `fix` holds axes beyond two to
+    one value each. `chosen` are the cells to look at instead of all of the run's. `folder` is where the run is stored.
+    `lose_at_most` points against the full cache are asked for; the sweep's own where None.
+    """
+
+    manifest: Manifest
+    traces: TraceColumns | Iterable[tuple[str, Trace]] = ()
+    metric: str = "pass@1"
+    partial: bool = False
+    fix: Mapping[str, Any] = field(default_factory=dict)
+    chosen: Sequence[CellTraces] | None = None
+    folder: Path | None = None
+    lose_at_most: float | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        metric: str | None = "pass@1",
+        partial: bool = False,
+        fix: Mapping[str, Any] | None = None,
+        lose_at_most: float | None = None,
+    ) -> RunData:
+        """The run in a folder; without a metric with the one that it usually shows.
+
+        A text in `fix` is read as the axis has it: `fix={"ratio": "0.3"}`. KvatlasError for a folder without a run.
+        """
+        with Store.open(Path(folder)) as store:
+            manifest, traces = store.manifest(), store.columns()
+        fixed = {name: _axis_value(manifest, name, value) for name, value in (fix or {}).items()}
+        return cls(manifest, traces, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traces", TraceColumns.of(self.traces))
+
+    @property
+    def columns(self) -> TraceColumns:
+        """The traces."""
+        return TraceColumns.of(self.traces)
+
+    def store(self) -> Store:
+        """The store with the whole traces; KvatlasError where the run is not from a folder."""
+        if self.folder is None:
+            raise KvatlasError("This shows traces, so it needs a run that is stored in a folder.")
+        return Store.open(self.folder)
+
+    @cached_property
+    def cells(self) -> Sequence[CellTraces]:
+        """The promised cells with their traces; KvatlasError for a metric that the run does not have."""
+        return gather(self.manifest, self.columns, self.metric) if self.chosen is None else self.chosen
+
+    @cached_property
+    def axes(self) -> Axes:
+        """The names of the vertical and the horizontal axis; KvatlasError unless two are left."""
+        return map_axes(self.manifest, self.fix)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The cells of each map."""
+        return grid_groups(self.cells, self.axes, self.fix)
+
+    @property
+    def margin(self) -> float:
+        """What a setting may lose against the full cache, in (0, 1)."""
+        return margin_of(self.manifest.spec if self.lose_at_most is None else {"lose_at_most": self.lose_at_most})
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the run varies fewer than two parameters, so that it has curves and no maps."""
+        return len(varied(self.manifest, self.fix)) < 2
+
+    def fits(self, cell: CellTraces) -> bool:
+        """Whether the cell has the values that `fix` holds."""
+        values = cell.expected.setting.values
+        return all(values.get(name, value) == value for name, value in self.fix.items())
+
+    def with_cells(self, cells: Sequence[CellTraces]) -> RunData:
+        """The same, of these cells alone; they may come from other runs with the same axes."""
+        return replace(self, chosen=cells)
+
+
+def margin_of(spec: Mapping[str, Any]) -> float:
+    """The margin in (0, 1) of a spec, 3 points where it has none; KvatlasError for one that is none."""
+    points = spec.get("lose_at_most", LOSE_AT_MOST)
+    if not isinstance(points, int | float) or not 0 < points < 100:
+        raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")
+    return float(points) / 100
+
+
+def _axis_value(manifest: Manifest, name: str, value: Any) -> Any:
+    if not isinstance(value, str) or value in dict(manifest.axes).get(name, ()):
+        return value
+    return spelled(value)
