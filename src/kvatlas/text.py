@@ -97,14 +97,18 @@ def read_value(owner: type, name: str, text: str) -> Any:
     declared = next((field for field in fields(owner) if field.name == name), None)
     if declared is None or _is_text(declared):
         return text
-    # Python would read digits of any script, and underscores between them.
-    if _types(declared) <= {"int", "float"} and text.isascii() and "_" not in text:
-        for number in (int, float):
-            try:
-                return number(text)
-            except ValueError:
-                continue
-    return spelled(text)
+    value = number(text) if _types(declared) <= {"int", "float"} else text
+    return spelled(text) if isinstance(value, str) else value
+
+
+def number(text: str) -> int | float | str:
+    """The number that a text spells in ASCII digits; else the text."""
+    for kind in (int, float) if text.isascii() else ():
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def spelled(text: str) -> Any:

@@ -335,9 +335,7 @@ def test_what_counts_as_an_answer(tiny_llama: ModelHandle) -> None:
     assert grade(tiny_llama, chain, problem, (*answer, close, end), True).status is Status.NO_ANSWER
 
 
-def test_replay_is_refused_and_older_stores_are_read(spec_data: Build, finished: Path) -> None:
-    with pytest.raises(KvatlasError, match="'replay' in spec has no meaning any more"):
-        parse_spec(spec_data(replay="auto"))
+def test_older_stores_are_read(finished: Path) -> None:
     with Store.open(finished) as store:
         (key, trace), *_ = store.traces()
     with Store.create(finished.parent / "older") as store:

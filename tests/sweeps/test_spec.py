@@ -70,7 +70,27 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (b"- a\n- b", "is no mapping; valid keys are models, benchmarks"),
         (b"\xff\xfe\x00", "cannot be read"),
         (b"a: \x00", "is not valid YAML"),
+        (b"models: [a]\nbenchmarks: [b]\nproblems: yes", "problems: input should be a valid integer, given 'yes'"),
+        (b"models: [a]\nbenchmarks: [b]\nproblems: 2.5", "problems: input should be a valid integer, given 2.5"),
+        (b"models: [a]\nbenchmarks: [b]\nbaseline: [{kv_budget: 5}]", "The key 'baseline.0.policy' is missing"),
+        (b"seed: 1\nmodels: [a]\nseed: 2", "The key 'seed' stands twice, again in line 3"),
     ]:
         path.write_bytes(content)
         with pytest.raises(KvatlasError, match=sentence):
             read_spec(path)
+
+
+def test_a_file_spells_numbers_and_may_repeat_its_parts(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nproblems: null\nseed: 16_384\nlose_at_most: 2\n"
+        "sampling: {temperature: 1e-1, max_new_tokens: '90'}\nstrict_budget: no\n"
+        "settings: [&first {policy: window, kv_budget: 64}, {<<: *first, kv_budget: 1_28}]\n"
+        "axes: {ratio: [1e-1, 0.5], local_window: [4]}\n"
+    )
+    spec = read_spec(path)
+    assert (spec.problems, spec.seed, spec.lose_at_most, spec.strict_budget) == (None, 16_384, 2.0, False)
+    assert (spec.sampling.temperature, spec.sampling.max_new_tokens) == (0.1, 90)
+    first, *_, last = [setting for setting, baseline in spec.cells() if not baseline]
+    assert first == Setting.of("window", kv_budget=64, local_window=4, ratio=0.1)
+    assert last == Setting.of("window", kv_budget=128, local_window=4, ratio=0.5)

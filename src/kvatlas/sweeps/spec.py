@@ -6,32 +6,54 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic.functional_validators import BeforeValidator, field_validator, model_validator
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
+from kvatlas.policies import policies
 from kvatlas.stats.run_data import LOSE_AT_MOST
-from kvatlas.sweeps.spec_file import MOST_CHARACTERS, load
+from kvatlas.text import number, read_value
 
 Value = int | float | str | bool
-#: More than any sweep has, and few enough to be planned: problems of a benchmark, samples, settings, traces of all.
-MOST_PROBLEMS, MOST_SAMPLES, MOST_SETTINGS, MOST_TRACES = 100_000, 10_000, 10_000, 100_000_000
+#: Limits of a sweep: problems of a benchmark, samples, settings, traces of all.
+MAX_PROBLEMS, MAX_SAMPLES, MAX_SETTINGS, MAX_TRACES = 100_000, 10_000, 10_000, 100_000_000
+#: Limits of a spec file: its characters, and its values with each alias counted as what it stands for.
+MAX_CHARACTERS, MAX_VALUES = 100_000, 100_000
+#: The validation context of a file, all of whose scalars are texts; data from Python has its types already.
+_FILE = "file"
+
+
+def _numeral(value: Any, info: ValidationInfo) -> Any:
+    return number(value) if info.context == _FILE and isinstance(value, str) else value
+
+
+Integer = Annotated[int, Field(strict=True), BeforeValidator(_numeral)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_numeral)]
+
+
+def _parameter(policy_names: Sequence[str], name: str, value: Any) -> Any:
+    """The value that a file spells for a parameter, by the type that the first policy with this parameter declares."""
+    if isinstance(value, list):
+        return [_parameter(policy_names, name, item) for item in value]
+    owners = [owner for owner in map(policies.get, policy_names) if name in getattr(owner, "__dataclass_fields__", ())]
+    return read_value(owners[0], name, value) if owners and isinstance(value, str) else value
 
 
 class SamplingSpec(BaseModel):
     """How tokens are drawn; the defaults are the published ones (arXiv 2601.18383)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    temperature: float = Field(default=0.6, ge=0, allow_inf_nan=False)
-    top_k: int = Field(default=20, ge=0, lt=2**31)
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    max_new_tokens: int = Field(default=16_384, ge=1, lt=2**31)
+    temperature: Number = Field(default=0.6, ge=0)
+    top_k: Integer = Field(default=20, ge=0, lt=2**31)
+    top_p: Number = Field(default=0.95, gt=0, le=1)
+    max_new_tokens: Integer = Field(default=16_384, ge=1, lt=2**31)
 
     def sampling(self) -> Sampling:
         """The same as core data."""
@@ -44,6 +66,13 @@ class SettingSpec(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     policy: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context != _FILE or not isinstance(data, dict) or not isinstance(data.get("policy"), str):
+            return data
+        return {name: _parameter([data["policy"]], name, value) for name, value in data.items()}
 
     @property
     def own(self) -> dict[str, Any]:
@@ -97,8 +126,8 @@ class Allocation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["full", "adaptive"] = "full"
-    token_budget: int | None = Field(default=None, ge=1, strict=True)
-    blocks: int = Field(default=20, ge=2, le=100, strict=True)
+    token_budget: Integer | None = Field(default=None, ge=1)
+    blocks: Integer = Field(default=20, ge=2, le=100)
 
 
 class Spec(BaseModel):
@@ -117,35 +146,37 @@ class Spec(BaseModel):
 
     models: list[ModelSpec] = Field(min_length=1)
     benchmarks: list[BenchmarkSpec] = Field(min_length=1)
-    problems: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS, strict=True)
-    samples: int = Field(default=5, ge=1, le=MOST_SAMPLES, strict=True)
-    seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
+    problems: Integer | None = Field(default=None, ge=1, le=MAX_PROBLEMS)
+    samples: Integer = Field(default=5, ge=1, le=MAX_SAMPLES)
+    seed: Integer = Field(default=0, ge=0, lt=2**63)
     sampling: SamplingSpec = SamplingSpec()
     baseline: list[SettingSpec] = [SettingSpec(policy="full")]
     settings: list[SettingSpec] = []
     axes: dict[str, list[Value]] = {}
-    expected_output_tokens: int | None = Field(default=None, ge=1, lt=2**31, strict=True)
+    expected_output_tokens: Integer | None = Field(default=None, ge=1, lt=2**31)
     allocate: Allocation = Allocation()
     strict_budget: bool = False
-    lose_at_most: float = Field(default=LOSE_AT_MOST, gt=0, lt=100, strict=True)
+    lose_at_most: Number = Field(default=LOSE_AT_MOST, gt=0, lt=100)
 
-    @field_validator("allocate", mode="before")
+    @field_validator("allocate", "settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
-    def _kind_alone(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
-
-    @field_validator("settings", "baseline", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, dict) else value
-
-    @field_validator("models", "benchmarks", mode="before")
-    @classmethod
-    def _texts_are_names(cls, value: Any, info: ValidationInfo) -> Any:
+    def _shorthands(cls, value: Any, info: ValidationInfo) -> Any:
+        """The kind of allocation alone, one setting that is no list, models and benchmarks by their names alone."""
+        if info.field_name == "allocate":
+            return {"kind": value} if isinstance(value, str) else value
+        if info.field_name in ("settings", "baseline"):
+            return [value] if isinstance(value, dict) else value
         key = "model" if info.field_name == "models" else "name"
-        return (
-            [{key: entry} if isinstance(entry, str) else entry for entry in value] if isinstance(value, list) else value
-        )
+        entries = value if isinstance(value, list) else []
+        return [{key: entry} if isinstance(entry, str) else entry for entry in entries] or value
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _typed_axes(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.context != _FILE or not isinstance(value, dict):
+            return value
+        named = [entry.policy for key in ("settings", "baseline") for entry in info.data.get(key, ())]
+        return {name: _parameter(named, name, values) for name, values in value.items()}
 
     @field_validator("models", "benchmarks", "axes")
     @classmethod
@@ -159,22 +190,25 @@ class Spec(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _something_to_run(self) -> Spec:
-        if not self.baseline and not self.settings:
-            raise ValueError("neither settings nor baseline name a policy")
-        if self.axes and not self.settings:
-            raise ValueError("axes need settings to vary")
-        grid = sum(math.prod(map(len, self._crossed(spec).values())) for spec in self.settings)
-        if grid > MOST_SETTINGS:
-            raise ValueError(f"the axes make {grid:,} settings, valid are up to {MOST_SETTINGS:,}")
-        cells = (grid + len(self.baseline)) * len(self.models) * len(self.benchmarks)
+    def _sensible(self) -> Spec:
+        """Refuse a spec without anything to run, with more than can be planned, or that cannot be adaptive."""
+        settings = sum(math.prod(map(len, self._crossed(spec).values())) for spec in self.settings)
+        cells = (settings + len(self.baseline)) * len(self.models) * len(self.benchmarks)
         traces = cells * self.samples * (self.problems or 1)
-        if traces > MOST_TRACES:
-            raise ValueError(f"it asks for {traces:,} traces, valid are up to {MOST_TRACES:,}")
-        if self.allocate.kind == "adaptive" and sum(not baseline for _, baseline in self.cells()) < 2:
-            raise ValueError("allocate: adaptive needs at least two settings besides the baselines")
-        if self.allocate.kind == "adaptive" and all(baseline.policy != "full" for baseline in self.baseline):
-            raise ValueError("allocate: adaptive needs the full cache as a baseline, {policy: full}")
+        adaptive = self.allocate.kind == "adaptive"
+        for wrong, sentence in (
+            (not cells, "neither settings nor baseline name a policy"),
+            (self.axes and not self.settings, "axes need settings to vary"),
+            (settings > MAX_SETTINGS, f"the axes make {settings:,} settings, expected at most {MAX_SETTINGS:,}"),
+            (traces > MAX_TRACES, f"it asks for {traces:,} traces, expected at most {MAX_TRACES:,}"),
+            (adaptive and settings < 2, "allocate: adaptive needs at least two settings besides the baselines"),
+            (
+                adaptive and all(entry.policy != "full" for entry in self.baseline),
+                "allocate: adaptive needs the full cache as a baseline, {policy: full}",
+            ),
+        ):
+            if wrong:
+                raise ValueError(sentence)
         return self
 
     def cells(self) -> list[tuple[Setting, bool]]:
@@ -194,23 +228,23 @@ def read_spec(path: Path) -> Spec:
     """Read a spec file; KvatlasError in one sentence for anything wrong with it."""
     try:
         with path.open(encoding="utf-8") as file:
-            data = load(file.read(MOST_CHARACTERS + 1))
+            data = _load(file.read(MAX_CHARACTERS + 1))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
-        # ValueError: numbers of thousands of digits, dates that no calendar has, bytes that are no UTF-8.
+        # ValueError: bytes that are no UTF-8.
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r} is no mapping; valid keys are {', '.join(Spec.model_fields)}.")
-    return parse_spec(data, str(path))
+    return parse_spec(data, str(path), _FILE)
 
 
-def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
-    """The spec in plain data; `source` is what an error sentence calls it."""
+def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
+    """The spec in plain data; `source` is what an error sentence calls it, `context` that of the validators."""
     try:
-        return Spec.model_validate(data)
+        return Spec.model_validate(data, context=context)
     except ValidationError as error:
         raise KvatlasError(_sentence(error, source)) from error
 
@@ -220,39 +254,77 @@ def setting_spec(
     benchmarks: Sequence[str | Mapping[str, Any]],
     setting: Setting,
     *,
-    problems: int | None,
-    samples: int,
-    seed: int,
     temperature: float,
     max_new_tokens: int | None,
     model_options: Mapping[str, Any],
-    strict_budget: bool,
+    **others: Any,
 ) -> dict[str, Any]:
-    """The spec, as data, of a sweep with one setting; new tokens are at most 16,384, or what the model has room for."""
+    """The spec, as data, of a sweep with one setting; new tokens are at most 16,384, or what the model has room for.
+
+    `others` are further keys of a spec.
+    """
     room = models.find(model, **model_options).positions or 16_384 + 4096
     return {
         "models": [{"model": model, **model_options}],
         "benchmarks": list(benchmarks),
-        "problems": problems,
-        "samples": samples,
-        "seed": seed,
         "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens or min(16_384, room // 4 * 3)},
         "baseline": [{"policy": setting.policy, **setting.values}],
-        "strict_budget": strict_budget,
+        **others,
     }
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose scalars stay the texts that stand there; only nothing (`null`, `~`) is None."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _load(text: str) -> Any:
+    """The data of a spec file in texts.
+
+    Raises yaml.YAMLError for what is no YAML, KvatlasError for a key that stands twice and for what is too long
+    or, with its aliases written out, too much.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise KvatlasError(f"It is longer than {MAX_CHARACTERS:,} characters.")
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _count(root, {})
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, counts: dict[int, int]) -> int:
+    """The number of values of a node with its aliases written out; `counts` are those of nodes seen before."""
+    if id(node) not in counts:
+        # An alias of a node within itself has no end.
+        counts[id(node)] = MAX_VALUES + 1
+        inner: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
+        if isinstance(node, yaml.MappingNode):
+            keys: dict[str, yaml.Node] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if keys.setdefault(key.value, key) is not key:
+                    raise KvatlasError(f"The key {key.value!r} stands twice, again in line {key.start_mark.line + 1}.")
+            inner = [child for pair in node.value for child in pair]
+        counts[id(node)] = 1 + sum(_count(child, counts) for child in inner)
+    if counts[id(node)] > MAX_VALUES:
+        raise KvatlasError(f"It stands for more than {MAX_VALUES:,} values with its aliases written out.")
+    return counts[id(node)]
 
 
 def _sentence(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden" and where == "replay":
-        return f"The key 'replay' in {source} has no meaning any more: every token is decoded; leave it out."
     if first["type"] == "extra_forbidden":
-        inner: dict[str, type[BaseModel]] = {
-            "sampling": SamplingSpec,
-            "benchmarks": BenchmarkSpec,
-            "allocate": Allocation,
-        }
+        inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec, "allocate": Allocation}
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
     if first["type"] == "missing":
