@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvatlas import policies
-from kvatlas.cli.results import fixed
-from kvatlas.cli.sweeps import assignments, policy_parameters
+from kvatlas.cli.options import assignments
+from kvatlas.cli.sweeps import policy_parameters
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
 from kvatlas.policies import Scope
@@ -119,6 +119,6 @@ def test_an_axis_of_texts_is_fixed_by_its_text(tmp_path: Path) -> None:
     settings = [Setting.of("dynts", predictor=item, ratio=ratio) for item in axes[0][1] for ratio in axes[1][1]]
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(manifest(settings, axes=axes))
-    run = RunData.open(tmp_path / "run", fix=fixed(["predictor=1", "ratio=0.3", "local_window=8"]))
+    run = RunData.open(tmp_path / "run", fix=assignments("--fix", ["predictor=1", "ratio=0.3", "local_window=8"]))
     assert run.fix == {"predictor": "1", "ratio": 0.3, "local_window": 8}
-    assert fixed(None) == {}
+    assert assignments("--fix", None) == {}

@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 from kvatlas import cli
-from kvatlas.cli.show import print_run
+from kvatlas.cli.output import print_run
 from kvatlas.core import Grade, Status
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
@@ -140,7 +140,7 @@ def every_command(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
             yield (*path, name)
 
 
-@pytest.mark.parametrize("path", list(every_command(get_command(cli.new_app()))), ids=" ".join)
+@pytest.mark.parametrize("path", list(every_command(get_command(cli.app))), ids=" ".join)
 def test_every_command_repeats_what_it_was_given_harmlessly(
     terminal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
 ) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.benchmarks.sources import SOURCES
-from kvatlas.cli import new_app
+from kvatlas.cli import app
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.benchmarks.test_public import AIME, SHARED
@@ -171,7 +171,7 @@ def test_a_sweep_refuses_what_cannot_be(tmp_path: Path) -> None:
 
 def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path) -> None:
     (tmp_path / "sums.json").write_text(json.dumps([*SUMS, SUMS[0]]))
-    result = CliRunner().invoke(new_app(), ["benchmarks", "check", f"file:{tmp_path / 'sums.json'}"])
+    result = CliRunner().invoke(app, ["benchmarks", "check", f"file:{tmp_path / 'sums.json'}"])
     assert result.exit_code == 0
     assert "ok       columns         question in 'question', answer in 'answer'" in result.stdout
     assert "warning  duplicates      1 of 41 problems are there before, first sums-001 again" in result.stdout
@@ -180,12 +180,12 @@ def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path)
     item.write_text(json.dumps(SUMS[:1]))
     arguments = ["benchmarks", "check", f"file:{item}", "--model", "embedded:tiny-llama", "--json"]
     findings = {
-        finding["name"]: finding["message"] for finding in json.loads(CliRunner().invoke(new_app(), arguments).stdout)
+        finding["name"]: finding["message"] for finding in json.loads(CliRunner().invoke(app, arguments).stdout)
     }
     assert "tokens in the median" in findings["prompts"]
     solutions = tmp_path / "solutions.json"
     solutions.write_text(json.dumps(DAMAGED["references that are solutions"][0]))
-    assert CliRunner().invoke(new_app(), ["benchmarks", "check", f"file:{solutions}"]).exit_code == 2
+    assert CliRunner().invoke(app, ["benchmarks", "check", f"file:{solutions}"]).exit_code == 2
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")

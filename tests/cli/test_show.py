@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.cli.show import print_run
+from kvatlas.cli.output import print_run
 from kvatlas.core import Grade, Setting, Status
 from kvatlas.results import Store
 from tests.stats.synthetic import manifest, trace

@@ -69,7 +69,7 @@ def test_a_path_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch, capsys
 
 def options_of(words: Sequence[str]) -> set[str]:
     """The options of the command that these words begin with."""
-    command: Any = typer.main.get_command(cli.new_app())
+    command: Any = typer.main.get_command(cli.app)
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -129,7 +129,7 @@ def test_options_that_a_sentence_names_are_those_of_a_command() -> None:
         if isinstance(text, ast.Constant) and isinstance(text.value, str)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text.value)
     }
-    commands = [typer.main.get_command(cli.new_app())]
+    commands = [typer.main.get_command(cli.app)]
     for command in commands:
         commands += getattr(command, "commands", {}).values()
     there = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.cli.show import finish_demo
+from kvatlas.cli.output import print_demo
 from kvatlas.report.demo import FIGURES, first_look
 from kvatlas.results import Store
 from tests.command_line import Call
@@ -21,7 +21,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     pictures = first_look(folder)
     assert pictures == [folder / "means.png", folder / "tiny-dynts.png"]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    finish_demo(folder)
+    print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
     assert "tiny, mean of 2" in said
     assert "report.html" in said
@@ -45,10 +45,10 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
         " axes: {local_window: [8, 16], ratio: [0.2, 0.4]}}"
     )
     monkeypatch.setattr("kvatlas.cli.sweeps.files", lambda _: tmp_path)
-    monkeypatch.setattr("kvatlas.cli.sweeps._COARSE", 1)
+    monkeypatch.setattr("kvatlas.cli.sweeps.FIRST_PROBLEMS", 1)
     # Drawing is tested above.
     drawn: list[list[tuple[int, str]]] = []
-    monkeypatch.setattr("kvatlas.cli.show.finish_demo", lambda _: None)
+    monkeypatch.setattr("kvatlas.cli.sweeps.print_demo", lambda _: None)
     monkeypatch.setattr("kvatlas.report.demo.first_look", lambda folder: drawn.append(cells(folder)) or [folder])
     code, _, said = kvatlas("demo", "--quick", "--workers", 1, "--out", tmp_path / "run")
     assert code == 0, said

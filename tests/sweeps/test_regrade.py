@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
-from kvatlas.cli import new_app
+from kvatlas.cli import app
 from kvatlas.core import KvatlasError, Setting, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.stats.maps import maps_of_run
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def command(*words: object) -> Result:
-    return CliRunner().invoke(new_app(), [str(word) for word in words])
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def outputs(run: Path, folder: Path) -> dict[str, object]:

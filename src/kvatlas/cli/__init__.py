@@ -11,57 +11,24 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from kvatlas.cli import figures, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
 from kvatlas.text import VisibleStream, visible
 
-#: Characters of a sentence, which may name what was given.
+#: Characters of an error sentence, which may quote a value of any length.
 _LONGEST = 2000
-#: What the system, SQLite and Python say of input that nobody foresaw: no fault of ours, so no traceback.
+#: Errors of the system, SQLite and Python that unforeseen input raises: no traceback is printed for them.
 _OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError, MemoryError)
 
-
-def new_app() -> typer.Typer:
-    """The command line with all its commands."""
-    from kvatlas.cli import (
-        benchmarks,
-        calibration,
-        compare,
-        deploy,
-        doctor,
-        grading,
-        imports,
-        lists,
-        lm_eval,
-        maps,
-        models,
-        predictor,
-        results,
-        serve,
-        sweeps,
-        view,
-    )
-
-    app = typer.Typer(
-        name="kvatlas",
-        help="Maps of what a reasoning model can forget: KV-cache token selection, measured honestly.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    rooms = (
-        *(sweeps, serve, lm_eval, maps, results, compare, grading, deploy),
-        *(imports, predictor, calibration, benchmarks, lists, models, doctor, view),
-    )
-    for room in rooms:
-        room.add_to(app)
-    app.callback()(_common)
-    return app
-
-
-@functools.cache
-def _command() -> Any:
-    """The same for all calls in a process: it takes a quarter of a second to make."""
-    return typer.main.get_command(new_app())
+app = typer.Typer(
+    name="kvatlas",
+    help="Maps of what a reasoning model can forget: KV-cache token selection, measured honestly.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _module in (sweeps, figures, results, serving, lists):
+    app.add_typer(_module.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,12 +39,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@app.callback()
 def _common(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
 ) -> None:
     pass
+
+
+@functools.cache
+def command() -> Any:
+    """Return the command line as one command; it takes a quarter of a second to make, so it is made once."""
+    return typer.main.get_command(app)
 
 
 def main() -> None:
@@ -92,12 +66,12 @@ def main() -> None:
     usual_output = sys.stdout
     sys.stdout = VisibleStream(usual_output)
     try:
-        code = _command()(standalone_mode=False)
+        code = command()(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except TyperException as error:
         from typer.rich_utils import rich_format_error
 
-        # Rich draws it, and takes for harmless what turns the direction of writing.
+        # Rich does not write out the marks that turn the direction of writing.
         error.message = visible(error.message)
         rich_format_error(error)  # type: ignore[arg-type]
         sys.exit(error.exit_code)
@@ -115,6 +89,6 @@ def main() -> None:
 def _end(sentence: str, code: int = 2) -> NoReturn:
     if len(sentence) > _LONGEST:
         sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
-    # Names that are no UTF-8 come as lone surrogates, which some terminals cannot be told.
+    # Names that are not UTF-8 come as lone surrogates, which not every terminal can encode.
     print(f"kvatlas: {visible(sentence)}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     sys.exit(code)

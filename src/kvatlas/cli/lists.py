@@ -1,48 +1,57 @@
-"""What is there: policies and recipes, and how rows of such lists are printed."""
+"""Commands that list and check what can be run: policies, benchmarks, models, recipes, doctor."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+import sys
 from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from kvatlas.cli import options
+from kvatlas.cli.output import print_findings, print_rows
+from kvatlas.core import KvatlasError
+from kvatlas.text import unfiltered, visible
 
-    from kvatlas.core import Finding
+#: The question for a model where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
+PROBE = (
+    "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
+    "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
+)
+#: The benchmark for models that ship with the package, which have a vocabulary of their own.
+OWN = "CHAIN8"
 
-#: Columns of what is no terminal.
-_NO_EDGE = 10_000
+app = typer.Typer()
+benchmarks = typer.Typer(invoke_without_command=True)
+models = typer.Typer(invoke_without_command=True)
+app.add_typer(benchmarks, name="benchmarks")
+app.add_typer(models, name="models")
 
-Json = Annotated[bool, typer.Option("--json", help="Print a list of objects instead of a table.")]
 
-
+@app.command()
 def policies(
-    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: options.Json = False
 ) -> None:
     """List the policies and the presets of some, or explain one."""
     from kvatlas.policies import PRESETS
     from kvatlas.policies import policies as registry
 
     chosen = [registry.get(name)] if name else [*dict(registry.items()).values(), *map(registry.get, PRESETS)]
-    rows = [_about(policy) for policy in chosen]
+    rows = [_policy_row(policy) for policy in chosen]
     if as_json:
         print_rows(rows, as_json)
     elif name:
-        _explain(registry.get(name), rows[0])
+        _explain(chosen[0], rows[0])
     else:
         short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in rows]
-        print_rows([row for row in short if row["name"] not in PRESETS], as_json, one_line=True)
+        print_rows([row for row in short if row["name"] not in PRESETS], one_line=True)
         typer.echo(f"\nPresets, methods as somebody ran them: {', '.join(PRESETS)}.\nIn full: kvatlas policies NAME")
 
 
-def _about(policy: Any) -> dict[str, Any]:
-    """A policy as data; `published` are the values of parameters in its paper, `preset` is what it is a preset of."""
+def _policy_row(policy: Any) -> dict[str, Any]:
+    """Return a policy as data; `published` are the values of parameters in its paper."""
     preset = getattr(policy, "preset", None)
     parameters = {field.name: "required" if field.default is MISSING else field.default for field in fields(policy)}
     return {
@@ -54,7 +63,7 @@ def _about(policy: Any) -> dict[str, Any]:
         "parameters": parameters | (dict(preset.values) if preset else {}),
         "published": dict(policy.published),
         "preset": preset and {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
-        "description": "\n".join(line.removeprefix("    ") for line in (policy.__doc__ or "").strip().splitlines()),
+        "description": _unindented((policy.__doc__ or "").strip()),
     }
 
 
@@ -71,20 +80,20 @@ def _explain(policy: Any, row: dict[str, Any]) -> None:
         typer.echo(f"  {name} = {default}{published}")
     if issubclass(policy, CompressingPolicy):
         shared = (CompressingPolicy.__doc__ or "").partition("\n\n")[2].rstrip()
-        typer.echo(
-            "\nParameters of every policy that compresses:\n"
-            + "\n".join(line.removeprefix("    ") for line in shared.splitlines())
-        )
+        typer.echo(f"\nParameters of every policy that compresses:\n{_unindented(shared)}")
 
 
+def _unindented(docstring: str) -> str:
+    return "\n".join(line.removeprefix("    ") for line in docstring.splitlines())
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="SPEC.yaml", help="Copy it to this file, to be changed.")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the sweep specs that come with the package, print one, or copy it."""
-    from kvatlas.core import KvatlasError
-
     texts = {
         file.name.removesuffix(".yaml"): file.read_text("utf-8")
         for file in sorted(files("kvatlas.sweeps").iterdir(), key=lambda file: file.name)
@@ -97,71 +106,154 @@ def recipes(
         }
         rows = [{"name": recipe, "about": head.partition("\n")[0]} for recipe, head in heads.items()]
         print_rows(rows, as_json, one_line=True)
-        return
-    if name not in texts:
+    elif name not in texts:
         raise KvatlasError(f"There is no recipe {name!r}; valid are: {', '.join(texts)}.")
-    if out is None:
+    elif out is None:
         typer.echo(texts[name], nl=False)
-        return
-    if out.exists():
+    elif out.exists():
         raise KvatlasError(f"{str(out)!r} is there already; name another file with --out.")
-    out.write_text(texts[name], "utf-8")
-    typer.echo(f"{out}: check it with kvatlas plan {out}")
+    else:
+        out.write_text(texts[name], "utf-8")
+        typer.echo(f"{out}: check it with kvatlas plan {out}")
 
 
-def print_rows(rows: list[dict[str, Any]], as_json: bool, one_line: bool = False) -> None:
-    """Rows with equal keys as a table, or as JSON; in a terminal long texts are wrapped, or cut to `one_line`."""
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+@benchmarks.callback()
+def list_benchmarks(context: typer.Context, as_json: options.Json = False) -> None:
+    """List the benchmarks; `show` prints a problem, `check` looks at a problem file."""
+    if context.invoked_subcommand:
         return
-    from rich.markup import escape
-    from rich.table import Table
+    from kvatlas.benchmarks import families
 
-    from kvatlas.text import visible
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(rows[0] if rows else []):
-        numbers = all(isinstance(row[column], int | float) for row in rows)
-        table.add_column(column.replace("_", " "), no_wrap=one_line or number == 0 or numbers)
-    for row in rows:
-        table.add_row(*(escape(visible(_cell(value))) for value in row.values()))
-    table_console().print(table)
+    rows = [{"name": name, "benchmarks": family.examples, "summary": family.about} for name, family in families.items()]
+    print_rows(rows, as_json)
 
 
-def table_console() -> Console:
-    """A console that wraps tables at the edge of a terminal; in files and pipes they are as wide as they are."""
-    from rich.console import Console
+@benchmarks.command()
+def show(
+    name: options.Benchmark,
+    problem: Annotated[int, typer.Option(min=1, help="Its number, from 1 up.")] = 1,
+    model: Annotated[str | None, typer.Option(help="Through this model's chat template.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Another prompt format (r1, plain, dynts, line) or template.")
+    ] = None,
+    answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
+    question_field: options.QuestionField = "",
+    answer_field: options.AnswerField = "",
+) -> None:
+    """Print the exact text that is sent for one problem, and nothing else on standard output."""
+    from kvatlas.benchmarks import asked_of, find, nth
 
-    console = Console()
-    return console if console.is_terminal else Console(width=_NO_EDGE)
+    benchmark = find(
+        name, **({"prompt": prompt} if prompt else {}), **options.problem_columns(question_field, answer_field)
+    )
+    chosen = nth(benchmark, problem - 1)
+    if model is None:
+        text = benchmark.prompt(chosen)
+    else:
+        from kvatlas.models import find as find_model
 
-
-def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
-    """Findings, a line for each as they come, or all as JSON; exit code 2 if one of them failed."""
-    from kvatlas.core import Check
-
-    seen = []
-    for finding in findings:
-        seen.append(finding)
-        if not as_json:
-            typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
-    if as_json:
-        rows = [
-            {"name": finding.name, "status": finding.status.value, "message": finding.message, "advice": finding.advice}
-            for finding in seen
-        ]
-        typer.echo(json.dumps(rows, indent=2))
-    if any(finding.status is Check.FAILED for finding in seen):
-        raise typer.Exit(2)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}" if default == "required" else f"{name}={default}" for name, default in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        reader = find_model(model)
+        text = reader.prompt(asked_of(benchmark, reader.reads).prompt(chosen))
+    typer.echo(text, file=unfiltered(sys.stdout))
+    if answer:
+        typer.echo(visible(f"{chosen.id}: {chosen.answer}"), err=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(policies)
-    app.command()(recipes)
+@benchmarks.command("check")
+def check_benchmark(
+    name: options.Benchmark,
+    model: Annotated[str | None, typer.Option(help="Lengths of prompts in tokens of this model.")] = None,
+    question_field: options.QuestionField = "",
+    answer_field: options.AnswerField = "",
+    as_json: options.Json = False,
+) -> None:
+    """Look at a problem file before a sweep: columns, count, damage, choices, reference answers, an example.
+
+    Ends with exit code 2 if the file cannot be read as its benchmark. A sweep makes the same check.
+    """
+    from kvatlas.benchmarks import asked_of, find
+    from kvatlas.benchmarks.check import check
+
+    benchmark = find(name, **options.problem_columns(question_field, answer_field))
+    if model is None:
+        print_findings(check(benchmark), as_json)
+    else:
+        from kvatlas.models import find as find_model
+
+        reader = find_model(model)
+        checked = asked_of(benchmark, reader.reads)
+        print_findings(check(checked, lambda text: len(reader.encode(text)), "tokens"), as_json)
+
+
+@models.callback()
+def list_models(context: typer.Context, as_json: options.Json = False) -> None:
+    """List the models that ship with kvatlas; `check` looks at one of any kind (docs/models.md)."""
+    if context.invoked_subcommand:
+        return
+    from kvatlas.models import embedded, find
+    from kvatlas.models.claims import Claims
+
+    rows = []
+    for name in embedded():
+        model = find(name)
+        rows.append(
+            {
+                "name": name,
+                "architecture": model.config["architectures"][0],
+                "layers": model.shape.layers,
+                "kv_heads": model.shape.kv_heads,
+                "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
+                "solves": str(Claims.read(model.folder)),
+            }
+        )
+    print_rows(rows, as_json)
+
+
+@models.command("check")
+def check_model(
+    model: options.Model,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Take its prompts. Repeat it for more.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="The number of problems of each benchmark.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the generation.")] = 64,
+    model_option: options.ModelOption = None,
+    as_json: options.Json = False,
+) -> None:
+    """Look at a model before a sweep: tokenizer, think tags, layers, one step against transformers' own, a generation.
+
+    Ends with exit code 2 if the model cannot be run.
+    """
+    import torch
+
+    from kvatlas.benchmarks import asked_of
+    from kvatlas.benchmarks import find as find_benchmark
+    from kvatlas.models import embedded, find
+    from kvatlas.sweeps.model_check import check_model as check
+
+    torch.set_num_threads(1)
+    chosen = find(model, **options.assignments("--model-option", model_option))
+    names = benchmark or ([OWN] if model in embedded() else [])
+    asked = [asked_of(find_benchmark(name), chosen.reads) for name in names]
+    messages = [benchmark.prompt(problem) for benchmark in asked for problem in benchmark.problems(problems)]
+    print_findings(check(chosen, messages or [PROBE], max_new_tokens), as_json)
+
+
+@app.command()
+def doctor(
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")] = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Check this machine in under a minute: versions, kernels, CUDA graphs, tokens, memory.
+
+    Its output belongs into an issue report. Ends with exit code 2 if tokens are not those of plain torch.
+    """
+    import torch
+
+    from kvatlas.sweeps.doctor import check_machine
+
+    torch.set_num_threads(1)
+    fence = "" if as_json else "```\n"
+    typer.echo(fence, nl=False)
+    try:
+        print_findings(check_machine(device), as_json)
+    finally:
+        typer.echo(fence, nl=False)

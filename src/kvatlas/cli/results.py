@@ -1,4 +1,4 @@
-"""Commands that read runs and CSV maps: describe, check, report, export."""
+"""Commands that read, grade and bring in results: describe, check, report, export, view, grade, import."""
 
 from __future__ import annotations
 
@@ -9,44 +9,30 @@ from typing import Annotated
 
 import typer
 
-from kvatlas.cli.quantities import finite
-from kvatlas.text import unfiltered, visible
+from kvatlas.cli import options
+from kvatlas.cli.output import print_markdown, print_rows
+from kvatlas.core import KvatlasError
+from kvatlas.text import unfiltered
 
-Inputs = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME."),
-]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
-Metric = Annotated[
-    str,
-    typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or what the benchmark measures itself."),
-]
-Partial = Annotated[bool, typer.Option("--partial", help="Draw maps with missing traces; they say so on their face.")]
-PolicyOption = Annotated[str | None, typer.Option(help="Only this policy's maps.")]
-Problems = Annotated[int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")]
-LoseAtMost = Annotated[
-    float | None,
-    typer.Option(metavar="POINTS", help="What a setting may lose against the full cache; default: the sweep's own, 3."),
-]
-Fix = Annotated[
-    list[str] | None, typer.Option("--fix", metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")
-]
+app = typer.Typer()
 
 
+@app.command()
 def describe(
-    inputs: Inputs,
-    metric: Metric = "pass@1",
-    partial: Partial = False,
-    fix: Fix = None,
-    policy: PolicyOption = None,
-    problems: Problems = None,
-    samples: Samples = None,
-    lose_at_most: LoseAtMost = None,
+    inputs: options.Inputs,
+    metric: options.Metric = "pass@1",
+    partial: options.Partial = False,
+    fix: options.Fix = None,
+    policy: options.OnlyPolicy = None,
+    problems: Annotated[
+        int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")] = None,
+    lose_at_most: options.LoseAtMost = None,
     long: Annotated[bool, typer.Option("--long", help="Every map, test and comparison instead of one page.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Describe maps on a page: values, what is lost against the full cache, effects, what to choose."""
+    """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
     from kvatlas.report.describe import describe_sources
     from kvatlas.report.description_json import to_json
     from kvatlas.report.markdown import as_text
@@ -56,7 +42,7 @@ def describe(
         inputs,
         metric=metric,
         partial=partial,
-        fix=fixed(fix),
+        fix=options.assignments("--fix", fix),
         policy=policy,
         problems=problems,
         samples=samples,
@@ -65,30 +51,19 @@ def describe(
     if as_json:
         typer.echo(json.dumps(to_json(description), indent=2, allow_nan=False))
     else:
-        _print_markdown(as_text(description) if long else one_page(description))
+        print_markdown(as_text(description) if long else one_page(description))
 
 
-def _print_markdown(text: str) -> None:
-    """As it is, and laid out for a person where a terminal shows it."""
-    if not sys.stdout.isatty():
-        typer.echo(text)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    # No name in it is HTML, which Rich would leave out.
-    Console().print(Markdown(visible(text).replace("<", r"\<")))
-
-
+@app.command()
 def check(
     first: Annotated[str, typer.Argument(metavar="A", help="A CSV map, published:NAME, or the folder of a run.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Points that rounding may account for.")
+        float, typer.Option(min=0, callback=options.finite, help="Points that rounding may account for.")
     ] = 0.05,
-    partial: Partial = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As data instead of text.")] = False,
+    partial: options.Partial = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare maps cell by cell, and with a published mean; of two runs compare the tokens of every trace.
 
@@ -102,29 +77,32 @@ def check(
         raise typer.Exit(0 if compared["same"] else 1)
     from kvatlas.report.map_source import MapSource
 
-    given = {name: MapSource.open(name, partial=partial).maps for name in (first, second)}
-    if len(given) < 2:
-        given = {"A": given[first], "B": given[first]}
+    maps = {name: MapSource.open(name, partial=partial).maps for name in (first, second)}
+    if len(maps) < 2:
+        maps = {"A": maps[first], "B": maps[first]}
     means = MapSource.open(mean, partial=True).maps if mean else None
-    compared = compare_maps(given, means, tolerance / 100)
+    compared = compare_maps(maps, means, tolerance / 100)
     typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
 
 
+@app.command()
 def report(
-    run: Run,
+    run: options.Run,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
-    metric: Metric = "pass@1",
+    metric: options.Metric = "pass@1",
     traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
-    megabytes: Annotated[float, typer.Option(min=0, callback=finite, help="Of traces in the page, at most.")] = 4.0,
+    megabytes: Annotated[
+        float, typer.Option(min=0, callback=options.finite, help="Limit for traces in the page.")
+    ] = 4.0,
     attention: Annotated[
         int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
     ] = 4,
     folder: Annotated[
         bool, typer.Option("--folder/--no-folder", help="All traces in a folder next to the page, if they do not fit.")
     ] = True,
-    partial: Partial = False,
-    fix: Fix = None,
-    lose_at_most: LoseAtMost = None,
+    partial: options.Partial = False,
+    fix: options.Fix = None,
+    lose_at_most: options.LoseAtMost = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
     from kvatlas.report.page import check_page, write_report
@@ -133,7 +111,7 @@ def report(
     from kvatlas.stats.run_analysis import RunAnalysis
     from kvatlas.stats.run_data import RunData
 
-    analysis = RunAnalysis(RunData.open(run, metric, partial, fixed(fix), lose_at_most))
+    analysis = RunAnalysis(RunData.open(run, metric, partial, options.assignments("--fix", fix), lose_at_most))
     limit = int(megabytes * 1e6)
     written = write_report(
         analysis, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0
@@ -143,22 +121,22 @@ def report(
         typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
 
 
+@app.command()
 def export(
-    run: Run,
+    run: options.Run,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The file to write, a folder with --store; default: standard output."),
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces).")] = "csv",
-    metric: Metric = "pass@1",
-    partial: Partial = False,
-    fix: Fix = None,
+    metric: options.Metric = "pass@1",
+    partial: options.Partial = False,
+    fix: options.Fix = None,
     store: Annotated[
         bool, typer.Option("--store", help="The run itself, into a new folder, also while it is written.")
     ] = False,
 ) -> None:
     """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
-    from kvatlas.core import KvatlasError
     from kvatlas.results import Store
 
     if out is None and (store or format_ == "parquet"):
@@ -173,33 +151,112 @@ def export(
     check_format(format_)
     if out is not None:
         check_target(out)
-    from kvatlas.stats.maps import maps_of_run
-    from kvatlas.stats.run_data import RunData
-
+    maps = None
     if format_ == "csv":
-        maps = maps_of_run(RunData.open(run, metric, partial, fixed(fix)))
-        if out is None:
-            typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
-        else:
-            write(run, format_, out, maps=maps)
-    elif out is None:
+        from kvatlas.stats.maps import maps_of_run
+        from kvatlas.stats.run_data import RunData
+
+        maps = maps_of_run(RunData.open(run, metric, partial, options.assignments("--fix", fix)))
+    if out is not None:
+        write(run, format_, out, **({} if maps is None else {"maps": maps}))
+        typer.echo(out)
+    elif maps is not None:
+        typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
+    else:
         with Store.open(run) as source:
             for line in json_lines(source):
                 typer.echo(line)
+
+
+@app.command()
+def view(
+    runs: options.Runs,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on this machine; 0 takes a free one.")] = 0,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the app as files for a static host instead.")
+    ] = None,
+    fix: options.Fix = None,
+) -> None:
+    """Show runs in the browser: maps, cells, problems and every trace, live while a sweep runs."""
+    try:
+        from kvatlas.view.app import named, serve
+        from kvatlas.view.bundle import write_bundle
+    except ModuleNotFoundError as error:
+        raise KvatlasError("kvatlas view needs the extra: pip install 'kvatlas[serve]'.") from error
+    views = named([run.absolute() for run in runs], options.assignments("--fix", fix))
+    if bundle is None:
+        serve(views, port)
     else:
-        write(run, format_, out)
-    if out is not None:
-        typer.echo(out)
+        typer.echo(f"{bundle}: {write_bundle(views, bundle):,} files; any web server can host them.")
 
 
-def fixed(fix: list[str] | None) -> dict[str, str]:
-    """The axes of `--fix`, with their values as they were written."""
-    from kvatlas.cli.sweeps import assignments
+@app.command()
+def grade(
+    run: options.Run,
+    grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
+    overrule: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A person's verdicts: CSV of benchmark, problem, answer, correct, reason."),
+    ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="List the answers that math-verify judges otherwise; also in RUN/audit.csv.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Grade stored traces again, by another grader or by this version: the metric graded:NAME.
 
-    return assignments("--fix", fix)
+    Maps and reports show the first verdicts unless --metric names the new ones. Overruled verdicts are recorded in the
+    run.
+    """
+    from kvatlas.sweeps.regrade import read_overruled, regrade, write_audit
+
+    cells, disagreements = regrade(run, grader, read_overruled(overrule) if overrule else (), audit)
+    rows = [
+        {
+            "model": cell.model,
+            "benchmark": cell.benchmark,
+            "setting": str(cell.setting),
+            "traces": cell.traces,
+            "pass@1": round(100 * cell.before / cell.traces, 1),
+            f"graded:{grader}": round(100 * cell.after / cell.traces, 1),
+            "to_right": cell.to_right,
+            "to_wrong": cell.to_wrong,
+        }
+        for cell in cells
+    ]
+    print_rows(rows, as_json)
+    if audit:
+        write_audit(disagreements, run / "audit.csv")
+    if as_json:
+        return
+    for disagreement in disagreements:
+        verdict, other = ("right", "wrong") if disagreement.correct else ("wrong", "right")
+        typer.echo(
+            f"\n{disagreement.problem}: reference {disagreement.reference}, answer {disagreement.answer} in "
+            f"{disagreement.traces} traces, graded {verdict}; math-verify says {other}.\n    ..."
+            + disagreement.text.replace("\n", "\n    ")
+        )
+    if audit:
+        typer.echo(
+            f"\nmath-verify judges {len(disagreements)} answers otherwise: {run / 'audit.csv'}. Correct its column "
+            "`correct` where a verdict is wrong, and grade again with --overrule."
+        )
+    changed = sum(cell.to_right + cell.to_wrong for cell in cells)
+    typer.echo(f"{changed} verdicts changed; kvatlas map --metric graded:{grader} draws what they are now.")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands."""
-    for command in (describe, check, report, export):
-        app.command()(command)
+@app.command("import")
+def import_(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json), of any scored task.")
+    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
+    scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
+) -> None:
+    """Bring Inspect's logs into a run, to compare remote models with local ones."""
+    from kvatlas.integrations.inspect_logs import import_log
+
+    for log in logs:
+        cell, added = import_log(log, run, scorer)
+        promised = len(cell.problems) * cell.samples
+        typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -319,39 +320,42 @@ DISCORDANCE = (0.05, 0.2)
 _NEEDED = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
 
 
-@dataclass(frozen=True)
-class Design:
-    """What a paired comparison takes: `problems` with `samples` each, of this `discordance`, show `difference`."""
-
-    difference: float
-    discordance: float
-    samples: int
-    problems: int
-
-
-def variance_of_problem(discordance: float, samples: int = 1, within: float = 0.0) -> float:
-    """The variance of a problem's mean paired difference; `within` is the share of it that more samples can remove.
-
-    With one sample a difference is -1, 0 or 1, and its variance is the discordance less the squared mean, which is left
-    out here. How much of it more samples remove is not known beforehand; with `within` 0 they remove nothing.
-    """
-    if not 0 < discordance <= 1:
-        raise KvatlasError(f"discordance is a share above 0 and at most 1; {discordance} was given.")
-    return discordance * (1 - within + within / samples)
-
-
-def problems_for(difference: float, discordance: float, samples: int = 1, within: float = 0.0) -> Design:
-    """The problems that show a paired `difference` in (0, 1) with a power of 0.8 at a two-sided p of 5 %.
+def problems_for(difference: float, discordance: float) -> int:
+    """Return the problems that show a paired `difference` in (0, 1), with a power of 0.8 at a two-sided p of 5 %.
 
     Raises KvatlasError for a difference outside (0, 1).
     """
     if not 0 < difference < 1:
         raise KvatlasError(f"A difference to detect lies between 0 and 100 points; {100 * difference:g} was given.")
-    variance = variance_of_problem(discordance, samples, within)
-    return Design(difference, discordance, samples, math.ceil(variance * (_NEEDED / difference) ** 2))
+    return math.ceil(_variance(discordance) * (_NEEDED / difference) ** 2)
 
 
-def detectable(problems: int, discordance: float, samples: int = 1, within: float = 0.0) -> float:
-    """The difference in (0, 1] that `problems` show with a power of 0.8; 1 where none is."""
-    variance = variance_of_problem(discordance, samples, within)
-    return min(1.0, _NEEDED * math.sqrt(variance / problems))
+def detectable(problems: float, discordance: float) -> float:
+    """Return the difference in (0, 1] that `problems` show with a power of 0.8; 1 where none is shown."""
+    return min(1.0, _NEEDED * math.sqrt(_variance(discordance) / problems))
+
+
+def _variance(discordance: float) -> float:
+    """Return the variance of a paired difference of -1, 0 or 1, without the squared mean.
+
+    More samples of a problem remove an unknown share of it, so one sample is assumed.
+    """
+    if not 0 < discordance <= 1:
+        raise KvatlasError(f"discordance is a share above 0 and at most 1; {discordance} was given.")
+    return discordance
+
+
+def designs(sizes: Sequence[int], points: float, discordances: Sequence[float]) -> list[dict[str, Any]]:
+    """Return for each discordance the problems that show `points`, and the points that benchmarks of `sizes` show."""
+    # Benchmarks weigh equally, so small ones decide.
+    own = round(len(sizes) ** 2 / sum(1 / size for size in sizes))
+    return [
+        {
+            "points": points,
+            "discordance": share,
+            "problems": problems_for(points / 100, share),
+            "own_problems": own,
+            "own_points": round(100 * detectable(own, share), 4),
+        }
+        for share in discordances or DISCORDANCE
+    ]

@@ -5,6 +5,7 @@ What a trace was graded when it was decoded stays; the new verdict is a metric b
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,10 @@ from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Key, Manifest, Store
+from kvatlas.results.export import replacing
 from kvatlas.results.store import GRADED
 from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
-from kvatlas.text import unguarded
+from kvatlas.text import guarded, unguarded
 
 _YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
 _CLOSE, _OPEN = "</think>", "<think>"
@@ -221,3 +223,14 @@ def _disagreements(asked: Mapping[str, Benchmark], answers: Mapping[tuple[str, s
         for (name, problem, text, grade, traces), verdict in zip(looked, verdicts, strict=True)
         if verdict.value is not None and verdict.value != grade.correct
     ]
+
+
+def write_audit(disagreements: Sequence[Disagreement], path: Path) -> None:
+    """Write disagreements as CSV, to be corrected and read by `read_overruled`."""
+    names = ["benchmark", "problem", "answer", "correct", "reason", "reference", "traces", "text"]
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        for disagreement in disagreements:
+            row = {"reason": "", **vars(disagreement)}
+            writer.writerow({name: guarded(value) for name, value in row.items()})

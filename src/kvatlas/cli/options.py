@@ -1,0 +1,167 @@
+"""The options that several commands share, each declared once, and the reading of `NAME=VALUE`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from kvatlas.core import KvatlasError
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value of an option, unless it is infinite or no number."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number.")
+    return value
+
+
+def positive(value: float | None) -> float | None:
+    """Return the value of an option, unless it is infinite, no number, 0 or less."""
+    if finite(value) is not None and value is not None and value <= 0:
+        raise typer.BadParameter(f"{value:g} is not above 0.")
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+# A model and its problems.
+Model = Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.")]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-option", metavar="NAME=VALUE", help="dtype, device, revision, cache, think_close, think_open."
+    ),
+]
+Benchmark = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
+QuestionField = Annotated[
+    str, typer.Option(help="The field of a problem file that holds the question, if its name is unusual.")
+]
+AnswerField = Annotated[str, typer.Option(help="The field that holds the reference answer, if its name is unusual.")]
+FirstProblems = Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another seed gives other traces.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+
+# A cell: one setting of a policy.
+Policy = Annotated[str, typer.Option(help="KV-cache token selection.")]
+KvBudget = Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")]
+LocalWindow = Annotated[int | None, typer.Option(help="Newest tokens that a compression always keeps.")]
+Ratio = Annotated[float | None, typer.Option(help="Share of the older tokens that a compression keeps.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another parameter of the policy.")]
+StrictBudget = Annotated[
+    bool, typer.Option("--strict-budget", help="Drop prompt tokens that do not fit into the ratio, as published.")
+]
+Cell = Annotated[
+    str, typer.Option(help="The cell by words, as 'dynts ratio=0.3 local_window=32'; default: the recommended one.")
+]
+
+# Decoding.
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: what pays.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Sequences that one worker decodes together; default: what fits, 64 on CPUs.")
+]
+Executor = Annotated[str, typer.Option(help="Where problems are decoded: local or ray.")]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Show this alone in a run of something else, whose traces stay in its store.")
+]
+
+# Runs and maps, and what is read from them.
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, imported ones too.")]
+Inputs = Annotated[
+    list[str], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.")
+]
+Metric = Annotated[
+    str, typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or a metric of the benchmark itself.")
+]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept missing traces; maps and figures say so.")]
+Fix = Annotated[
+    list[str] | None, typer.Option("--fix", metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")
+]
+OnlyPolicy = Annotated[str | None, typer.Option("--policy", help="Only this policy's maps.")]
+LoseAtMost = Annotated[
+    float | None,
+    typer.Option(metavar="POINTS", help="The margin against the full cache; default: the sweep's own, 3."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only", metavar="NAME", help="A system by words that fit it alone, as 'R1-Qwen full' or 'dynts ratio=0.3'."
+    ),
+]
+FigureFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
+
+
+def look(
+    columns: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Fill one or two columns of a paper (3.35 or 7 inches).")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(metavar="ROWSxPANELS", help="Rows, and panels in a row, such as 1x4.")
+    ] = None,
+    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
+    font: Annotated[str | None, typer.Option(metavar="NAME", help="An installed font instead of DejaVu Sans.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=TEXT", help="The text for a name in the figure. Repeat it."),
+    ] = None,
+    no_intervals: Annotated[bool, typer.Option("--no-intervals", help="Without intervals.")] = False,
+    no_notes: Annotated[
+        bool, typer.Option("--no-notes", help="Notes in the caption alone, except warnings; needs --caption.")
+    ] = False,
+    caption: Annotated[
+        Path | None, typer.Option(metavar="FILE.tex", help="Write the notes as a LaTeX caption, too.")
+    ] = None,
+) -> Any:
+    """Return the `Look` of a figure; these are the options of every command that draws one."""
+    from kvatlas.figures.look import FONT, Look
+
+    if no_notes and caption is None:
+        raise KvatlasError("--no-notes leaves notes to the caption alone; name its file with --caption FILE.tex.")
+    rows_and_panels = None
+    if layout is not None:
+        numbers = layout.split("x")
+        if len(numbers) != 2 or not all(text.isascii() and text.isdecimal() and len(text) < 4 for text in numbers):
+            raise KvatlasError(f"--layout: expected ROWSxPANELS, such as 1x4, got {layout!r}.")
+        rows_and_panels = int(numbers[0]), int(numbers[1])
+    labels = assignments("--label", label)
+    return Look(columns, dark, rows_and_panels, font or FONT, labels, not no_intervals, not no_notes, caption)
+
+
+class FigureCommand(TyperCommand):
+    """A command with the options of `look` beside its own; it finds their `Look` in `context.obj`."""
+
+    def __init__(self, *args: Any, params: Sequence[Any], **settings: Any) -> None:
+        app = typer.Typer(add_completion=False)
+        app.command()(look)
+        self.look = typer.main.get_command(app)
+        super().__init__(*args, params=[*params, *self.look.params], **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command with the figure options taken out of its parameters."""
+        values = {option.name: ctx.params.pop(option.name) for option in self.look.params}
+        assert self.look.callback is not None
+        ctx.obj = self.look.callback(**values)
+        return super().invoke(ctx)
+
+
+def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the names and values, as they were written, of an option that is given as NAME=VALUE."""
+    pairs = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise KvatlasError(f"{option}: expected NAME=VALUE, got {text!r}.")
+        pairs[name.strip()] = value
+    return pairs
+
+
+def problem_columns(question_field: str, answer_field: str) -> dict[str, Any]:
+    """Return the column names of a problem file as options of its benchmark."""
+    columns = {name: field for name, field in (("question", question_field), ("answer", answer_field)) if field}
+    return {"columns": columns} if columns else {}

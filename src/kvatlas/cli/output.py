@@ -1,0 +1,280 @@
+"""Text that commands print: tables, findings, budget audits, runs, and the progress of a sweep."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvatlas.core import Outcome, Setting
+from kvatlas.text import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvatlas.core import Finding
+    from kvatlas.policies.audit import AuditedCell
+    from kvatlas.sweeps import Progress
+
+#: Columns of a table that goes to a file or a pipe.
+_NO_EDGE = 10_000
+#: Verdicts that are always counted; others (a grader's timeout) only where there are any.
+VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
+#: Seconds between two lines of progress in a file or a pipe, and between two pictures of the bar in a terminal.
+INTERVAL, REFRESH = 15.0, 0.5
+
+
+def note(sentence: str) -> None:
+    """Print a sentence on standard error."""
+    typer.echo(visible(sentence), err=True)
+
+
+def warn(sentences: Iterable[str]) -> None:
+    """Print warnings on standard error."""
+    for sentence in sentences:
+        note(f"Warning: {sentence}")
+
+
+def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False) -> None:
+    """Print rows with equal keys as a table, or as JSON; a terminal wraps long texts, or cuts them to `one_line`."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(rows[0] if rows else []):
+        is_number = all(isinstance(row[column], int | float) for row in rows)
+        table.add_column(column.replace("_", " "), no_wrap=one_line or number == 0 or is_number)
+    for row in rows:
+        table.add_row(*(escape(visible(_cell_text(value))) for value in row.values()))
+    table_console().print(table)
+
+
+def _cell_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(name if default == "required" else f"{name}={default}" for name, default in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def table_console() -> Console:
+    """Return a console that wraps tables at the edge of a terminal and nowhere in files and pipes."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_NO_EDGE)
+
+
+def print_markdown(text: str) -> None:
+    """Print Markdown as it is, or laid out where a terminal shows it."""
+    if not sys.stdout.isatty():
+        typer.echo(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    # Names are never HTML, which Rich would leave out.
+    Console().print(Markdown(visible(text).replace("<", r"\<")))
+
+
+def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
+    """Print a line for each finding as it comes, or all of them as JSON; exit code 2 if one of them failed."""
+    from kvatlas.core import Check
+
+    rows = []
+    for finding in findings:
+        rows.append({**vars(finding), "status": finding.status.value})
+        if not as_json:
+            typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    if any(row["status"] == Check.FAILED for row in rows):
+        raise typer.Exit(2)
+
+
+def print_audit(cells: Sequence[AuditedCell]) -> None:
+    """Print a table for each model: rules in rows, one for all policies that share it, and benchmarks in columns."""
+    from kvatlas.policies.audit import varying
+
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
+        names = varying(own)
+        same = ", ".join(f"{name} {value}" for name, value in own[0].rule if name not in names)
+        rows: dict[object, dict[str, Any]] = {}
+        for cell in own:
+            values, audit = dict(cell.rule), cell.audit
+            row = rows.setdefault(cell.rule, {name: values.get(name, "") for name in names})
+            row[cell.benchmark] = f"{audit.median:,.0f} / {audit.worst:,} ({100 * audit.no_choice:.0f} %)"
+        typer.echo(
+            f"\nbudget audit of {model}{f' with {same}' if same else ''}: places for older thinking tokens at the "
+            "first compression,\nmedian / worst problem (share of the problems in which policies cannot differ)"
+        )
+        print_rows(list(rows.values()))
+
+
+def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting | None = None) -> None:
+    """Print Pass@1, interval and cost of each benchmark and the beginning of a few traces, or all of it as JSON.
+
+    JSON has the traces whole. Of a run of several settings one is named.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from kvatlas.figures.style import percent
+    from kvatlas.results import Store
+    from kvatlas.results.export import record
+    from kvatlas.stats.run_data import RunData
+
+    cells = [cell for cell in RunData.open(folder).cells if setting in (None, cell.expected.setting)]
+    keys = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
+    with Store.open(folder) as store:
+        own = ((key, trace) for key, trace in store.traces() if (key, trace.setting, trace.benchmark) in keys)
+        traces = list(islice(own, show))
+    rows: list[dict[str, Any]] = []
+    for measured in cells:
+        cell, estimate = measured.cell(), measured.cell().estimate
+        rows.append(
+            {
+                "benchmark": measured.expected.benchmark,
+                "pass_at_1": 100 * estimate.value,
+                "low": None if estimate.low is None else 100 * estimate.low,
+                "high": None if estimate.high is None else 100 * estimate.high,
+                "problems": estimate.problems,
+                "samples": estimate.samples,
+                "mean_kv_tokens": cell.mean_kv_tokens,
+                "peak_kv_tokens": cell.peak_kv_tokens,
+                "output_tokens_mean": cell.output_tokens_mean,
+                "seconds_mean": cell.seconds_mean,
+                "verdicts": {name: measured.verdicts[name] for name in dict.fromkeys([*VERDICTS, *measured.verdicts])},
+            }
+        )
+    if as_json:
+        expected = cells[0].expected
+        document = {
+            "model": expected.model,
+            "setting": {"policy": expected.setting.policy, **expected.setting.values},
+            "benchmarks": rows,
+            "traces": [record(key, trace) for key, trace in traces],
+        }
+        print(json.dumps(document, indent=2, allow_nan=False))
+        return
+    verdicts = dict.fromkeys(name for row in rows for name in row["verdicts"])
+    print_rows(
+        [
+            {
+                "benchmark": row["benchmark"],
+                "Pass@1": percent(row["pass_at_1"] / 100),
+                "95 % interval": "unknown"
+                if row["low"] is None or row["high"] is None
+                else f"{percent(row['low'] / 100)} to {percent(row['high'] / 100)}",
+                "problems": row["problems"],
+                **{str(name): row["verdicts"].get(name, 0) for name in verdicts},
+                "kept tokens": round(row["mean_kv_tokens"]),
+                "output tokens": round(row["output_tokens_mean"]),
+            }
+            for row in rows
+        ]
+    )
+    console = Console()
+    for _, trace in traces:
+        answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
+        # Model output is data: printed as text, never as markup.
+        title = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
+        console.print(Text(visible(title), style="bold"))
+        console.print(Text(visible(textwrap.shorten(trace.text, 800, placeholder=" ..."))))
+
+
+def print_demo(folder: Path) -> None:
+    """Draw the figures, write the report, print the mean maps, the recommendations and all places."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from kvatlas.report.demo import write_demo
+    from kvatlas.report.summary import recommendation
+    from kvatlas.report.terminal import print_map
+
+    analysis, written = write_demo(folder)
+    console = Console()
+    for mean in analysis.means:
+        print_map(mean, table_console())
+    for choice in analysis.choices:
+        console.print(Text(visible(recommendation(choice))))
+    pictures = ", ".join(path.name for path in written if path.suffix == ".png")
+    places = {"figures": f"{pictures} (and svg, pdf)", "data": folder / "maps.csv", "report": folder / "report.html"}
+    for name, place in places.items():
+        # Not wrapped: paths are copied.
+        console.print(Text(visible(f"{name:<9}{place}")), soft_wrap=True)
+
+
+@contextmanager
+def progress_display(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Yield the function that a sweep calls after each trace: a bar in a terminal, a line now and then elsewhere."""
+    if quiet:
+        yield lambda _: None
+        return
+    bar = _bar() if sys.stderr.isatty() else None
+    began = last = time.monotonic()
+    before = -1
+
+    def on_trace(progress: Progress) -> None:
+        nonlocal before, last
+        if before < 0:
+            before = progress.done - 1
+        now = time.monotonic()
+        if now - last < (REFRESH if bar else INTERVAL) and progress.done < progress.total:
+            return
+        last = now
+        text = progress_text(progress, before, now - began)
+        if bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            bar.update(bar.task_ids[0], completed=progress.done, total=progress.total, description=text, refresh=True)
+
+    with bar or nullcontext():
+        yield on_trace
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = BarColumn(), TextColumn("{task.description}", markup=False)
+    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    bar.add_task("starting", total=None)
+    return bar
+
+
+def progress_text(progress: Progress, before: int, seconds: float) -> str:
+    """Return traces, tokens per second, the share that shared trunks save, and the time left.
+
+    `before` traces of earlier sessions are finished and do not count for the rate of these `seconds`.
+    """
+    decoded, saved = progress.decoded_tokens, progress.saved_tokens
+    rate = decoded / seconds if seconds > 0 else 0.0
+    share = saved / (decoded + saved) if decoded + saved else 0.0
+    left = timedelta(seconds=round(seconds * (progress.total - progress.done) / (progress.done - before)))
+    text: str = visible(
+        f"{progress.done}/{progress.total} traces, {progress.trace.benchmark}, {rate:,.0f} tokens/s, "
+        f"{share:.0%} of tokens saved by shared trunks, {left} left"
+    )
+    return text
+
+
+def answers_display(name: str, quiet: bool) -> Callable[[int, int], None]:
+    """Return the function that is called after each answer of an endpoint; it prints every tenth part."""
+
+    def on_answer(done: int, total: int) -> None:
+        if not quiet and (done == total or done % max(1, total // 10) == 0):
+            note(f"{name}: {done:,} of {total:,} answers")
+
+    return on_answer
