@@ -29,7 +29,7 @@ from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import gather
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps.allocation import order
+from kvatlas.sweeps.adaptive import order
 from tests.command_line import Call
 from tests.sweeps.test_run import contents
 

@@ -44,7 +44,7 @@ def job(data: dict[str, Any], **changes: Any) -> Job:
     (model,) = plan.models
     prompt = max(max(prompt) for prompt in plan.prompts.values())
     values = {"prompt": prompt, **changes}
-    units = tuple(plan.units(model, {}))
+    units = tuple(plan.units(plan.manifest().expected, {}))
     return Job(model, model.weights_digest, plan.benchmarks, units, plan.spec.sampling.sampling(), 3, **values)
 
 

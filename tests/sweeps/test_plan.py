@@ -28,8 +28,7 @@ def r1_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_plan_names_every_trace(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
     assert plan.traces == 2 * 3 * 2 * 9
-    (model,) = plan.models
-    units = plan.units(model, {})
+    units = plan.units(plan.manifest().expected, {})
     assert sum(len(unit.settings) for unit in units) == plan.traces
     manifest = plan.manifest()
     assert Manifest.from_json(manifest.to_json()) == manifest
@@ -39,23 +38,22 @@ def test_a_plan_names_every_trace(spec_data: Build) -> None:
 def test_what_is_done_is_not_planned_again(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
     (model,) = plan.models
-    first = plan.units(model, {})[0]
+    first = plan.units(plan.manifest().expected, {})[0]
     done = {
         (plan.keys[model.name, first.benchmark, setting], setting.id, first.benchmark, first.problem.id): {first.sample}
         for setting in first.settings[:8]
     }
-    left = plan.units(model, done)
+    left = plan.units(plan.manifest().expected, done)
     assert left[0].settings == first.settings[8:]
     assert sum(len(unit.settings) for unit in left) == plan.traces - 8
 
 
 def test_a_plan_whose_traces_are_all_there_looks_at_each_in_passing(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data(problems=20, samples=50)))
-    (model,) = plan.models
     keys = {(plan.keys[name], name[2].id, name[1]) for name in plan.keys}
     ids = {name: [problem.id for problem in problems] for name, problems in plan.problems.items()}
     done = {(*key, problem): frozenset(range(50)) for key in keys for problem in ids[key[2]]}
-    units, count = calls(lambda: plan.units(model, done))
+    units, count = calls(lambda: plan.units(plan.manifest().expected, done))
     assert units == []
     assert count < plan.traces / 2
 

@@ -122,7 +122,7 @@ def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) 
         model,
         model.weights_digest,
         plan.benchmarks,
-        tuple(plan.units(model, {})),
+        tuple(plan.units(plan.manifest().expected, {})),
         plan.spec.sampling.sampling(),
         3,
         4,

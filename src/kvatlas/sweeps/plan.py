@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -26,19 +27,20 @@ from kvatlas.sweeps.spec import Spec
 if TYPE_CHECKING:
     from kvatlas.engine.memory import Peak
 
-#: Part of every run key: rises whenever the meaning of a key changes.
+#: Part of every run key: rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
-#: How a problem becomes tokens: one user message through the model's chat template.
+#: The format of prompts: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
-#: Part of the run keys of screening records: rises whenever what a screen measures changes.
+#: Part of the run keys of screening records: rises with every change of their measures.
 SCREEN_VERSION = 2
+FULL = policies.of(Setting.of("full"))
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One tree of work: a problem and a sample, under all settings that are still to run.
+    """One tree of work: a problem and a sample, under all settings that lack its trace.
 
-    `script` is what the full cache wrote for it, which a screen reads.
+    `script` is the text of the full cache, in tokens, that a screen reads.
     """
 
     benchmark: str
@@ -67,24 +69,28 @@ class Plan:
     screened: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
+        """Model, benchmark and policy of every cell, and whether it is a baseline."""
+        for model, benchmark in itertools.product(self.models, self.benchmarks):
+            for policy, baseline in self.policies:
+                yield model, benchmark, policy, baseline
+
     @cached_property
     def keys(self) -> Mapping[tuple[str, str, Setting], str]:
-        """Run keys by (model, benchmark, setting). Made when first asked for: digests read all weights."""
-        return {
-            (model.name, benchmark.name, policy.setting): self._key(model, benchmark, policy)
-            for model in self.models
-            for benchmark in self.benchmarks
-            for policy, _ in self.policies
+        """Run keys by (model, benchmark, setting). Made at first use: digests read all weights."""
+        keys = {
+            (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
+            for model, benchmark, policy, _ in self.cells
         }
-
-    def _key(self, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
-        key = run_key(self.spec, model, benchmark, policy)
-        return digest({"screen": SCREEN_VERSION, "key": key})[:32] if self.screened else key
+        if not self.screened:
+            return keys
+        return {name: digest({"screen": SCREEN_VERSION, "key": key})[:32] for name, key in keys.items()}
 
     @property
     def full_cache(self) -> Plan:
         """The plan of the full cache's traces, which a screen reads."""
-        return replace(self, policies=((policies.of(Setting.of("full")), True),), screened=False)
+        return replace(self, policies=((FULL, True),), screened=False)
 
     @property
     def contents_by_key(self) -> dict[str, Mapping[str, str]]:
@@ -98,7 +104,7 @@ class Plan:
         return len(self.models) * problems * self.spec.samples * len(self.policies)
 
     def manifest(self) -> Manifest:
-        """What the store is to hold."""
+        """The promise of a run with this plan alone."""
         expected = tuple(
             Expected(
                 model=model.name,
@@ -109,47 +115,43 @@ class Plan:
                 samples=self.spec.samples,
                 baseline=baseline,
             )
-            for model in self.models
-            for benchmark in self.benchmarks
-            for policy, baseline in self.policies
+            for model, benchmark, policy, baseline in self.cells
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
         asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
-        spec = self.spec.model_dump(mode="json")
-        return Manifest(axes, expected, spec, {**provenance(), **asked}, self._about(), screened=self.screened)
-
-    def _about(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What benchmarks say about their problems in numbers and words: difficulties, seeds of permuted choices."""
+        # Numbers and texts of benchmarks about their problems: difficulties, seeds of permuted choices.
         about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
             for problem in problems:
                 plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
                 if plain:
                     about.setdefault(name, {})[problem.id] = plain
-        return about
+        spec = self.spec.model_dump(mode="json")
+        return Manifest(axes, expected, spec, {**provenance(), **asked}, about, screened=self.screened)
 
-    def units(self, model: ModelHandle, done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
-        """The trees of one model that still lack traces, each with the settings that it lacks.
+    def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
+        """The trees of one model's promised `cells` that lack traces, each with the settings that it lacks.
 
-        `done` has the samples that are there (`Store.samples`). Samples vary slowest, so that a sweep that is stopped
-        early has seen every problem.
+        `done` has the stored samples (`Store.samples`). Samples vary slowest, so that a sweep that is stopped early has
+        seen every problem.
         """
-        trees = []
-        for benchmark in self.benchmarks:
-            cells = [
-                (self.keys[model.name, benchmark.name, policy.setting], policy.setting) for policy, _ in self.policies
-            ]
-            for problem in self.problems[benchmark.name]:
-                there = [
-                    (setting, done.get((key, setting.id, benchmark.name, problem.id), ())) for key, setting in cells
-                ]
-                trees.append((benchmark.name, problem, there))
+        trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
+        for cell in cells:
+            key, setting, benchmark = cell.run_key, cell.setting.id, cell.benchmark
+            for problem in cell.problems:
+                stored = done.get((key, setting, benchmark, problem), ())
+                trees.setdefault((benchmark, problem), []).append((cell.setting, stored))
+        problems = {name: {problem.id: problem for problem in problems} for name, problems in self.problems.items()}
         return [
-            WorkItem(benchmark_name, problem, sample, missing)
+            WorkItem(benchmark, problems[benchmark][problem], sample, missing)
             for sample in range(self.spec.samples)
-            for benchmark_name, problem, there in trees
-            if (missing := tuple(setting for setting, samples in there if sample not in samples))
+            for (benchmark, problem), cells in trees.items()
+            if (missing := tuple(setting for setting, stored in cells if sample not in stored))
         ]
+
+    def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
+        """Number of traces of the whole sweep that are not among the stored samples."""
+        return sum(len(unit.settings) for unit in self.units(self.manifest().expected, done))
 
     def estimate(
         self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64
@@ -161,14 +163,13 @@ class Plan:
         else the benchmark's typical length), cut at `max_new_tokens`; memory reckons with the longest trace there is.
         """
         separate = shared = 0
-        for model in self.models:
-            for benchmark in self.benchmarks:
-                output = self._output(benchmark)
-                for prompt in self.prompts[model.name, benchmark.name]:
-                    separate += output * len(self.policies) * self.spec.samples
-                    shared += self._tree(prompt, output) * self.spec.samples
+        for model, benchmark in itertools.product(self.models, self.benchmarks):
+            output = self._output(benchmark)
+            for prompt in self.prompts[model.name, benchmark.name]:
+                separate += output * len(self.policies) * self.spec.samples
+                shared += self._tree(prompt, output) * self.spec.samples
         fitting = self._fitting(memory) if memory else batch_size
-        peaks = [self._peak(model, max(1, fitting), self.spec.sampling.max_new_tokens) for model in self.models]
+        peaks = [self._peak(model, max(1, fitting)) for model in self.models]
         return {
             "settings": len(self.policies),
             "traces": self.traces,
@@ -186,12 +187,10 @@ class Plan:
 
     @cached_property
     def audit(self) -> tuple[AuditedCell, ...]:
-        """What each setting leaves to its policy on each benchmark, from the lengths of the prompts."""
+        """The choice that each setting leaves to its policy on each benchmark, from the lengths of the prompts."""
         return tuple(
             AuditedCell(model.name, benchmark.name, policy.setting, audited)
-            for model in self.models
-            for benchmark in self.benchmarks
-            for policy, _ in self.policies
+            for model, benchmark, policy, _ in self.cells
             if (audited := audit(policy, self.prompts[model.name, benchmark.name])) is not None
         )
 
@@ -200,37 +199,31 @@ class Plan:
         """Sentences on what this sweep will not be able to show."""
         sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
-            sentences.append(self._unclaimed(model))
-            for benchmark in self.benchmarks:
-                sentences += self._uncompressed(model, benchmark)
+            claims = Claims.read(model.folder)
+            outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
+            counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
+            if counted:
+                sentences.append(
+                    f"{model.name} is made for {claims}. Of the problems asked these lie outside, so that many may be "
+                    f"wrong with every setting: {', '.join(counted)}."
+                )
+            sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
         return [sentence for sentence in sentences if sentence]
 
-    def _unclaimed(self, model: ModelHandle) -> str:
-        """Says what is asked of a model that it does not claim to solve."""
-        claims = Claims.read(model.folder)
-        outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
-        counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
-        if not counted:
-            return ""
-        return (
-            f"{model.name} is made for {claims}. Of the problems asked these lie outside, so that many may be "
-            f"wrong with every setting: {', '.join(counted)}."
-        )
-
-    def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> list[str]:
-        """What speaks of settings whose budget traces of the expected length never reach."""
+    def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
+        """A sentence on settings whose budget no trace of the expected length reaches."""
         prompt = max(self.prompts[model.name, benchmark.name])
         budgets = [at for policy, _ in self.policies if (at := _first_fires(policy, prompt)) is not None]
         longest = prompt + self._output(benchmark)
         # The last token never enters the cache.
         beyond = [budget for budget in budgets if budget >= longest]
         if not beyond:
-            return []
-        return [
+            return ""
+        return (
             f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark.name} with "
             f"{model.name} if its traces are as long as expected, at most {longest:,} tokens with their prompts: the "
             f"least of these budgets is {min(beyond):,}."
-        ]
+        )
 
     def _output(self, benchmark: Benchmark) -> int:
         expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
@@ -251,33 +244,29 @@ class Plan:
             tokens += max(forks) + sum(output - fork for fork in forks)
         return tokens
 
-    def _longest_prompt(self, model: ModelHandle) -> int:
+    def longest_prompt(self, model: ModelHandle) -> int:
+        """Tokens of the longest prompt of a model."""
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
 
     def _kv_bytes(self, model: ModelHandle) -> int:
         """Bytes of keys and values of one sequence at the largest budget, else of the longest one."""
-        prompt = self._longest_prompt(model)
+        prompt = self.longest_prompt(model)
         budgets = [policy.budget.most(prompt) for policy, _ in self.policies if policy.budget is not None]
         longest = prompt + self.spec.sampling.max_new_tokens
         return max(budgets, default=longest) * model.kv_bytes_per_token
 
-    def _peak(self, model: ModelHandle, batch_size: int, output: int) -> Peak:
+    def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
         from kvatlas.engine.memory import peak
 
         trees = self.spec.samples * sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
-        settings = [policy for policy, _ in self.policies]
-        return peak(model, settings, batch_size, trees, self._longest_prompt(model), output)
+        settings, output = [policy for policy, _ in self.policies], self.spec.sampling.max_new_tokens
+        return peak(model, settings, batch_size, trees, self.longest_prompt(model), output)
 
     def _fitting(self, memory: int) -> int:
-        """Sequences that fit with all models, with a tenth of the memory left for all else."""
+        """Sequences that fit with all models, with a tenth of the memory left for all else; at most 4096."""
         size = 0
-        while all(
-            self._peak(model, size + 1, self.spec.sampling.max_new_tokens).total <= 0.9 * memory
-            for model in self.models
-        ):
+        while size < 4096 and all(self._peak(model, size + 1).total <= 0.9 * memory for model in self.models):
             size += 1
-            if size == 4096:
-                break
         return size
 
 
@@ -288,49 +277,47 @@ def make_plan(spec: Spec) -> Plan:
     for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
         if len(set(names)) < len(names):
             raise KvatlasError(f"Two entries of the spec are the {what} {max(names, key=names.count)!r}; name it once.")
-    cells = [(_strict(policies.of(setting), spec), baseline) for setting, baseline in spec.cells()]
-    seen: set[Setting] = set()
-    for policy, _ in cells:
-        if policy.setting in seen:
+    cells: dict[Setting, tuple[Policy, bool]] = {}
+    for setting, baseline in spec.cells():
+        policy = policies.of(setting)
+        if spec.strict_budget and isinstance(policy, CompressingPolicy):
+            policy = replace(policy, strict_budget=True)
+        if policy.setting in cells:
             raise KvatlasError(
                 f"The setting {policy.setting} is there twice; name it once, in settings or in baseline."
             )
-        seen.add(policy.setting)
+        cells[policy.setting] = policy, baseline
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    prompts, contents = {}, {}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
     for benchmark in found_benchmarks:
         notes += notes_on(benchmark)
         if not type(benchmark).__module__.startswith("kvatlas."):
-            _check_plugin(benchmark, problems[benchmark.name])
+            # Of a third party's: grades that cannot be stored are refused before anything is decoded.
+            if not problems[benchmark.name]:
+                raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
+            first = problems[benchmark.name][0]
+            benchmarks.judge(benchmark, first, first.answer)
+    prompts, contents = {}, {}
     for model in found_models:
         model.check()
         notes += model.notes
-        for policy, _ in cells:
+        for policy, _ in cells.values():
             policy.check(model)
         for benchmark in found_benchmarks:
+            name, own = (model.name, benchmark.name), problems[benchmark.name]
             asked = benchmarks.asked_of(benchmark, model.reads)
-            texts = [model.prompt(asked.prompt(problem)) for problem in problems[benchmark.name]]
+            texts = [model.prompt(asked.prompt(problem)) for problem in own]
             notes += notes_for(model, texts, benchmark.name)
-            lengths = [len(model.tokens(text)) for text in texts]
-            prompts[model.name, benchmark.name] = lengths
-            contents[model.name, benchmark.name] = {
-                problem.id: _content(text, problem)
-                for text, problem in zip(texts, problems[benchmark.name], strict=True)
-            }
-            _check_room(spec, model, benchmark, max(lengths))
-            for policy, _ in cells:
+            prompts[name] = [len(model.tokens(text)) for text in texts]
+            contents[name] = {problem.id: _content(text, problem) for text, problem in zip(texts, own, strict=True)}
+            longest = max(prompts[name])
+            _check_room(spec, model, benchmark, longest)
+            for policy, _ in cells.values():
                 if isinstance(policy, CompressingPolicy):
-                    policy.check_prompt(max(lengths), f"the longest prompt of {benchmark.name}")
-    return Plan(spec, found_models, found_benchmarks, tuple(cells), problems, prompts, contents, notes=tuple(notes))
-
-
-def _check_plugin(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
-    """Raise KvatlasError for a third party's benchmark whose grades cannot be stored, before anything is decoded."""
-    if not problems:
-        raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
-    benchmarks.judge(benchmark, problems[0], problems[0].answer)
+                    policy.check_prompt(longest, f"the longest prompt of {benchmark.name}")
+    policies_ = tuple(cells.values())
+    return Plan(spec, found_models, found_benchmarks, policies_, problems, prompts, contents, notes=tuple(notes))
 
 
 def _content(prompt: str, problem: Problem) -> str:
@@ -345,25 +332,19 @@ def _first_fires(policy: Policy, prompt: int) -> int | None:
     return policy.budget.due(prompt, prompt, prompt) if policy.budget else None
 
 
-def _strict(policy: Policy, spec: Spec) -> Policy:
-    return (
-        replace(policy, strict_budget=True) if spec.strict_budget and isinstance(policy, CompressingPolicy) else policy
-    )
-
-
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
-    room = model.positions
-    wanted = spec.sampling.max_new_tokens
-    if room is not None and prompt >= room:
+    room, wanted = model.positions, spec.sampling.max_new_tokens
+    if room is None or prompt + wanted <= room:
+        return
+    if prompt >= room:
         raise KvatlasError(
             f"The longest prompt of {benchmark.name} has {prompt:,} tokens, and the model {model.name!r} reads at most "
             f"{room:,}, its answer included; ask shorter problems (of mazes a smaller grid, or less of L and N)."
         )
-    if room is not None and prompt + wanted > room:
-        raise KvatlasError(
-            f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
-            f"into the {room} positions of the model {model.name!r}; valid are at most {room - prompt} new tokens."
-        )
+    raise KvatlasError(
+        f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
+        f"into the {room} positions of the model {model.name!r}; valid are at most {room - prompt} new tokens."
+    )
 
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:

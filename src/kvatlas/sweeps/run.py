@@ -1,28 +1,25 @@
-"""Driving a sweep: what is missing is decoded, graded and stored, trace by trace; a second start goes on."""
+"""Driving a sweep: missing traces are decoded, graded and stored one by one; a second start goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvatlas import policies
 from kvatlas.benchmarks import asked_of
-from kvatlas.core import KvatlasError, Setting, Trace, digest
+from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
-from kvatlas.results import Manifest, Store
+from kvatlas.results import Expected, Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
 from kvatlas.sweeps.job import CPU_BATCH, Job
-from kvatlas.sweeps.plan import Plan, WorkItem, provenance
-
-FULL = Setting.of("full")
+from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Told after every stored trace. `done` counts traces of the whole sweep, earlier sessions' included."""
+    """The state after a stored trace. `done` counts traces of the whole sweep, earlier sessions' included."""
 
     trace: Trace
     done: int
@@ -47,13 +44,11 @@ def sweep(
 ) -> None:
     """Run or resume a sweep into `folder`, or add it to the run there; returns when all traces of the plan are stored.
 
-    With `replace` the run promises this plan alone from now on; what it holds already stays in its store. A `promise`
-    takes the place of that.
-    Where `workers` is None the executor takes as many as there is room for, where `batch_size` is None each of them
-    decodes as many sequences together as fit into its memory; `address` is that of a cluster. A `pool` stands for both,
-    and its workers stay for the next sweep. `on_message` gets what
-    the plan notes and, of an adaptive plan, which asks block by block, a sentence for each and the reason to stop. Only
-    this process writes the store.
+    With `replace` the run promises this plan alone from now on; its other traces stay in the store. A `promise` takes
+    the place of both promises. Where `workers` is None the executor takes as many as there is room for, where
+    `batch_size` is None each of them decodes as many sequences together as fit into its memory; `address` is that of a
+    cluster. A `pool` stands for both, and its workers stay for the next sweep. `on_message` gets the notes of the plan
+    and, of an adaptive plan, a sentence for each block and the reason to stop. Only this process writes the store.
     KvatlasError if the folder or the cluster cannot be used, if the run there is of other models, benchmarks or
     sampling, or if workers die again and again.
     """
@@ -65,30 +60,22 @@ def sweep(
         promise = promise or promised(plan, store, replace)
         store.set_aside(plan.contents_by_key)
         pool = pool or stack.enter_context(WorkerPool(workers, address))
-        decode = _Decode(plan, store, run, pool, batch_size, on_trace, on_message)
-        if plan.spec.allocate.kind == "full":
-            store.put_manifest(promise)
-            for model in plan.models:
-                decode.all(model, lambda units: units)
-            return
-        # Statistics take long to import, and workers import this module too.
-        from kvatlas.sweeps.allocation import Adaptive
+        driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
+        if plan.spec.allocate.kind == "adaptive":
+            # Statistics take long to import, and workers import this module too.
+            from kvatlas.sweeps.adaptive import Adaptive
 
-        adaptive = Adaptive.begin(plan, store.columns())
+            Adaptive(plan, store, driver.decode, on_message).run()
+            return
+        store.put_manifest(promise)
         for model in plan.models:
-            decode.seen = adaptive.add
-            for sentence in adaptive.stages(model):
-                on_message(sentence)
-                store.put_manifest(adaptive.manifest())
-                decode.all(model, partial(adaptive.units, model=model.name))
-            on_message(f"{model.name}: {adaptive.stopped[model.name]}.")
-        store.put_manifest(adaptive.manifest())
+            driver.decode(model, plan.manifest().expected)
 
 
 def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
     """The promise of a run with the plan added to it, or `alone` in it.
 
-    Raises KvatlasError with what differs if the two cannot be one run.
+    Raises KvatlasError with the differences if the two cannot be one run.
     """
     now = plan.manifest()
     try:
@@ -118,62 +105,55 @@ def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
     return now.joined(earlier)
 
 
-class _Decode:
-    """Decodes what is missing and counts what was done; `seen` is shown every new trace."""
+@dataclass
+class Driver:
+    """Decodes missing traces of a plan into its store and counts them."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        run: Executor,
-        pool: WorkerPool,
-        batch_size: int | None,
-        on_trace: Callable[[Progress], None],
-        on_message: Callable[[str], None],
-    ) -> None:
-        self.plan, self.store, self.batch_size = plan, store, batch_size
-        self.run, self.pool, self.on_trace, self.on_message = run, pool, on_trace, on_message
-        self.halvings = 0
-        self.seen: Callable[[str, Trace], None] = lambda *_: None
-        self.decoded = self.saved = 0
+    plan: Plan
+    store: Store
+    run: Executor
+    pool: WorkerPool
+    batch_size: int | None
+    on_trace: Callable[[Progress], None]
+    on_message: Callable[[str], None]
+    halvings: int = 0
+    finished: int = field(init=False)
+    decoded: int = 0
+    saved: int = 0
+
+    def __post_init__(self) -> None:
+        self.finished = self.plan.traces - self.plan.missing(self.store.samples())
         #: Run keys of the full cache's traces, which a screen reads.
-        self.full_keys = plan.full_cache.keys
-        #: Every model's units that lack traces, as long as nothing was added.
-        self.missing = self._missing()
-        self.finished = plan.traces - sum(len(unit.settings) for units in self.missing.values() for unit in units)
+        self.full_keys = self.plan.full_cache.keys
 
-    def _missing(self) -> dict[str, list[WorkItem]]:
-        done = self.store.samples()
-        return {model.name: self.plan.units(model, done) for model in self.plan.models}
+    def _missing(self, model: ModelHandle, cells: Iterable[Expected]) -> list[WorkItem]:
+        return self.plan.units([cell for cell in cells if cell.model == model.name], self.store.samples())
 
-    def all(self, model: ModelHandle, asked: Callable[[Sequence[WorkItem]], Sequence[WorkItem]]) -> None:
-        """Decode and store until nothing of what is `asked` of a model's missing units is missing."""
-        units = asked(self.missing[model.name])
+    def decode(self, model: ModelHandle, cells: Iterable[Expected]) -> None:
+        """Decode and store until no trace of a model's promised `cells` is missing."""
+        plan, units = self.plan, self._missing(model, cells)
         while units:
             job = Job(
                 model=model,
                 weights=model.stream,
-                benchmarks=tuple(asked_of(benchmark, model.reads) for benchmark in self.plan.benchmarks),
-                units=tuple(self._scripted(model, unit) if self.plan.screened else unit for unit in units),
-                sampling=self.plan.spec.sampling.sampling(),
-                seed=self.plan.spec.seed,
+                benchmarks=tuple(asked_of(benchmark, model.reads) for benchmark in plan.benchmarks),
+                units=tuple(self._scripted(model, unit) if plan.screened else unit for unit in units),
+                sampling=plan.spec.sampling.sampling(),
+                seed=plan.spec.seed,
                 batch_size=self.batch_size,
-                screened=self.plan.screened,
-                identities={policy.setting: digest(policy.identity(model)) for policy, _ in self.plan.policies},
+                screened=plan.screened,
+                identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
                 halvings=self.halvings,
-                prompt=max(max(self.plan.prompts[model.name, benchmark.name]) for benchmark in self.plan.benchmarks),
+                prompt=plan.longest_prompt(model),
             )
             before = self.finished
             for trace, own in self.run(job, self.pool):
-                key = self.plan.keys[model.name, trace.benchmark, trace.setting]
-                self.store.add(key, trace)
-                self.seen(key, trace)
+                self.store.add(plan.keys[model.name, trace.benchmark, trace.setting], trace)
                 self.finished += 1
                 self.decoded += own
                 self.saved += len(trace.tokens) - own
-                self.on_trace(Progress(trace, self.finished, self.plan.traces, self.decoded, self.saved))
-            self.missing = self._missing()
-            units = asked(self.missing[model.name])
+                self.on_trace(Progress(trace, self.finished, plan.traces, self.decoded, self.saved))
+            units = self._missing(model, cells)
             if not units:
                 return
             if self.finished == before and (self.batch_size or CPU_BATCH) >> self.halvings <= 1:
@@ -188,7 +168,7 @@ class _Decode:
             )
 
     def _scripted(self, model: ModelHandle, unit: WorkItem) -> WorkItem:
-        """The unit with what the full cache wrote for it."""
-        key = self.full_keys[model.name, unit.benchmark, FULL]
-        trace = self.store.trace((key, FULL.id, unit.benchmark, unit.problem.id, unit.sample))
+        """The unit with the full cache's tokens."""
+        key = self.full_keys[model.name, unit.benchmark, FULL.setting]
+        trace = self.store.trace((key, FULL.setting.id, unit.benchmark, unit.problem.id, unit.sample))
         return replace(unit, script=trace.tokens)

@@ -15,8 +15,8 @@ from kvatlas.core import KvatlasError
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
 from kvatlas.stats.table import gather
-from kvatlas.sweeps.plan import Plan
-from kvatlas.sweeps.run import FULL, Progress, promised, sweep
+from kvatlas.sweeps.plan import FULL, Plan
+from kvatlas.sweeps.run import Progress, promised, sweep
 from kvatlas.sweeps.spec import Allocation
 
 
@@ -57,8 +57,7 @@ def screen(
         store.set_aside(plan.full_cache.contents_by_key)
         if traces is not None:
             _take_over(plan.full_cache, traces, store)
-        done = store.samples()
-    missing = sum(len(plan.full_cache.units(model, done)) for model in plan.models)
+        missing = plan.full_cache.missing(store.samples())
     if missing:
         on_message(f"{missing} full-cache traces are not there yet: they are decoded first.")
         sweep(plan.full_cache, folder, promise=promise, **options)
@@ -95,11 +94,11 @@ def _take_over(decoding: Plan, traces: Path, to: Store) -> None:
     wanted = decoding.contents_by_key
     with Store.open(traces) as source:
         manifest = source.manifest()
-        there = {cell.run_key for cell in manifest.expected if cell.setting == FULL}
+        there = {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}
         if manifest.screened:
             # Another screen holds such traces without promising them.
             stored = source.keys()
-            there = {key for key, setting, *_ in stored if setting == FULL.id}
+            there = {key for key, setting, *_ in stored if setting == FULL.setting.id}
         if not there:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
         if not wanted.keys() & there:
@@ -108,5 +107,5 @@ def _take_over(decoding: Plan, traces: Path, to: Store) -> None:
         contents = {key: source.contents(key) for key in wanted}
         for key, trace in source.traces():
             content = contents.get(key, {}).get(trace.problem)
-            if trace.setting == FULL and content and content == wanted[key].get(trace.problem):
+            if trace.setting == FULL.setting and content and content == wanted[key].get(trace.problem):
                 to.add(key, trace)

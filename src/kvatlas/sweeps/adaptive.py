@@ -1,0 +1,119 @@
+"""Adaptive sweeps: the settings that get the next problems are decided from the stored traces alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle
+from kvatlas.noise import stream_key
+from kvatlas.results import Expected, Manifest, Store
+from kvatlas.stats.adaptive import Decision, begin, complete, cut, known, look
+from kvatlas.stats.run_data import margin_of
+from kvatlas.stats.table import gather
+from kvatlas.sweeps.plan import Plan
+
+
+@dataclass
+class Adaptive:
+    """An adaptive sweep in progress.
+
+    `given[model][setting id]` counts blocks of problems; baselines get every block that any setting gets.
+    `stopped[model]` is the reason, as a clause, why no more was decoded.
+    """
+
+    plan: Plan
+    store: Store
+    decode: Callable[[ModelHandle, Sequence[Expected]], None]
+    on_message: Callable[[str], None]
+    given: dict[str, dict[str, int]] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def orders(self) -> dict[str, tuple[str, ...]]:
+        """The problems of each benchmark in the order in which they come."""
+        seed, problems = self.plan.spec.seed, self.plan.problems
+        return {name: order(seed, name, [problem.id for problem in own]) for name, own in problems.items()}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The number of problems of each benchmark."""
+        return {name: len(problems) for name, problems in self.orders.items()}
+
+    @cached_property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return min(self.plan.spec.allocate.blocks, *self.sizes.values())
+
+    def run(self) -> None:
+        """Decode block after block of problems until the question of each model is answered.
+
+        Raises KvatlasError where a benchmark has too few problems for blocks.
+        """
+        if self.blocks < 2:
+            raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
+        settings = [policy.setting.id for policy, _ in self.plan.policies]
+        self.given = {model.name: dict.fromkeys(settings, 1) for model in self.plan.models}
+        for model in self.plan.models:
+            self._decode(model)
+        self.store.put_manifest(self.manifest())
+
+    def _decode(self, model: ModelHandle) -> None:
+        """Decode the blocks of one model."""
+        spec, given = self.plan.spec, self.given[model.name]
+        baselines = [policy.setting.id for policy, baseline in self.plan.policies if baseline]
+        state, count = begin(len(given) - len(baselines)), len(given)
+        while True:
+            self.on_message(
+                f"{model.name}: block {max(given.values())} of {self.blocks}, {count} of {len(given)} settings"
+            )
+            promise = self.manifest()
+            self.store.put_manifest(promise)
+            self.decode(model, promise.expected)
+            cells = gather(self.plan.manifest(), self.store.columns())
+            own = [cell for cell in cells if cell.expected.model == model.name]
+            settings, seen = known(own, self.orders, self.sizes, self.blocks)
+            if not complete(state, seen):
+                raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
+            state = look(state, seen, margin_of({"lose_at_most": spec.lose_at_most}))
+            reason = self._reason(state, sum(int(np.nansum(cell.traces["output_tokens"])) for cell in own))
+            if reason is not None:
+                self.stopped[model.name] = reason
+                self.on_message(f"{model.name}: {reason}.")
+                return
+            given.update(zip(settings, state.goal.tolist(), strict=True))
+            given.update(dict.fromkeys(baselines, max(given[setting] for setting in settings)))
+            count = int(state.next.sum()) + len(baselines)
+
+    def _reason(self, state: Decision, spent: int) -> str | None:
+        """The reason to stop, as a clause; None as long as there is none."""
+        left = int(state.open.sum())
+        where = f"after block {state.blocks.max()} of {self.blocks}, with {left} of {len(state.open)} settings open"
+        budget = self.plan.spec.allocate.token_budget
+        if not left:
+            shown = "shown" if state.recommended is not None else "not to be shown"
+            return f"a cheapest setting that keeps the margin is {shown}, {where}"
+        if budget is not None and spent >= budget:
+            return f"the token budget of {budget:,} is spent ({spent:,}), {where}"
+        return None
+
+    def manifest(self) -> Manifest:
+        """The promise so far: the problems of each cell are those of its blocks."""
+        whole, expected = self.plan.manifest(), []
+        for cell in whole.expected:
+            last = cut(self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1)
+            expected.append(replace(cell, problems=self.orders[cell.benchmark][: last.stop]))
+        allocation = {"kind": "adaptive", "blocks": self.blocks, "problems": self.sizes, "stopped": dict(self.stopped)}
+        return replace(whole, expected=tuple(expected), allocation=allocation)
+
+
+def order(seed: int, benchmark: str, problems: Sequence[str]) -> tuple[str, ...]:
+    """The order in which the problems of a benchmark come: drawn from the seed, the same on every machine."""
+    shuffled = sorted(problems)
+    random.Random(stream_key(seed, "order", benchmark)).shuffle(shuffled)
+    return tuple(shuffled)
