@@ -66,7 +66,7 @@ def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, A
 
 def drawn(result: list[dict[str, Any]], path: Path) -> None:
     """A panel for each share, a line for each model, over the depth of the layer."""
-    from kvatlas.figures.look import Look, canvas, save, settle
+    from kvatlas.figures.style import Look, canvas, save, settle
 
     look = Look(2)
     titles = {
@@ -81,7 +81,8 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
                 values = [100 * value for value in item[part]]
                 depth = np.linspace(0, 1, len(values))
                 name = item["model"].removeprefix("embedded:")
-                panel.plot(depth, values, color=look.lines[number], marker="osD^"[number % 4], ms=3, lw=1.2, label=name)
+                colour, marker = look.colours.lines[number], "osD^"[number % 4]
+                panel.plot(depth, values, color=colour, marker=marker, ms=3, lw=1.2, label=name)
             panel.set_title(title, fontsize=8)
             panel.set(xlabel="depth of the layer (first 0, last 1)", ylim=(0, 100))
         panels[0].set_ylabel("percent")

@@ -39,16 +39,16 @@ class Map(core.Map):
         `columns` is 1 or 2 for a figure as wide as that many columns of a paper. KvatlasError for another suffix, and
         for a map without cells.
         """
-        from kvatlas.figures.heatmap import series_figure
-        from kvatlas.figures.look import Look, save
+        from kvatlas.figures.heatmap import map_figure
+        from kvatlas.figures.style import Look, save
 
-        figure = series_figure([self], look=Look(columns, dark))
+        figure = map_figure([self], look=Look(columns, dark))
         if path is not None:
             save(figure, Path(path), [self])
         return figure
 
     def _repr_png_(self) -> bytes:
-        from kvatlas.figures.look import rendered
+        from kvatlas.figures.style import rendered
 
         return rendered(self.plot(), ".png", 130)
 

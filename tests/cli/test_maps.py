@@ -128,7 +128,7 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
         (("--against", "tiny"), "No map has the model, benchmark, policy and axes of a map of tiny"),
         (("--layout", "4"), "--layout: expected ROWSxPANELS, such as 1x4, got '4'"),
         (("--layout", "1x2"), "The layout 1x2 has room for 2 panels, and the figure has 4"),
-        (("--label", "CHAIN6"), "--label: expected NAME=VALUE, got 'CHAIN6'"),
+        (("--label", "CHAIN6"), "--label: expected NAME=TEXT, got 'CHAIN6'"),
         (("--label", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, CHAIN6"),
         (("--font", "Nope"), "There is no font 'Nope' here"),
         (("--no-notes",), "--no-notes leaves notes to the caption alone; name its file with --caption"),

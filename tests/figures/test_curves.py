@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.curves import curve_figure, data_csv
-from kvatlas.figures.look import Look, save
+from kvatlas.figures.curves import data_csv, line_figure
+from kvatlas.figures.style import Look, save
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, traces
@@ -90,7 +90,7 @@ def test_missing_traces_are_refused_or_said(budgets):
 
 def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     curves = curves_of_run(RunData(*budgets))
-    figure = curve_figure(curves)
+    figure = line_figure(curves)
     assert [axes.get_title() for axes in figure.axes] == ["tiny | CHAIN6", "tiny | CHAIN8"]
     axes = figure.axes[0]
     assert len(axes.collections) == 2
@@ -107,7 +107,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
 
 
 def test_words_get_points_with_bars(policies):
-    figure = curve_figure(curves_of_run(RunData(*policies)), look=Look(1, dark=True))
+    figure = line_figure(curves_of_run(RunData(*policies)), look=Look(1, dark=True))
     axes = figure.axes[0]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["dynts", "window", "数学", "full"]
     assert len(axes.containers) == 1
@@ -121,13 +121,13 @@ def test_many_benchmarks_and_long_names_stand_in_rows(budgets):
         for n in range(12)
         for item in curves_of_run(RunData(*budgets))[:2]
     ]
-    assert len(curve_figure(curves).axes) == 12
-    assert len({round(a.get_position().x0, 3) for a in curve_figure(curves, look=Look(2)).axes}) == 3
+    assert len(line_figure(curves).axes) == 12
+    assert len({round(a.get_position().x0, 3) for a in line_figure(curves, look=Look(2)).axes}) == 3
 
 
 def test_unlike_curves_and_none_are_refused(budgets):
     curves = curves_of_run(RunData(*budgets))
     with pytest.raises(KvatlasError, match="no curve to draw"):
-        curve_figure([])
+        line_figure([])
     with pytest.raises(KvatlasError, match="the same axis and the same metric"):
-        curve_figure([curves[0], replace(curves[1], axis="ratio")])
+        line_figure([curves[0], replace(curves[1], axis="ratio")])

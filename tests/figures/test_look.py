@@ -15,12 +15,11 @@ from matplotlib.text import Text
 
 from kvatlas.benchmarks import find
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures.curves import curve_figure
-from kvatlas.figures.decay import curves_figure
-from kvatlas.figures.heatmap import means_figure, series_figure
-from kvatlas.figures.look import LEAST_TYPE, WIDTHS, Look, save
+from kvatlas.figures.curves import depth_figure, line_figure
+from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.maze import maze_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
+from kvatlas.figures.style import LEAST_TYPE, WIDTHS, Look, save
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.maps import curves_of_run
@@ -62,12 +61,12 @@ def figures(look: Look, llama, mazes, line) -> dict[str, Figure]:
     policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
     problem = find("SEQBENCH-6x6-B1").problems(4)[3]
     return {
-        "series": series_figure(llama[:2], look=look),
-        "policies": series_figure(policies[:3], look=look),
-        "means": means_figure(policies, look=look),
-        "dense": series_figure([dense], look=look),
-        "line": curve_figure(line, look=look),
-        "curves": curves_figure(success, progress, names_of(success), look=look)[0],
+        "series": map_figure(llama[:2], look=look),
+        "policies": map_figure(policies[:3], look=look),
+        "means": map_figure(policies, one_bar=True, look=look),
+        "dense": map_figure([dense], look=look),
+        "line": line_figure(line, look=look),
+        "curves": depth_figure(success, progress, names_of(success), look=look)[0],
         "pairs": pairwise_figure(progress, pairs_of(progress), "progress", look=look),
         "counts": pairwise_figure(success, pairs_of(success), "pass@1", look=look),
         "maze": maze_figure(problem, trace_of(mazes, problem.id, 0, "window"), look=look),
@@ -92,12 +91,12 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look, ll
         }
         assert (kind, outside) == (kind, set())
         # WCAG 2.2, 1.4.3.
-        pale = {text.get_text() for text in _around(figure) if contrast(text.get_color(), look.ground) < 4.5}
+        pale = {text.get_text() for text in _around(figure) if contrast(text.get_color(), look.colours.ground) < 4.5}
         assert (kind, pale - {""}) == (kind, set())
 
 
 def test_names_of_narrow_columns_stand_apart(llama):
-    figure = series_figure(llama, look=Look(1, layout=(1, 4)))
+    figure = map_figure(llama, look=Look(1, layout="1x4"))
     FigureCanvasAgg(figure).draw()
     rows = [[item for item in axes.get_xticklabels() if item.get_text()] for axes in figure.axes]
     boxes = [[item.get_window_extent() for item in row] for row in rows if len(row) > 1]
@@ -132,7 +131,7 @@ def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
         figure = made[kind]
         path, *_ = save(figure, tmp_path / "f.svg", look=look)
         svg = path.read_text()
-        assert look.ground in svg, kind
+        assert look.colours.ground in svg, kind
         assert "font-family: 'DejaVu Serif'" in svg, kind
         assert "95 %" not in svg, kind
         assert (tmp_path / "c.tex").read_text().startswith(r"\caption{"), kind
@@ -142,32 +141,32 @@ def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
 
 def test_a_layout_says_how_panels_stand(llama):
     def rows(layout):
-        figure = series_figure(llama, look=Look(2, layout=layout))
+        figure = map_figure(llama, look=Look(2, layout=layout))
         return len({round(axes.get_position().y0, 6) for axes in figure.axes if axes.get_title()})
 
-    assert [rows((1, 4)), rows((2, 2)), rows((4, 1)), rows((2, 3))] == [1, 2, 4, 2]
+    assert [rows("1x4"), rows("2x2"), rows("4x1"), rows("2x3")] == [1, 2, 4, 2]
     with pytest.raises(KvatlasError, match="The layout 1x3 has room for 3 panels, and the figure has 4"):
-        rows((1, 3))
-    row = series_figure(llama, look=Look(2, layout=(1, 4)))
+        rows("1x3")
+    row = map_figure(llama, look=Look(2, layout="1x4"))
     assert [axes.get_ylabel() for axes in row.axes if axes.get_title()] == ["Local Window Size", "", "", ""]
 
 
 def test_labels_stand_for_names(llama):
-    look = Look(labels={"AIME24": "AIME 2024", "Ratio": "Share kept", "R1-Llama": "Llama 8B"})
-    (panel, _) = series_figure(llama[:1], look=look).axes
+    look = Look(label=["AIME24=AIME 2024", "Ratio=Share kept", "R1-Llama=Llama 8B"])
+    (panel, _) = map_figure(llama[:1], look=look).axes
     assert (panel.get_title(), panel.get_xlabel()) == ("Llama 8B | AIME 2024", "Share kept")
     with pytest.raises(KvatlasError, match=r"does not show the name 'AIME99'; it shows: R1-Llama, AIME24, "):
-        series_figure(llama[:1], look=Look(labels={"AIME99": "x"}))
+        map_figure(llama[:1], look=Look(label=["AIME99=x"]))
 
 
 def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
     look = Look(notes=False, caption=tmp_path / "c.tex")
     vacuous = replace(llama[0], notes=(), validity=None)
-    save(series_figure([vacuous], look=look), tmp_path / "f.png", look=look)
+    save(map_figure([vacuous], look=look), tmp_path / "f.png", look=look)
     caption = (tmp_path / "c.tex").read_text()
     assert caption == "\\caption{Policy: dynts. Pass@1 in percent, highest in bold. Small type: 95 \\% interval.}\n"
     partial = replace(llama[0], notes=(Note(NoteKind.PARTIAL, "PARTIAL: 3_000 traces"),))
-    figure = series_figure([partial], look=look)
+    figure = map_figure([partial], look=look)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PARTIAL: 3_000 traces."]
     save(figure, tmp_path / "f.png", look=look)
     assert r"PARTIAL: 3\_000 traces." in (tmp_path / "c.tex").read_text()
@@ -176,9 +175,10 @@ def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"layout": (0, 4)}, "A layout is ROWSxPANELS"),
+        ({"columns": 3}, "--columns: expected 1 or 2, got 3"),
+        ({"layout": "0x4"}, "--layout: expected ROWSxPANELS, such as 1x4, got '0x4'"),
         ({"font": "No Such Font"}, "There is no font 'No Such Font' here; there are: .*DejaVu Sans"),
-        ({"notes": False}, "only where they go to its caption"),
+        ({"notes": False}, "--no-notes leaves notes to the caption alone"),
     ],
 )
 def test_what_is_not_valid_is_said(options, sentence):

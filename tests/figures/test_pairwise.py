@@ -17,10 +17,10 @@ from matplotlib.collections import QuadMesh
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
-from kvatlas.figures.decay import curve, curves_figure
-from kvatlas.figures.look import Look, save
+from kvatlas.figures.curves import depth_curve, depth_figure
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import check_panels, density, names_of, numbers, pairwise_figure, save_pairwise
+from kvatlas.figures.style import Look, save
 from kvatlas.stats.decay import PUBLISHED_L0
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import System, pairs_of, systems_of
@@ -72,7 +72,7 @@ def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> 
 
 def test_names_that_need_two_lines_begin_them(run: Path) -> None:
     two = systems(run)[:2]
-    figure = pairwise_figure(two, pairs_of(two), "progress", look=Look(1, labels={"window": "A of a long name " * 3}))
+    figure = pairwise_figure(two, pairs_of(two), "progress", look=Look(1, label=["window=" + "A of a long name " * 3]))
     lines = figure.axes[0].get_title().split("\n")
     assert lines[0] == "x: full"
     assert lines[1].startswith("vs y: A of a long name")
@@ -163,7 +163,7 @@ def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
 
 def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Path) -> None:
     success, progress = systems(run, "pass@1"), systems(run)
-    figure, curves = curves_figure(success, progress, names_of(success))
+    figure, curves = depth_figure(success, progress, names_of(success))
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "log"]
     shown = texts(figure, tmp_path)
     for fitted in curves:
@@ -184,16 +184,16 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
         maze_run(tmp_path / str(b), {("A", FULL): 0.05}, benchmark=f"SEQBENCH-6x6-B{b}", problems=30) for b in (0, 1, 2)
     ]
     merged = {metric: systems_of(list(map(RunData.open, runs)), metric) for metric in ("pass@1", "progress")}
-    figure, curves = curves_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
+    figure, curves = depth_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
     assert [level for level, _ in curves[0].points] == [0, 1, 2]
     assert curves[0].decays == ()
     assert figure.axes[2].get_xlabel() == "Locked doors B"
     with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; valid are L, B, N, S"):
-        curves_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
+        depth_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
     with pytest.raises(KvatlasError, match=r"No benchmark of .* says the L of its problems"):
-        curve(System("a", FULL, {("CHAIN4", "1"): {0: 1.0}}, {}, 1), "L")
+        depth_curve(System("a", FULL, {("CHAIN4", "1"): {0: 1.0}}, {}, 1), "L")
     with pytest.raises(KvatlasError, match="9 systems are too many"):
-        curves_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
+        depth_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
 
 
 def attempt(problem, plan: str, benchmark: str = "SEQBENCH-6x6-B1") -> Trace:

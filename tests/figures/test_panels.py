@@ -11,17 +11,18 @@ from matplotlib.colors import to_hex
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import style
-from kvatlas.figures.difference_panels import Against, cost_change_panels, difference_panels
-from kvatlas.figures.heatmap import DIFFER, means_figure, plot, series_figure
-from kvatlas.figures.look import Look, save
+from kvatlas.figures.heatmap import DIFFER, border, map_figure, plot
 from kvatlas.figures.panels import (
+    Against,
     Frame,
+    cost_change_panels,
     cost_of,
     cost_panels,
     data_csv,
+    difference_panels,
     metric_panels,
 )
-from kvatlas.figures.plateau import border
+from kvatlas.figures.style import Look, save
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.intervals import with_binomial_bounds
@@ -63,7 +64,7 @@ def test_ticks_of_equal_costs_are_the_costs(run, tmp_path):
 def test_a_plateau_is_framed_and_said(llama, tmp_path):
     map_ = llama[0]
     plateau = {(2000, 0.3), (1000, 0.2), (2000, 0.2)}
-    figure = series_figure([replace(map_, plateau=frozenset(plateau))])
+    figure = map_figure([replace(map_, plateau=frozenset(plateau))])
     frames = [lines for lines in figure.axes[0].collections if lines.get_gid() == "plateau"]
     assert len(frames) == 2
     # Columns 1 and 2 of rows 1 and 2 (from below), without the one cell that is not on it.
@@ -89,7 +90,7 @@ def test_a_border_goes_round_holes_and_islands():
 
 def test_where_nothing_is_shown_worse_a_sentence_stands_for_the_frame(llama, tmp_path):
     maps = with_regions(llama, verdicts_of_maps(llama), 0.03)
-    figure = series_figure(maps)
+    figure = map_figure(maps)
     assert not [c for axes in figure.axes for c in axes.collections if c.get_gid() == "plateau"]
     assert "All cells are statistically tied with the best." in texts(figure, tmp_path)
     said = "all cells are statistically tied with the best"
@@ -124,7 +125,7 @@ def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
 
 
 def test_the_highest_cells_are_bold(llama):
-    (axes, *_) = series_figure([llama[0]]).axes
+    (axes, *_) = map_figure([llama[0]]).axes
     assert {t.get_text() for t in axes.texts if t.get_fontweight() == "bold"} == {"49.3"}
 
 
@@ -159,8 +160,8 @@ def test_costs_against_a_baseline_are_changes_in_percent(run):
     half = {"full": replace(maps[0].baselines["full"], mean_kv_tokens=121.0)}
     (panel,) = cost_change_panels([replace(maps[0], baselines=half)], "mean_kv_tokens", Against("full"))
     assert {shown.text for shown in panel.cells.values()} == {"−50"}
-    assert panel.measure.centred
-    assert panel.measure.label == "KV Tokens against full (%)"
+    assert panel.centred
+    assert panel.label == "KV Tokens against full (%)"
 
 
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):
@@ -171,7 +172,7 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
     assert len(panels) == 3
     for panel in panels:
         for coord, shown in panel.cells.items():
-            contrast = result[panel.model, panel.benchmark, panel.policy][coord]
+            contrast = result[*panel.map.name][coord]
             assert shown.value == pytest.approx(100 * contrast.value)
             assert shown.bold == shown.text.endswith("*") == (contrast.p < 0.05)
     assert any(shown.bold for panel in panels for shown in panel.cells.values())
@@ -252,7 +253,7 @@ def test_csv_maps_have_plain_differences(llama):
     (panel,) = difference_panels([replace(llama[0], baselines=base)], {}, Against("full"))
     assert panel.cells[2000, 0.3].text == "+9.3"
     assert panel.cells[2000, 0.3].small == ""
-    assert "not paired" in " ".join(panel.measure.about)
+    assert "not paired" in " ".join(panel.about)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,6 @@ def test_csv_maps_have_plain_differences(llama):
             lambda maps: cost_change_panels([_costly(maps[0])], "mean_kv_tokens", Against("full")),
             "has no mean_kv_tokens to compare with",
         ),
-        (lambda maps: Look(columns=3), "fills 3 columns; valid are 1 and 2"),
     ],
 )
 def test_what_is_not_there_is_said(llama, make, sentence):
@@ -289,7 +289,7 @@ def test_the_data_of_a_panel_is_what_it_prints(run):
     ]  # fmt: skip
     assert [row["outlined"] for row in rows].count("1") == 1
     for row in rows:
-        shown = next(p for p in panels if p.benchmark == row["benchmark"]).cells[
+        shown = next(p for p in panels if p.map.benchmark == row["benchmark"]).cells[
             int(row["local_window"]), float(row["ratio"])
         ]
         assert (row["text"], row["small"]) == (shown.text, shown.small)
@@ -298,7 +298,7 @@ def test_the_data_of_a_panel_is_what_it_prints(run):
 @pytest.mark.parametrize(("columns", "inches"), [(1, 3.35), (2, 7.0)])
 def test_figures_fill_the_columns_of_a_paper(llama, tmp_path, columns, inches):
     look = Look(columns)
-    for figure in (series_figure(llama, look=look), means_figure(mean_maps(llama), look=look)):
+    for figure in (map_figure(llama, look=look), map_figure(mean_maps(llama), one_bar=True, look=look)):
         assert figure.get_figwidth() == pytest.approx(inches)
         width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
         FigureCanvasAgg(figure).draw()
@@ -314,7 +314,7 @@ def test_figures_fill_the_columns_of_a_paper(llama, tmp_path, columns, inches):
 
 def test_texts_stay_inside_their_cells(llama):
     for look in (Look(), Look(1), Look(2)):
-        figure = series_figure(llama, look=look)
+        figure = map_figure(llama, look=look)
         FigureCanvasAgg(figure).draw()
         for axes in (a for a in figure.axes if a.get_title()):
             wide = axes.get_window_extent().width / 5
@@ -326,17 +326,17 @@ def test_intervals_that_would_be_unreadable_are_in_the_data_instead(tmp_path):
     columns = tuple(n / 20 for n in range(1, 13))
     cells = {(w, r): Cell(Setting.of("p"), Estimate(0.5, 0.4, 0.6, 30, 1)) for w in range(1, 13) for r in columns}
     map_ = Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, 13))), ("ratio", columns)), cells)
-    narrow = texts(series_figure([map_], look=Look(1)), tmp_path)
+    narrow = texts(map_figure([map_], look=Look(1)), tmp_path)
     assert narrow.count("50.0") >= 144
     assert "40.0–60.0" not in narrow
     assert "Intervals are in the data next to the figure." in " ".join(narrow)
-    assert texts(series_figure([map_]), tmp_path).count("40.0–60.0") == 144
+    assert texts(map_figure([map_]), tmp_path).count("40.0–60.0") == 144
 
 
 def test_forty_benchmarks_make_a_figure(llama, tmp_path):
     small = {coord: cell for coord, cell in llama[0].cells.items() if coord[0] < 2000 and coord[1] < 0.3}
     map_ = replace(llama[0], cells=small, axes=(("local_window", (500, 1000)), ("ratio", (0.1, 0.2))))
-    figure = series_figure([replace(map_, benchmark=f"B {n} 'x' 数") for n in range(40)])
+    figure = map_figure([replace(map_, benchmark=f"B {n} 'x' 数") for n in range(40)])
     assert len({round(axes.get_position().x0, 4) for axes in figure.axes if axes.get_title()}) == 7
     path, _ = save(figure, tmp_path / "forty.png", [llama[0]])
     assert path.stat().st_size > 100_000
@@ -344,20 +344,20 @@ def test_forty_benchmarks_make_a_figure(llama, tmp_path):
 
 def test_unlike_scales_are_said_in_the_colour_of_warnings(llama):
     for look in (Look(), Look(dark=True)):
-        figure = series_figure(llama, look=look)
+        figure = map_figure(llama, look=look)
         (line,) = [text for text in figure.legends[0].get_texts() if text.get_text() == DIFFER.text]
-        assert to_hex(line.get_color()) == look.warning
-    shared = series_figure(llama, shared=True).legends[0].get_texts()
+        assert to_hex(line.get_color()) == look.colours.warning
+    shared = map_figure(llama, shared=True).legends[0].get_texts()
     assert not [text for text in shared if text.get_text() == DIFFER.text]
 
 
 def test_dark_figures_have_light_text_on_a_dark_ground(llama, tmp_path):
     look = Look(dark=True)
-    figure = series_figure(llama, look=look)
+    figure = map_figure(llama, look=look)
     (path,) = save(figure, tmp_path / "dark.svg")
-    assert look.ground in path.read_text()
-    assert figure.axes[0].title.get_color() == look.ink
-    assert figure.axes[0].xaxis.label.get_color() == look.ink
+    assert look.colours.ground in path.read_text()
+    assert figure.axes[0].title.get_color() == look.colours.ink
+    assert figure.axes[0].xaxis.label.get_color() == look.colours.ink
 
 
 @pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.DIFFERENCES])
@@ -383,7 +383,7 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
     (panel,) = metric_panels([map_])
     assert panel.outlined == {(2000, 0.3)}
-    assert "Outlined: shown to lose at most 3 points against the full cache; others are dimmed." in panel.measure.about
+    assert "Outlined: shown to lose at most 3 points against the full cache; others are dimmed." in panel.about
     assert metric_panels([map_], Frame.PLATEAU)[0].outlined == {(500, 0.1)}
     assert not metric_panels([map_], Frame.NONE)[0].outlined
     (empty,) = metric_panels([replace(map_, keeps=frozenset())])

@@ -103,9 +103,8 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Draw every two systems against each other, problem by problem, with the line where they are equal."""
-    from kvatlas.figures.look import check_figure
     from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
-    from kvatlas.figures.style import signed
+    from kvatlas.figures.style import check_figure, signed
     from kvatlas.stats.systems import pairs_of
 
     check_figure(out)
@@ -144,15 +143,15 @@ def curves(
     as_json: options.Json = False,
 ) -> None:
     """Draw success and progress against difficulty; against L with the fitted decay exp(-L / L0)."""
-    from kvatlas.figures.decay import curves_figure, depth_text
-    from kvatlas.figures.look import check_figure, save
+    from kvatlas.figures.curves import depth_figure, depth_text
     from kvatlas.figures.pairwise import names_of
+    from kvatlas.figures.style import check_figure, save
 
     check_figure(out)
     success, notes = _systems(runs, "pass@1", only, partial)
     progress, _ = _systems(runs, "progress", only, partial)
     names = names_of(success)
-    figure, fits = curves_figure(success, progress, names, by=by, published=published, notes=notes, look=context.obj)
+    figure, fits = depth_figure(success, progress, names, by=by, published=published, notes=notes, look=context.obj)
     written = save(figure, out, look=context.obj)
     if as_json:
         data = [
@@ -202,8 +201,8 @@ def maze(
 ) -> None:
     """Draw one maze with the optimal path and, from a run, a model's path with its first error."""
     from kvatlas.benchmarks import find, nth
-    from kvatlas.figures.look import check_figure, save
     from kvatlas.figures.maze import maze_figure
+    from kvatlas.figures.style import check_figure, save
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.systems import trace_of
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from kvatlas.core import KvatlasError
+from kvatlas.figures.style import OPTIONS, Look
 
 
 def finite(value: float | None) -> float | None:
@@ -97,56 +99,30 @@ Only = Annotated[
 FigureFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
 
 
-def look(
-    columns: Annotated[
-        int | None, typer.Option(min=1, max=2, help="Fill one or two columns of a paper (3.35 or 7 inches).")
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option(metavar="ROWSxPANELS", help="Rows, and panels in a row, such as 1x4.")
-    ] = None,
-    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
-    font: Annotated[str | None, typer.Option(metavar="NAME", help="An installed font instead of DejaVu Sans.")] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="NAME=TEXT", help="The text for a name in the figure. Repeat it."),
-    ] = None,
-    no_intervals: Annotated[bool, typer.Option("--no-intervals", help="Without intervals.")] = False,
-    no_notes: Annotated[
-        bool, typer.Option("--no-notes", help="Notes in the caption alone, except warnings; needs --caption.")
-    ] = False,
-    caption: Annotated[
-        Path | None, typer.Option(metavar="FILE.tex", help="Write the notes as a LaTeX caption, too.")
-    ] = None,
-) -> Any:
-    """Return the `Look` of a figure; these are the options of every command that draws one."""
-    from kvatlas.figures.look import FONT, Look
-
-    if no_notes and caption is None:
-        raise KvatlasError("--no-notes leaves notes to the caption alone; name its file with --caption FILE.tex.")
-    rows_and_panels = None
-    if layout is not None:
-        numbers = layout.split("x")
-        if len(numbers) != 2 or not all(text.isascii() and text.isdecimal() and len(text) < 4 for text in numbers):
-            raise KvatlasError(f"--layout: expected ROWSxPANELS, such as 1x4, got {layout!r}.")
-        rows_and_panels = int(numbers[0]), int(numbers[1])
-    labels = assignments("--label", label)
-    return Look(columns, dark, rows_and_panels, font or FONT, labels, not no_intervals, not no_notes, caption)
+def _figure_options() -> list[Any]:
+    """Return the options of a `Look` as typer makes them."""
+    types, annotated = get_type_hints(Look), Annotated  # type: Any, Any
+    defaults = {item.name: item.default for item in fields(Look)}
+    declared: list[tuple[str, Any, Any]] = []
+    for name, (metavar, text) in OPTIONS.items():
+        flags = [f" /--no-{name}" if defaults[name] else f"--{name}"] if types[name] is bool else []
+        option = typer.Option(*flags, metavar=metavar, help=text, show_default=False)
+        declared.append((name, annotated[types[name], option], defaults[name]))
+    app = typer.Typer(add_completion=False)
+    app.command()(make_dataclass("FigureOptions", declared))
+    return list(typer.main.get_command(app).params)
 
 
 class FigureCommand(TyperCommand):
-    """A command with the options of `look` beside its own; it finds their `Look` in `context.obj`."""
+    """A command with the options of figures beside its own; it finds the `Look` that they make in `context.obj`."""
 
     def __init__(self, *args: Any, params: Sequence[Any], **settings: Any) -> None:
-        app = typer.Typer(add_completion=False)
-        app.command()(look)
-        self.look = typer.main.get_command(app)
-        super().__init__(*args, params=[*params, *self.look.params], **settings)
+        self.of_look = _figure_options()
+        super().__init__(*args, params=[*params, *self.of_look], **settings)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command with the figure options taken out of its parameters."""
-        values = {option.name: ctx.params.pop(option.name) for option in self.look.params}
-        assert self.look.callback is not None
-        ctx.obj = self.look.callback(**values)
+        ctx.obj = Look(**{option.name: ctx.params.pop(option.name) for option in self.of_look})
         return super().invoke(ctx)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +12,20 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.figures.look import (
+from kvatlas.figures.panels import NARROWEST, SMALL, Panel, metric_panels
+from kvatlas.figures.style import (
     LEAST_TYPE,
     LINE_HEIGHT,
     SMALL_TYPE,
     Foot,
     Look,
     canvas,
+    colour_bar,
     fitting,
-    save,
     settle,
     title,
     wrapped,
 )
-from kvatlas.figures.panels import NARROWEST, SMALL, Panel, Shown, metric_panels
-from kvatlas.figures.plateau import frame
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
-__all__ = ["means_figure", "plot", "save", "series_figure"]
-
-#: Inches: of a cell; of what stands left (but for the values' names), right, above and below of a panel.
+#: Inches: of a cell; of the margins left (but for the values' names), right, above and below of a panel.
 _CELL = (0.48, 0.34)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.36, 0.5, 0.3, 0.42
 #: Inches between panels that share a vertical axis, and right of those whose colour bar has no label.
@@ -44,29 +41,18 @@ _BETWEEN, _BAR = 0.12, 0.36
 _NARROWEST, _LOWEST = 2.1, 0.8
 #: Points of a value and of an interval at most.
 _VALUE, _INTERVAL = 8.0, 5.2
-#: How much of a cell outside of the framed ones the ground covers.
+#: The share of a cell outside of the framed ones that the ground covers.
 _DIMMED = 0.65
 #: Square points of the mark in the corner of a cell.
 _CORNER = 108
 DIFFER = Note(NoteKind.SCALES, "Colour scales differ between panels.")
 
 
-def series_figure(maps: Sequence[Map], *, shared: bool | None = None, look: Look | None = None) -> Figure:
-    """One panel per map, titled `MODEL | BENCHMARK`, each with its colour bar; two in a row, or the policies in a row.
-
-    Cells show percent and, in small type, the 95 % interval; baselines stand under the title; the plateau of a map is
-    framed. Scales are those of `plot`. Raises KvatlasError for no maps or maps without cells.
-    """
-    return plot(metric_panels(maps), shared=shared, look=look)
-
-
-def means_figure(maps: Sequence[Map], *, look: Look | None = None) -> Figure:
-    """Maps side by side on one shared colour scale with one bar, such as the means over benchmarks of two models.
-
-    Titles are `MODEL | BENCHMARK`, with the policy where there are several. Raises KvatlasError as `series_figure`,
-    and for maps of different metrics.
-    """
-    return plot(metric_panels(maps), one_bar=True, look=look)
+def map_figure(
+    maps: Sequence[Map], *, one_bar: bool = False, shared: bool | None = None, look: Look | None = None
+) -> Figure:
+    """Maps of a metric as one figure (see `plot`): percent, 95 % intervals, baselines, and a frame."""
+    return plot(metric_panels(maps), one_bar=one_bar, shared=shared, look=look)
 
 
 def plot(
@@ -74,15 +60,21 @@ def plot(
 ) -> Figure:
     """Panels as one figure: with `one_bar` side by side on one scale, else each with its colour bar.
 
-    With `shared` all panels have one colour scale, otherwise each has its own, and the figure says so. A scale is at
-    least as wide as an interval on average; with `shared=False` it goes from the lowest to the highest cell. Raises
-    KvatlasError for no panels, panels without cells, and one bar for unlike measures.
+    Titles are `MODEL | BENCHMARK`, with the policy where there are several. With `shared` all panels have one colour
+    scale, otherwise each has its own, and the figure says so. A scale is at least as wide as an interval on average;
+    with `shared=False` it goes from the lowest to the highest cell. Raises KvatlasError for no panels, panels without
+    cells, and one bar for unlike measures.
     """
     look = look or Look()
     _check(panels, one_bar)
     if not look.intervals:
         panels = [_without_intervals(panel) for panel in panels]
-    scales = [_scale(panels if shared or one_bar else [panel], shared is False) for panel in panels]
+    scales = []
+    for panel in panels:
+        sharing = panels if shared or one_bar else [panel]
+        least = NARROWEST if shared is False else max(other.least for other in sharing)
+        values = [cell.value for other in sharing for cell in other.cells.values()]
+        scales.append(style.span(values, panel.centred, least))
     with look.applied():
         layout = _layout(panels, one_bar, look)
         foot = _foot(panels, layout, len(set(scales)) > 1, look)
@@ -94,26 +86,20 @@ def plot(
                 axes.set_ylabel("")
                 axes.set_yticks([])
         if one_bar:
-            _bar(figure, meshes[-1], grid, look.named(panels[0].measure.label), layout)
+            _bar(figure, meshes[-1], grid, look.named(panels[0].label), layout)
         else:
             for number, (axes, mesh, panel) in enumerate(zip(grid, meshes, panels, strict=True), 1):
                 last = number % layout.across == 0 or number == len(panels) or not layout.joined
-                _bar(figure, mesh, [axes], look.named(panel.measure.label) if last else "", layout)
+                _bar(figure, mesh, [axes], look.named(panel.label) if last else "", layout)
         settle(figure, look)
         for axes, mesh, panel in zip(grid, meshes, panels, strict=True):
-            _numbers(axes, mesh, panel, axes.get_position().width * layout.size[0], bool(layout.small), look)
+            _numbers(axes, mesh, panel, axes.get_position().width * layout.size[0], layout.intervals, look)
         return figure
 
 
 def _without_intervals(panel: Panel) -> Panel:
-    cells = {coord: replace(shown, small="") for coord, shown in panel.cells.items()}
+    cells = {coord: cell._replace(small="") for coord, cell in panel.cells.items()}
     return replace(panel, cells=cells, baselines=tuple((text, "") for text, _ in panel.baselines))
-
-
-def _scale(panels: Sequence[Panel], exact: bool) -> tuple[float, float]:
-    values = [shown.value for panel in panels for shown in panel.cells.values()]
-    least = NARROWEST if exact else max(panel.measure.least for panel in panels)
-    return style.span(values, panels[0].measure.centred, least)
 
 
 def _check(panels: Sequence[Panel], one_bar: bool) -> None:
@@ -121,48 +107,48 @@ def _check(panels: Sequence[Panel], one_bar: bool) -> None:
         raise KvatlasError("There is no map to draw; a mean needs maps of two or more benchmarks of one model.")
     for panel in panels:
         if not panel.cells:
-            raise KvatlasError(f"The map of {panel.model} on {panel.benchmark} has no cells to draw.")
-    if one_bar and len({panel.measure.label for panel in panels}) > 1:
+            raise KvatlasError(f"The map of {panel.map.model} on {panel.map.benchmark} has no cells to draw.")
+    if one_bar and len({panel.label for panel in panels}) > 1:
         raise KvatlasError("Maps side by side share one colour scale, so they must show the same metric.")
 
 
 def _name(panel: Panel, panels: Sequence[Panel], look: Look) -> str:
-    kinds = [(panel.policy, panel.measure.label) for panel in panels]
-    several = [len(set(values)) > 1 for values in zip(*kinds, strict=True)]
-    told = [word for word, needed in zip((panel.policy, panel.measure.label), several, strict=True) if needed]
-    return " | ".join(look.named(word) for word in (style.model(panel.model), panel.benchmark, *told))
+    words = [style.model(panel.map.model), panel.map.benchmark]
+    words += [panel.map.policy] if len({other.map.policy for other in panels}) > 1 else []
+    words += [panel.label] if len({other.label for other in panels}) > 1 else []
+    return " | ".join(map(look.named, words))
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Panels in a row; inches of the figure without its foot, of a panel, and of one with what is around it."""
+    """Panels in a row; inches of the figure without its foot, of a panel, and of one with its margins.
+
+    Panels of a row are `joined` if they share the vertical axis and the label of their bars. `hidden` begins a sentence
+    about numbers that are known and too small to print. `titles` are texts with their points.
+    """
 
     across: int
     size: tuple[float, float]
     inner: tuple[float, float]
     step: float
-    #: Whether panels of a row share the vertical axis and the label of their bars.
     joined: bool
-    #: Points of an interval; 0 where it would be unreadable, or is not known.
-    small: float
-    #: What is known and left out.
+    intervals: bool
     hidden: str
-    #: By panel, its title and points.
     titles: Sequence[tuple[str, float]]
 
 
 def _layout(panels: Sequence[Panel], one_bar: bool, look: Look) -> _Layout:
-    rows, columns = (max(len(panel.axes[axis][1]) for panel in panels) for axis in (0, 1))
-    value, small = (_longest(panels, text) for text in (lambda shown: shown.text, lambda shown: shown.small))
-    left = _LEFT + 0.055 * max(len(str(row)) for panel in panels for row in panel.axes[0][1])
-    alike = len({panel.axes[0] for panel in panels}) == 1
+    rows, columns = (max(len(panel.map.axes[axis][1]) for panel in panels) for axis in (0, 1))
+    value, small = _longest(panels)
+    left = _LEFT + 0.055 * max(len(str(row)) for panel in panels for row in panel.map.axes[0][1])
+    alike = len({panel.map.axes[0] for panel in panels}) == 1
 
     def margins(across: int) -> float:
         """Inches of a row that no cell takes."""
-        joined = alike and across > 2
-        bars = _RIGHT if one_bar else _RIGHT + (across - 1) * _BAR if joined else across * _RIGHT
-        between = across - 1 if one_bar and not joined else 0
-        return bars + (left + (across - 1) * _BETWEEN if joined else across * left + between * _BETWEEN)
+        if alike and across > 2:
+            bars = 0 if one_bar else (across - 1) * _BAR
+            return left + (across - 1) * _BETWEEN + bars + _RIGHT
+        return across * left + ((across - 1) * _BETWEEN + _RIGHT if one_bar else across * _RIGHT)
 
     def fits(across: int, characters: int) -> bool:
         return fitting((look.widest - margins(across)) / across / columns, characters, _INTERVAL) >= LEAST_TYPE
@@ -173,54 +159,52 @@ def _layout(panels: Sequence[Panel], one_bar: bool, look: Look) -> _Layout:
         if look.columns is None and across % 2 == 0 and not fits(across, small):
             across = 2
         across = next((fewer for fewer in range(across, 1, -1) if fits(fewer, value)), 1)
-    natural = across * max(_CELL[0] * columns, _NARROWEST) + margins(across)
-    whole = look.width or min(natural, look.widest)
-    wide = (whole - margins(across)) / across
-    kept = fits(across, small) if small else False
-    high = max((_CELL[1] if kept else 0.25) * rows, _LOWEST)
+    whole = look.width or min(across * max(_CELL[0] * columns, _NARROWEST) + margins(across), look.widest)
+    intervals = bool(small) and fits(across, small)
+    high = max((_CELL[1] if intervals else 0.25) * rows, _LOWEST)
     step = whole / across
     titles = [title(_name(panel, panels, look), step - 0.1) for panel in panels]
     over = max(text.count("\n") for text, _ in titles) + max(len(_over(panel, step, look)) for panel in panels)
     size = (whole, math.ceil(len(panels) / across) * (_TOP + over * LINE_HEIGHT + high + _BOTTOM))
-    hidden = "" if kept or not small else "Intervals are"
-    hidden = hidden if fits(across, value) else "Numbers are"
-    points = fitting(wide / columns, small, _INTERVAL) if kept else 0.0
-    return _Layout(across, size, (wide, high), step, alike and across > 2, points, hidden, titles)
+    hidden = "Numbers are" if not fits(across, value) else "Intervals are" if small and not intervals else ""
+    inner = ((whole - margins(across)) / across, high)
+    return _Layout(across, size, inner, step, alike and across > 2, intervals, hidden, titles)
 
 
-def _longest(panels: Sequence[Panel], text: Callable[[Shown], str]) -> int:
-    return max(len(text(shown)) for panel in panels for shown in panel.cells.values())
+def _longest(panels: Sequence[Panel]) -> tuple[int, int]:
+    """Characters of the longest value and of the longest interval."""
+    cells = [cell for panel in panels for cell in panel.cells.values()]
+    return max(len(cell.text) for cell in cells), max(len(cell.small) for cell in cells)
 
 
 def _across(panels: Sequence[Panel], one_bar: bool, look: Look) -> int:
     """Panels in a row: one for each policy and metric, if there are several; else two, which fill a page's width."""
-    kinds = len({(panel.policy, panel.measure.label) for panel in panels})
+    count, kinds = len(panels), len({(panel.map.policy, panel.label) for panel in panels})
+    usual = min(count, 2) if count <= 8 else math.ceil(math.sqrt(count))
     if look.columns == 1:
-        wanted = 1
+        usual = 1
     elif one_bar:
-        wanted = min(len(panels), 4)
-    elif 1 < kinds <= 4 and len(panels) % kinds == 0:
-        wanted = kinds
-    else:
-        wanted = min(len(panels), 2) if len(panels) <= 8 else math.ceil(math.sqrt(len(panels)))
-    return look.across(len(panels), wanted)
+        usual = min(count, 4)
+    elif 1 < kinds <= 4 and count % kinds == 0:
+        usual = kinds
+    return look.across(count, usual)
 
 
 def _foot(panels: Sequence[Panel], layout: _Layout, differ: bool, look: Look) -> Foot:
-    """The lines under the panels: the maps' notes (with their names where they differ), policy, what is shown."""
+    """The lines under the panels: the maps' notes (with their names where they differ), policy, and sentences."""
     by_note: dict[Note, list[str]] = {}
     for panel in panels:
         for note in panel.notes:
             by_note.setdefault(note, []).append(_name(panel, panels, look))
     notes = []
     for note, names in by_note.items():
-        whose = "." if len(names) == len(panels) else f" ({', '.join(names)})."
+        maps = "." if len(names) == len(panels) else f" ({', '.join(names)})."
         # A parameter's name stays as it is written.
         first = note.text[0] if "=" in note.text.split()[0] else note.text[0].upper()
-        notes.append(replace(note, text=f"{first}{note.text[1:]}{whose}"))
-    policies = {panel.policy for panel in panels} - {""}
+        notes.append(replace(note, text=f"{first}{note.text[1:]}{maps}"))
+    policies = {panel.map.policy for panel in panels} - {""}
     about = [f"Policy: {look.named(policies.pop())}."] if len(policies) == 1 else []
-    about += dict.fromkeys(text for panel in panels for text in panel.measure.about if layout.small or text != SMALL)
+    about += dict.fromkeys(text for panel in panels for text in panel.about if layout.intervals or text != SMALL)
     about += [f"{layout.hidden} in the data next to the figure."] if layout.hidden else []
     return look.foot([*notes, *([DIFFER] if differ else [])], [" ".join(about)], layout.size[0])
 
@@ -239,26 +223,46 @@ def _mesh(axes: Axes, panel: Panel, scale: tuple[float, float], look: Look) -> Q
     """
     from matplotlib.patches import Rectangle
 
-    (_, rows), (_, columns) = panel.axes
-    values = [[shown.value if (shown := panel.cells.get((r, c))) else np.nan for c in columns] for r in rows]
-    empty, lines = ("#1b2027", "#47505a") if look.dark else ("#eeeeee", "#bbbbbb")
+    (_, rows), (_, columns) = panel.map.axes
+    values = [[cell.value if (cell := panel.cells.get((r, c))) else np.nan for c in columns] for r in rows]
+    empty, lines = look.colours.missing
     axes.patch.set(facecolor=empty, edgecolor=lines, hatch="////", linewidth=0)
     frame(axes, {(columns.index(column), rows.index(row)) for row, column in panel.outlined})
+    dim: dict[str, Any] = {"facecolor": look.colours.ground, "alpha": _DIMMED, "linewidth": 0, "zorder": 1.5}
     for row, column in panel.cells if panel.outlined else ():
         if (row, column) not in panel.outlined:
-            position = columns.index(column), rows.index(row)
-            axes.add_patch(
-                Rectangle(position, 1, 1, facecolor=look.ground, alpha=_DIMMED, linewidth=0, zorder=1.5, gid="dimmed")
-            )
-    low, high = scale
+            axes.add_patch(Rectangle((columns.index(column), rows.index(row)), 1, 1, gid="dimmed", **dim))
     return axes.pcolormesh(
-        np.ma.masked_invalid(values), cmap=panel.measure.colours, vmin=low, vmax=high, edgecolors=look.ground,
-        linewidth=0.4, snap=True,
+        np.ma.masked_invalid(values), cmap=panel.colours, vmin=scale[0], vmax=scale[1],
+        edgecolors=look.colours.ground, linewidth=0.4, snap=True,
     )  # fmt: skip
 
 
+def border(cells: Collection[tuple[int, int]]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The outer border of cells (x, y) of size 1: its sides as segments, without those around holes."""
+    from scipy.ndimage import binary_fill_holes
+
+    size = max((max(cell) for cell in cells), default=0) + 3
+    inside = np.zeros((size, size), bool)
+    for x, y in cells:
+        inside[x + 1, y + 1] = True
+    inside = np.asarray(binary_fill_holes(inside), bool)
+    upright = [((x, y - 1), (x, y)) for x, y in np.argwhere(np.diff(inside, axis=0)).tolist()]
+    return upright + [((x - 1, y), (x, y)) for x, y in np.argwhere(np.diff(inside, axis=1)).tolist()]
+
+
+def frame(axes: Axes, cells: Collection[tuple[int, int]]) -> None:
+    """The border of cells: a dark line in a light one, so that one of them stands out on any colour."""
+    from matplotlib.collections import LineCollection
+
+    for colour, width in (("#ffffff", 2.6), ("#111111", 1.3)) if cells else ():
+        lines = LineCollection(border(cells), colors=colour, linewidths=width, capstyle="projecting", clip_on=False)
+        lines.set(gid="plateau", zorder=2)
+        axes.add_collection(lines, autolim=False)
+
+
 def _labels(axes: Axes, panel: Panel, name: tuple[str, float], layout: _Layout, look: Look) -> None:
-    (vertical, rows), (horizontal, columns) = panel.axes
+    (vertical, rows), (horizontal, columns) = panel.map.axes
     width = layout.inner[0] / len(columns)
     size = fitting(width, max(len(str(value)) for value in columns), 7.0)
     # Turned, a value is as wide as its type is high; of narrower columns only some are named.
@@ -276,7 +280,7 @@ def _labels(axes: Axes, panel: Panel, name: tuple[str, float], layout: _Layout, 
     axes.set_title(name[0], fontsize=name[1], pad=5 + 72 * LINE_HEIGHT * len(over))
     axes.annotate(
         "\n".join(over), (0.5, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", fontsize=SMALL_TYPE,
-        color=look.soft, ha="center", va="bottom", linespacing=1.15, in_layout=False,
+        color=look.colours.soft, ha="center", va="bottom", linespacing=1.15, in_layout=False,
     )  # fmt: skip
 
 
@@ -285,21 +289,21 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
     from matplotlib.colors import to_hex, to_rgb
 
     scale: Any = mesh
-    (_, rows), (_, columns) = panel.axes
-    cell = inches / len(columns)
-    size = fitting(cell, _longest([panel], lambda shown: shown.text), _VALUE)
-    tiny = max(LEAST_TYPE, fitting(cell, _longest([panel], lambda shown: shown.small), _INTERVAL))
-    for coord, shown in panel.cells.items():
+    (_, rows), (_, columns) = panel.map.axes
+    longest = _longest([panel])
+    size = fitting(inches / len(columns), longest[0], _VALUE)
+    tiny = max(LEAST_TYPE, fitting(inches / len(columns), longest[1], _INTERVAL))
+    for coord, cell in panel.cells.items():
         x, y = columns.index(coord[1]), rows.index(coord[0])
-        colour: Any = np.asarray(scale.to_rgba(shown.value)[:3])
+        colour: Any = np.asarray(scale.to_rgba(cell.value)[:3])
         if panel.outlined and coord not in panel.outlined:
-            colour = (1 - _DIMMED) * colour + _DIMMED * np.asarray(to_rgb(look.ground))
+            colour = (1 - _DIMMED) * colour + _DIMMED * np.asarray(to_rgb(look.colours.ground))
         ink = style.text_on(to_hex(colour))
         text: dict[str, Any] = {"color": ink, "ha": "center", "va": "center"}
-        small = shown.small if intervals else ""
+        small = cell.small if intervals else ""
         if size >= LEAST_TYPE:
-            weight = "bold" if shown.bold else "normal"
-            axes.text(x + 0.5, y + (0.62 if small else 0.5), shown.text, fontsize=size, fontweight=weight, **text)
+            weight = "bold" if cell.bold else "normal"
+            axes.text(x + 0.5, y + (0.62 if small else 0.5), cell.text, fontsize=size, fontweight=weight, **text)
         if small:
             axes.text(x + 0.5, y + 0.27, small, fontsize=tiny, **text)
         if coord in panel.cornered:
@@ -312,15 +316,10 @@ def _numbers(axes: Axes, mesh: QuadMesh, panel: Panel, inches: float, intervals:
 
 
 def _bar(figure: Figure, mesh: QuadMesh, panels: Sequence[Axes], label: str, layout: _Layout) -> None:
-    """A colour bar right of the panels, as high as all of them together."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-    wide, high = layout.inner
-    bar = figure.colorbar(
-        mesh, ax=panels, fraction=0.09 / wide / len(panels), pad=0.07 / wide / len(panels), aspect=None,
-        # Ticks as they are: an offset over the bar is read by nobody and takes the panel's room.
-        ticks=MaxNLocator(5, steps=[1, 2, 5, 10]), format=ScalarFormatter(useOffset=False),
-    )  # fmt: skip
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
-    bar.set_label("\n".join(textwrap.wrap(label, int(high * 72 / 4.1))), fontsize=7.5, labelpad=3)
+    wide = layout.inner[0] * len(panels)
+    lines = "\n".join(textwrap.wrap(label, int(layout.inner[1] * 72 / 4.1)))
+    # Ticks as they are: an offset over the bar is easily missed and takes the panel's room.
+    ticks: dict[str, Any] = {"ticks": MaxNLocator(5, steps=[1, 2, 5, 10]), "format": ScalarFormatter(useOffset=False)}
+    colour_bar(figure, mesh, panels, lines, 7.5, fraction=0.09 / wide, pad=0.07 / wide, **ticks)

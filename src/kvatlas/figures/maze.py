@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.figures import style
-from kvatlas.figures.look import LEAST_TYPE, Foot, FootLine, Look, canvas, settle, wrapped
+from kvatlas.figures.style import LEAST_TYPE, Foot, Look, canvas, settle, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 
-#: The floor, light and dark.
-_ROOM = ("#e4e7ea", "#2b323a")
-#: The optimal path, a model's, and its first error, light and dark; all can be read as text.
-_PATHS = (("#0072b2", "#b84f00", "#c1121f"), ("#56b4e9", "#f58b4c", "#ff9b90"))
 #: Colours of the keys that the plan needs and their doors; the others are grey.
 _KEYS = ("#009e73", "#8e5ea2", "#b8860b", "#56b4e9", "#cc79a7")
 _DECOY = "#9aa1a8"
@@ -62,25 +59,34 @@ def maze_figure(problem: Problem, trace: Trace | None = None, *, look: Look | No
     look = look or Look()
     look.across(1, 1)
     side = min(_LARGEST, (look.widest - 0.3) / max(columns, rows))
+    size = (look.width or max(columns * side + 0.3, 4.6), rows * side + 0.5)
+    sentences = _sentences(maze, reference, trace)
+    lines = [
+        (line, colour, "normal")
+        for text, colour in zip(sentences, look.colours.paths, strict=False)
+        for line in wrapped(text, size[0] - 0.2)
+    ]
+    foot = Foot(lines if look.notes else [], ". ".join([problem.id, *sentences]) + ".")
     with look.applied():
-        size = (look.width or max(columns * side + 0.3, 4.6), rows * side + 0.5)
-        figure, (panel,) = canvas(size, foot=_foot(problem, maze, reference, trace, size[0], look))
+        figure, (panel,) = canvas(size, foot=foot)
         panel.set(xlim=(min(xs) - 0.5, max(xs) + 0.5), ylim=(max(ys) + 0.5, min(ys) - 0.5), aspect="equal")
         panel.axis("off")
         panel.set_title(look.named(problem.id), fontsize=9)
-        _rooms(panel, maze, reference, spots, side, look)
+        board = _Board(panel, maze, spots, side, look)
+        board.rooms(reference)
         # Side by side where they run together.
         apart = 0.09 if trace else 0.0
-        _path(panel, _walk(reference), spots, _PATHS[look.dark][0], -apart, side)
-        if trace is not None:
-            _attempt(panel, maze, reference, trace, spots, apart, side, look)
-        _people(panel, maze, spots, side, look)
+        board.path(_walk(reference), look.colours.paths[0], -apart)
+        plan = None if trace is None else parse_plan(trace.grade.answer or "")
+        if plan is not None:
+            board.attempt(plan, reference, apart)
+        board.people()
         settle(figure, look)
     return figure
 
 
 def _spot(room: str) -> Point:
-    """Where a room is: columns to the right, row numbers downwards."""
+    """The place of a room: columns to the right, row numbers downwards."""
     match = re.fullmatch(r"([A-Z]+)(\d+)", room)
     if match is None:
         raise KvatlasError(f"{room!r} is no room of a maze.")
@@ -90,146 +96,126 @@ def _spot(room: str) -> Point:
     return float(column), float(match[2])
 
 
-def _rooms(panel: Axes, maze: Maze, reference: Plan, spots: dict[str, Point], side: float, look: Look) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
-    gap, floor = 1 - _FLOOR, _ROOM[look.dark]
-    for a, b in maze.open_doors:
-        _passage(panel, spots[a], spots[b], floor, gap)
-    needed = [key for name, key in reference if name == "use_key"]
-    colours = {key: _KEYS[i % len(_KEYS)] for i, key in enumerate(needed)}
-    for x, y in spots.values():
-        panel.add_patch(
-            FancyBboxPatch(
-                (x - _FLOOR / 2, y - _FLOOR / 2), _FLOOR, _FLOOR, boxstyle="round,pad=0,rounding_size=0.08",
-                facecolor=floor, edgecolor="none", zorder=1,
-            )
-        )  # fmt: skip
-    small = max(LEAST_TYPE, side * 72 * 0.18)
-    for a, b, key in maze.locked_doors:
-        _passage(panel, spots[a], spots[b], colours.get(key, _DECOY), gap)
-        x, y = (spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2
-        if side > _READABLE:
-            panel.text(x, y, key, fontsize=small, color="white", ha="center", va="center", zorder=6, fontweight="bold")
-    drawn: dict[str, int] = {}
-    for key, room in maze.keys:
-        x, y = spots[room]
-        shift = drawn.get(room, 0)
-        drawn[room] = shift + 1
-        colour = colours.get(key, _DECOY)
-        if side > _READABLE:
-            panel.text(
-                x - _FLOOR / 2 + 0.06, y - _FLOOR / 2 + 0.15 + 0.22 * shift, f"key {key}", fontsize=small,
-                color=colour, ha="left", va="center", zorder=6, fontweight="bold",
-            )  # fmt: skip
-        else:
-            panel.plot(x - 0.2 + 0.2 * shift, y - 0.2, marker="P", markersize=side * 20, color=colour, zorder=6)
-    if side > _READABLE:
-        for room, (x, y) in spots.items():
-            panel.text(
-                x + _FLOOR / 2 - 0.05, y + _FLOOR / 2 - 0.06, room, fontsize=small, color="#8a9097", ha="right",
-                va="bottom", zorder=2,
-            )  # fmt: skip
-
-
-def _passage(panel: Axes, a: Point, b: Point, colour: str, gap: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    (x, y), flat = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), a[1] == b[1]
-    across, along = 0.36, gap + 0.04
-    wide, high = (along, across) if flat else (across, along)
-    panel.add_patch(Rectangle((x - wide / 2, y - high / 2), wide, high, facecolor=colour, edgecolor="none", zorder=2))
-
-
 def _walk(plan: Plan) -> list[str]:
     """The rooms of a plan in order."""
     return [argument for name, argument in plan if name in ("start", "move_to")]
 
 
-def _path(panel: Axes, rooms: list[str], spots: dict[str, Point], colour: str, shift: float, side: float) -> None:
-    points = [spots[room] for room in rooms if room in spots]
-    if len(points) > 1:
-        panel.plot(
-            [x + shift for x, _ in points], [y + shift for _, y in points], color=colour, alpha=0.85, zorder=4,
-            linewidth=max(side * 5.5, 1.4), solid_joinstyle="round", solid_capstyle="round",
-        )  # fmt: skip
+@dataclass(frozen=True)
+class _Board:
+    """A maze on a panel: its rooms have `spots` and are `side` inches wide."""
 
+    panel: Axes
+    maze: Maze
+    spots: dict[str, Point]
+    side: float
+    look: Look
 
-def _attempt(
-    panel: Axes,
-    maze: Maze,
-    reference: Plan,
-    trace: Trace,
-    spots: dict[str, Point],
-    shift: float,
-    side: float,
-    look: Look,
-) -> None:
-    """The model's path as far as it can be walked, and a cross where it first goes wrong."""
-    _, colour, error = _PATHS[look.dark]
-    plan = parse_plan(trace.grade.answer or "")
-    if plan is None:
-        return
-    verdict = judge(maze, reference, plan)
-    if verdict.solved or verdict.valid:
-        _path(panel, _walk(plan), spots, colour, shift, side)
-        if verdict.solved:
-            return
-    index = verdict.first_error_index
-    walked = _walk(plan[:index])
-    if not verdict.valid:
-        _path(panel, walked, spots, colour, shift, side)
-    at = spots[walked[-1]] if walked and walked[-1] in spots else spots[maze.start]
-    wanted = spots.get(plan[index][1]) if index < len(plan) else None
-    if wanted is not None and wanted != at:
-        dashed = {"arrowstyle": "->", "color": error, "linewidth": max(side * 3, 1.2), "linestyle": (0, (2, 1.5))}
-        panel.annotate(
-            "", (wanted[0] + shift, wanted[1] + shift), (at[0] + shift, at[1] + shift), zorder=7,
-            arrowprops=dashed,
-        )  # fmt: skip
-    panel.plot(
-        at[0] + shift, at[1] + shift, marker="X", markersize=max(side * 20, 7), color=error, markeredgecolor="white",
-        markeredgewidth=max(side * 1.5, 0.6), zorder=8,
-    )  # fmt: skip
+    def text(self, x: float, y: float, text: str, colour: str, share: float = 0.18, **how: Any) -> None:
+        """A text whose type is a share of the side; nothing where it would be unreadable."""
+        if self.side > _READABLE:
+            size = max(LEAST_TYPE, self.side * 72 * share)
+            self.panel.text(x, y, text, fontsize=size, color=colour, **{"ha": "left", "va": "center", **how})
 
+    def rooms(self, reference: Plan) -> None:
+        """Floors and passages, with doors and keys in the colours of those that the reference plan needs."""
+        from matplotlib.patches import FancyBboxPatch
 
-def _people(panel: Axes, maze: Maze, spots: dict[str, Point], side: float, look: Look) -> None:
-    marks: tuple[tuple[str, str, Any], ...] = ((AGENT, maze.start, "o"), (TARGET, maze.goal, "*"))
-    for person, room, marker in marks:
-        x, y = spots[room]
-        panel.plot(
-            x, y, marker=marker, markersize=max(side, 0.4) * (15 if marker == "o" else 24), color=look.ink,
-            markeredgecolor=look.ground, markeredgewidth=side * 1.5, zorder=7,
-        )  # fmt: skip
-        if side > _READABLE:
-            panel.text(
-                x - _FLOOR / 2 + 0.06, y + 0.27, person, fontsize=max(LEAST_TYPE, side * 72 * 0.16), ha="left",
-                va="center", zorder=9, color=look.ink,
+        floor = self.look.colours.floor
+        for a, b in self.maze.open_doors:
+            self.passage(a, b, floor)
+        needed = [key for name, key in reference if name == "use_key"]
+        colours = {key: _KEYS[i % len(_KEYS)] for i, key in enumerate(needed)}
+        for room, (x, y) in self.spots.items():
+            self.panel.add_patch(
+                FancyBboxPatch(
+                    (x - _FLOOR / 2, y - _FLOOR / 2), _FLOOR, _FLOOR, boxstyle="round,pad=0,rounding_size=0.08",
+                    facecolor=floor, edgecolor="none", zorder=1,
+                )
+            )  # fmt: skip
+            self.text(x + _FLOOR / 2 - 0.05, y + _FLOOR / 2 - 0.06, room, "#8a9097", ha="right", va="bottom", zorder=2)
+        for a, b, key in self.maze.locked_doors:
+            x, y = self.passage(a, b, colours.get(key, _DECOY))
+            self.text(x, y, key, "white", ha="center", zorder=6, fontweight="bold")
+        held: dict[str, int] = {}
+        for key, room in self.maze.keys:
+            (x, y), shift, colour = self.spots[room], held.get(room, 0), colours.get(key, _DECOY)
+            held[room] = shift + 1
+            left, top = x - _FLOOR / 2 + 0.06, y - _FLOOR / 2 + 0.15 + 0.22 * shift
+            self.text(left, top, f"key {key}", colour, zorder=6, fontweight="bold")
+            if self.side <= _READABLE:
+                self.panel.plot(
+                    x - 0.2 + 0.2 * shift, y - 0.2, marker="P", markersize=self.side * 20, color=colour, zorder=6
+                )
+
+    def passage(self, first: str, second: str, colour: str) -> Point:
+        """Draw the floor between two rooms and return its middle."""
+        from matplotlib.patches import Rectangle
+
+        (left, top), (right, bottom) = self.spots[first], self.spots[second]
+        x, y = (left + right) / 2, (top + bottom) / 2
+        wide, high = (1 - _FLOOR + 0.04, 0.36) if top == bottom else (0.36, 1 - _FLOOR + 0.04)
+        corner = (x - wide / 2, y - high / 2)
+        self.panel.add_patch(Rectangle(corner, wide, high, facecolor=colour, edgecolor="none", zorder=2))
+        return x, y
+
+    def path(self, rooms: Sequence[str], colour: str, shift: float) -> None:
+        """A line through rooms, a little beside their middles."""
+        points = [self.spots[room] for room in rooms if room in self.spots]
+        if len(points) > 1:
+            self.panel.plot(
+                [x + shift for x, _ in points], [y + shift for _, y in points], color=colour, alpha=0.85, zorder=4,
+                linewidth=max(self.side * 5.5, 1.4), solid_joinstyle="round", solid_capstyle="round",
             )  # fmt: skip
 
+    def attempt(self, plan: Plan, reference: Plan, shift: float) -> None:
+        """The model's path as far as it can be walked, and a cross where it first goes wrong."""
+        _, colour, error = self.look.colours.paths
+        verdict = judge(self.maze, reference, plan)
+        index = verdict.first_error_index
+        walked = _walk(plan[:index])
+        self.path(_walk(plan) if verdict.solved or verdict.valid else walked, colour, shift)
+        if verdict.solved:
+            return
+        x, y = self.spots.get(walked[-1] if walked else "", self.spots[self.maze.start])
+        to = self.spots.get(plan[index][1], (x, y)) if index < len(plan) else (x, y)
+        if to != (x, y):
+            width = max(self.side * 3, 1.2)
+            arrow = {"arrowstyle": "->", "color": error, "linewidth": width, "linestyle": (0, (2, 1.5))}
+            end, start = (to[0] + shift, to[1] + shift), (x + shift, y + shift)
+            self.panel.annotate("", end, start, zorder=7, arrowprops=arrow)
+        self.panel.plot(
+            x + shift, y + shift, marker="X", markersize=max(self.side * 20, 7), color=error, zorder=8,
+            markeredgecolor="white", markeredgewidth=max(self.side * 1.5, 0.6),
+        )  # fmt: skip
 
-def _foot(problem: Problem, maze: Maze, reference: Plan, trace: Trace | None, inches: float, look: Look) -> Foot:
-    told = _told(maze, reference, trace, _PATHS[look.dark])
-    lines = [FootLine(line, colour) for text, colour in told for line in wrapped(text, inches - 0.2)]
-    return Foot(lines if look.notes else [], ". ".join([problem.id, *(text for text, _ in told)]) + ".")
+    def people(self) -> None:
+        """Both people as marks, with their names."""
+        colours = self.look.colours
+        for person, room, marker, size in ((AGENT, self.maze.start, "o", 15), (TARGET, self.maze.goal, "*", 24)):
+            x, y = self.spots[room]
+            self.panel.plot(
+                x, y, marker=marker, markersize=max(self.side, 0.4) * size, color=colours.ink,
+                markeredgecolor=colours.ground, markeredgewidth=self.side * 1.5, zorder=7,
+            )  # fmt: skip
+            self.text(x - _FLOOR / 2 + 0.06, y + 0.27, person, colours.ink, 0.16, zorder=9)
 
 
-def _told(maze: Maze, reference: Plan, trace: Trace | None, colours: Sequence[str]) -> list[tuple[str, str]]:
-    """What is said of the paths, in their colours."""
-    optimal, own, error = colours
+def _sentences(maze: Maze, reference: Plan, trace: Trace | None) -> list[str]:
+    """Sentences about the optimal path, the model's, and its first error."""
     doors = sum(name == "use_key" for name, _ in reference)
     people = f"circle: {AGENT}, star: {TARGET}"
-    told = [(f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}", optimal)]
+    sentences = [f"optimal path: L = {len(reference)} actions, locked doors B = {doors}; {people}"]
     if trace is None:
-        return told
-    who = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"
+        return sentences
+    source = f"{style.model(trace.model)}, {trace.setting.policy}, sample {trace.sample}"
     plan = parse_plan(trace.grade.answer or "")
     if plan is None:
-        return [*told, (f"{who}: no plan ({trace.grade.status.value})", own)]
+        return [*sentences, f"{source}: no plan ({trace.grade.status.value})"]
     verdict = judge(maze, reference, plan)
-    told.append((f"{who}: {len(plan)} actions, progress ratio {style.fixed(verdict.progress, 2)}", own))
+    sentences.append(f"{source}: {len(plan)} actions, progress ratio {style.fixed(verdict.progress, 2)}")
     if not verdict.solved:
         index = verdict.first_error_index
         action = f"{plan[index][0]} {plan[index][1]}".strip() if index < len(plan) else "the end"
-        told.append((f"first error at action {index + 1} ({action}): {ERROR_TEXTS[verdict.first_error]}", error))
-    return told
+        sentences.append(f"first error at action {index + 1} ({action}): {ERROR_TEXTS[verdict.first_error]}")
+    return sentences

@@ -14,8 +14,10 @@ import numpy as np
 
 from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
-from kvatlas.figures.look import LEAST_TYPE, Foot, Look, canvas, fitting, rows_csv, save, settle, title, wrapped
-from kvatlas.stats.systems import Correlation, Floats, Pair, System
+from kvatlas.figures.style import LEAST_TYPE, Look, canvas, colour_bar, fitting, save, settle, title, wrapped
+from kvatlas.stats.intervals import Floats
+from kvatlas.stats.systems import Correlation, Pair, System
+from kvatlas.text import guarded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
-#: Inches of a panel's labels, and of the colour bar's strip.
-_LABELS, _BAR = 0.55, 0.55
+#: Inches of a panel's labels, of the colour bar's strip, and between the bar and the panels' numbers.
+_LABELS, _BAR, _GAP = 0.55, 0.55, 0.12
 #: Points of names and numbers.
 _NAMES = 6.0
 #: Density is shown from this share of a panel's densest point on; below, the paper stays white.
@@ -45,12 +47,12 @@ def names_of(systems: Sequence[System]) -> list[str]:
     """The shortest names that tell the systems apart: the model, the setting, or both, with parameters if need be."""
     models, policies = {e.model for e in systems}, {e.setting.policy for e in systems}
     if len({e.setting for e in systems}) == 1:
-        shown = [style.model(e.model) for e in systems]
-        return shown if len(set(shown)) == len(models) else [e.model for e in systems]
-    shown = []
+        names = [style.model(e.model) for e in systems]
+        return names if len(set(names)) == len(models) else [e.model for e in systems]
+    names = []
     for system in systems:
         if system.setting == SERVED:
-            shown.append(style.model(system.model))
+            names.append(style.model(system.model))
             continue
         same = {e.setting for e in systems if e.setting.policy == system.setting.policy}
         differing = [
@@ -60,12 +62,12 @@ def names_of(systems: Sequence[System]) -> list[str]:
         ]
         parts = [style.model(system.model)] if len(models) > 1 else []
         parts += [system.setting.policy] if len(policies) > 1 or not differing else []
-        shown.append(" ".join([*parts, ", ".join(differing)]).strip())
-    return shown if len(set(shown)) == len(shown) else [f"{e.model} {e.setting}" for e in systems]
+        names.append(" ".join([*parts, ", ".join(differing)]).strip())
+    return names if len(set(names)) == len(names) else [f"{e.model} {e.setting}" for e in systems]
 
 
 def check_panels(systems: Sequence[System]) -> None:
-    """KvatlasError where so many systems make more panels than a figure holds."""
+    """Raise KvatlasError if so many systems make more panels than a figure holds."""
     panels = math.comb(len(systems), 2)
     if panels > MOST_PANELS:
         raise KvatlasError(
@@ -90,7 +92,7 @@ def pairwise_figure(
     density: bool = False,
     look: Look | None = None,
 ) -> Figure:
-    """One panel for every pair, three in a row for up to nine; KvatlasError for more than 28 panels.
+    """One panel for every pair, three in a row for up to nine; raises KvatlasError for more than 28 panels.
 
     Where a few places hold most problems they are counted, with `density` smoothed all the same.
     """
@@ -102,31 +104,58 @@ def pairwise_figure(
     short = [look.named(name) for name in names_of(systems)]
     names = [_whole_name(name, system) for name, system in zip(short, systems, strict=True)]
     across = look.across(len(pairs), 1 if look.columns == 1 else 3 if len(pairs) <= 9 else 4)
-    step = min(2.8, (look.widest - _BAR) / across)
-    wide = look.width or across * step + _BAR
-    step = (wide - _BAR) / across
-    shown = look.named(style.label(metric))
+    bar = _BAR + _GAP if look.notes else _BAR
+    wide = look.width or across * min(2.8, (look.widest - bar) / across) + bar
+    step = (wide - bar) / across
+    label = look.named(style.label(metric))
     titles = [_title(names[i], names[j], step - 0.15) for i, j, _ in pairs]
-    beneath = [_lines(pair, step, look) for _, _, pair in pairs]
-    axes = [[wrapped(f"{shown}, {short[i]}", step - _LABELS, _NAMES) for i in pair[:2]] for pair in pairs]
+    axis_labels = [wrapped(f"{label}, {name}", step - _LABELS, _NAMES) for name in short]
+    lines = [numbers(pair, look.intervals) for _, _, pair in pairs]
+    # A panel is narrower beside many lines of a label.
+    room = step - 0.25 - 0.1 * max(0, max(map(len, axis_labels)) - 2)
+    beneath = [[part for line in own for part in wrapped(line, room, 1.05 * _NAMES)] for own in lines]
+    if not look.notes:
+        beneath = [[] for _ in pairs]
     over = max(text.count("\n") + 1 for text, _ in titles)
-    below = max(len(x) + len(told) for (x, _), told in zip(axes, beneath, strict=True))
+    below = max(len(axis_labels[i]) + len(own) for (i, _, _), own in zip(pairs, beneath, strict=True))
     high = step - _LABELS + 0.135 * over + 0.1 * below + 0.4
-    size = (wide, math.ceil(len(pairs) / across) * high)
     counted = [not density and _is_discrete(pair) for _, _, pair in pairs]
+    about = [f"{style.label(metric)} of a problem is the mean over its samples. Above the dashed line y is ahead."]
+    if not all(counted):
+        about.append("A dot is a problem, colour is density, none below 5 % of the densest point.")
+    if any(counted):
+        about.append("Numbers in a panel count the problems at these values.")
+    if look.intervals:
+        about.append("In brackets: 95 % intervals over problems.")
+    if any(pair.given_depth for _, _, pair in pairs):
+        about.append("Given L: partial Spearman correlation, with what a shared plan length explains taken out.")
+    foot = look.foot(notes, [" ".join(about)], wide)
+    if not look.notes:
+        values = [
+            f"x: {names[i]} vs y: {names[j]}: {'; '.join(own)}." for (i, j, _), own in zip(pairs, lines, strict=True)
+        ]
+        foot = foot._replace(caption=" ".join([foot.caption, *values]))
     with look.applied():
-        figure, panels = canvas(size, len(pairs), across, _foot(pairs, names, metric, notes, counted, wide, look))
+        figure, panels = canvas((wide, math.ceil(len(pairs) / across) * high), len(pairs), across, foot)
         levels = _COUNT_LEVELS if all(counted) else _LEVELS
         colours = ScalarMappable(BoundaryNorm(levels, 256), "viridis")
-        for panel, (_, _, pair), as_counts in zip(panels, pairs, counted, strict=True):
-            _counts(panel, pair, colours, step - _LABELS) if as_counts else _densities(panel, pair, colours)
-            _parity(panel, look)
-        for panel, (text, _), (x, y), under in zip(panels, titles, axes, beneath, strict=True):
-            panel.set_title(text, fontsize=min(points for _, points in titles), pad=4)
+        for number, (panel, (i, j, pair)) in enumerate(zip(panels, pairs, strict=True)):
+            _counts(panel, pair, colours, step - _LABELS) if counted[number] else _densities(panel, pair, colours)
+            # The ground under the dashes, so that they are seen on dark colours as well.
+            panel.plot([0, 1], [0, 1], color=look.colours.ground, linewidth=1.8, alpha=0.75, zorder=2)
+            panel.plot([0, 1], [0, 1], linestyle=(0, (4, 3)), color=look.colours.ink, linewidth=0.9, zorder=3)
+            panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=_TICKS, yticks=_TICKS)
+            panel.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
+            panel.set_title(titles[number][0], fontsize=min(points for _, points in titles), pad=4)
             # Numbers belong to the label, whose width the panels need not make room for.
-            panel.set_xlabel("\n".join([*x, "", *under]), labelpad=2, fontsize=_NAMES, linespacing=1.15)
-            panel.set_ylabel("\n".join(y), labelpad=2, fontsize=_NAMES)
-        _bar(figure, panels, colours, levels, across)
+            text = "\n".join([*axis_labels[i], "", *beneath[number]])
+            panel.set_xlabel(text, labelpad=2, fontsize=_NAMES, linespacing=1.15)
+            panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=_NAMES)
+        ticks = levels if all(counted) else (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
+        spacing = "uniform" if all(counted) else "proportional"
+        text = "Problems (share of the panel's densest point)"
+        pad = 0.01 + (bar - _BAR) / wide
+        colour_bar(figure, colours, panels, text, _NAMES, spacing=spacing, ticks=ticks, pad=pad, fraction=0.04 / across)
         settle(figure, look)
     return figure
 
@@ -140,11 +169,25 @@ def _title(x: str, y: str, inches: float) -> tuple[str, float]:
     return f"{first}\n{second}", min(points, others)
 
 
-def _lines(pair: Pair, step: float, look: Look) -> list[str]:
-    """What stands under a panel."""
-    if not look.notes:
-        return []
-    return [line for text in numbers(pair, look.intervals) for line in wrapped(text, step - 0.25, 1.05 * _NAMES)]
+def numbers(pair: Pair, intervals: bool = True) -> list[str]:
+    """The lines under a panel."""
+
+    def text(value: float, low: float, high: float, digits: int) -> str:
+        between = f" ({style.signed(low, digits)} to {style.signed(high, digits)})" if intervals else ""
+        return f"{style.signed(value, digits)}{between}"
+
+    def correlation(value: Correlation | None) -> str:
+        return "undefined, a side does not vary" if value is None else text(value.value, value.low, value.high, 2)
+
+    ahead, equal, behind = (style.percent(share) for share in (pair.above, pair.on, pair.below))
+    difference = pair.difference
+    return [
+        f"{len(pair.places)} problems",
+        f"ahead: y {ahead} %, x {behind} %; equal {equal} %",
+        f"mean of x − y {text(difference.value, difference.low, difference.high, 3)}",
+        f"Spearman {correlation(pair.spearman)}",
+        *([f"given L {correlation(pair.given_depth)}"] if pair.given_depth else []),
+    ]
 
 
 def save_pairwise(
@@ -152,13 +195,12 @@ def save_pairwise(
 ) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
-    keys = list(dict.fromkeys(key for values in means for key in values))
     about = {key: facts for system in reversed(systems) for key, facts in system.about.items()}
     rows: list[list[Any]] = [["benchmark", "problem", "L", *(f"{metric}: {e.model} {e.setting}" for e in systems)]]
-    for key in keys:
+    for key in dict.fromkeys(key for values in means for key in values):
         values = ["" if key not in own else round(own[key], 6) for own in means]
         rows.append([*key, about.get(key, {}).get("L", ""), *values])
-    return save(figure, path, data=rows_csv(rows), look=look)
+    return save(figure, path, data=style.rows_csv([list(map(guarded, row)) for row in rows]), look=look)
 
 
 def _is_discrete(pair: Pair) -> bool:
@@ -170,7 +212,7 @@ def _is_discrete(pair: Pair) -> bool:
 def density(x: Floats, y: Floats) -> Floats:
     """[grid, grid] (rows: y) Gaussian kernel density over the unit square, as a share of its densest point.
 
-    Bandwidths follow Scott's rule for each axis; what a kernel would put outside the square is reflected into it.
+    Bandwidths follow Scott's rule for each axis; the part of a kernel outside the square is reflected into it.
     """
     from scipy.ndimage import gaussian_filter
 
@@ -191,7 +233,7 @@ def _densities(panel: Axes, pair: Pair, colours: ScalarMappable) -> None:
 
 
 def _counts(panel: Axes, pair: Pair, colours: ScalarMappable, inches: float) -> None:
-    """How many problems are at each value of both, or in each tenth, in their colours and as numbers."""
+    """The number of problems at each value of both, or in each tenth, in their colours and as text."""
     from matplotlib.colors import to_hex
 
     values = np.unique(np.concatenate([pair.x, pair.y]).round(9))
@@ -211,68 +253,3 @@ def _counts(panel: Axes, pair: Pair, colours: ScalarMappable, inches: float) -> 
                 across, up, text, fontsize=size, color=style.text_on(to_hex(ground)), ha="center", va="center",
                 zorder=5, bbox={"facecolor": ground, "edgecolor": "none", "pad": 0.4},
             )  # fmt: skip
-
-
-def _parity(panel: Axes, look: Look) -> None:
-    """The line of equality, and the frame of a panel."""
-    # The ground under the dashes, so that they are seen on dark colours as well.
-    panel.plot([0, 1], [0, 1], color=look.ground, linewidth=1.8, alpha=0.75, zorder=2)
-    panel.plot([0, 1], [0, 1], linestyle=(0, (4, 3)), color=look.ink, linewidth=0.9, zorder=3)
-    panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=_TICKS, yticks=_TICKS)
-    panel.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
-
-
-def numbers(pair: Pair, intervals: bool = True) -> list[str]:
-    """What stands under a panel."""
-
-    def told(value: float, low: float, high: float, digits: int) -> str:
-        between = f" ({style.signed(low, digits)} to {style.signed(high, digits)})" if intervals else ""
-        return f"{style.signed(value, digits)}{between}"
-
-    def correlation(value: Correlation | None) -> str:
-        return "undefined, a side does not vary" if value is None else told(value.value, value.low, value.high, 2)
-
-    ahead, equal, behind = (style.percent(share) for share in (pair.above, pair.on, pair.below))
-    difference = pair.difference
-    return [
-        f"{len(pair.places)} problems",
-        f"ahead: y {ahead} %, x {behind} %; equal {equal} %",
-        f"mean of x − y {told(difference.value, difference.low, difference.high, 3)}",
-        f"Spearman {correlation(pair.spearman)}",
-        *([f"given L {correlation(pair.given_depth)}"] if pair.given_depth else []),
-    ]
-
-
-def _bar(figure: Figure, panels: Sequence[Axes], colours: ScalarMappable, levels: Sequence[float], across: int) -> None:
-    spacing: Any = "proportional" if levels == _LEVELS else "uniform"
-    ticks = [0.05, 0.2, 0.4, 0.6, 0.8, 1.0] if levels == _LEVELS else levels
-    bar = figure.colorbar(
-        colours, ax=panels, spacing=spacing, ticks=ticks, aspect=None, pad=0.01, fraction=0.04 / across
-    )
-    bar.outline.set_linewidth(0.4)
-    bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
-    bar.ax.minorticks_off()
-    bar.set_label("Problems (share of the panel's densest point)", fontsize=_NAMES, labelpad=3)
-
-
-def _foot(
-    pairs: Sequence[tuple[int, int, Pair]],
-    names: Sequence[str],
-    metric: str,
-    notes: Sequence[Note],
-    counted: Sequence[bool],
-    inches: float,
-    look: Look,
-) -> Foot:
-    about = [f"{style.label(metric)} of a problem is the mean over its samples. Above the dashed line y is ahead."]
-    if not all(counted):
-        about.append("A dot is a problem, colour is density, none below 5 % of the densest point.")
-    if any(counted):
-        about.append("Numbers in a panel count the problems at these values.")
-    if look.intervals:
-        about.append("In brackets: 95 % intervals over problems.")
-    if any(pair.given_depth for _, _, pair in pairs):
-        about.append("Given L: partial Spearman correlation, with what a shared plan length explains taken out.")
-    foot = look.foot(notes, [" ".join(about)], inches)
-    told = [f"x: {names[i]} vs y: {names[j]}: {'; '.join(numbers(pair, look.intervals))}." for i, j, pair in pairs]
-    return foot if look.notes else foot._replace(caption=" ".join([foot.caption, *told]))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvatlas.core import Map
-from kvatlas.figures.heatmap import means_figure, save, series_figure
+from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
+from kvatlas.figures.style import save
 from kvatlas.report.page import write_report
 from kvatlas.results.export import write_maps
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -41,10 +42,10 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
 def _maps(analysis: RunAnalysis, folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """The means side by side, then a figure for each model and policy; as files of each kind."""
     maps, written = analysis.maps, []
-    figures = [(means_figure(analysis.means), "means", analysis.means)]
+    figures = [(map_figure(analysis.means, one_bar=True), "means", analysis.means)]
     for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
         series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
-        figures.append((series_figure(series), f"{model.rpartition(':')[2]}-{policy}", series))
+        figures.append((map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series))
     for figure, name, shown in figures:
         for suffix in suffixes:
             written += save(figure, folder / f"{name}.{suffix}", shown)[:1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName
 from kvatlas.figures import style
-from kvatlas.figures.difference_panels import Against
+from kvatlas.figures.panels import Against
 from kvatlas.report.map_source import MapSource
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.maps import mean_map, mean_maps

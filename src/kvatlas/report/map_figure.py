@@ -9,10 +9,16 @@ from typing import Any
 
 from kvatlas.core import KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
-from kvatlas.figures.difference_panels import cost_change_panels, difference_panels
 from kvatlas.figures.heatmap import plot
-from kvatlas.figures.look import Look, check_figure, save
-from kvatlas.figures.panels import Frame, cost_panels, data_csv, metric_panels
+from kvatlas.figures.panels import (
+    Frame,
+    cost_change_panels,
+    cost_panels,
+    data_csv,
+    difference_panels,
+    metric_panels,
+)
+from kvatlas.figures.style import Look, check_figure, save
 from kvatlas.report.describe import joined, of_policy
 from kvatlas.report.map_differences import compare
 from kvatlas.report.map_source import MapSource
@@ -123,5 +129,5 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
     if not chosen:
         there = ", ".join(dict.fromkeys(curve.policy for curve in curves))
         raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
-    figure = line_charts.curve_figure(chosen, cost=cost, look=look)
+    figure = line_charts.line_figure(chosen, cost=cost, look=look)
     return save(figure, out, data=line_charts.data_csv(chosen, cost), look=look)

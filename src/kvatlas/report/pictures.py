@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvatlas.core import KvatlasError, Map
 from kvatlas.figures import style
-from kvatlas.figures.look import rendered
+from kvatlas.figures.style import rendered
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import System, pairs_of, systems_of
@@ -37,10 +37,10 @@ def pictures(run: RunData, maps: Sequence[Map]) -> list[Picture]:
     """The line chart of a run with one axis, pairs where problems are graded by progress."""
     made = []
     if run.is_line:
-        from kvatlas.figures.curves import curve_figure
+        from kvatlas.figures.curves import line_figure
 
         about = f"{style.label(run.metric)} with 95 % intervals."
-        made.append(Picture("Line chart.", about, rendered(curve_figure(curves_of_run(run)), ".svg")))
+        made.append(Picture("Line chart.", about, rendered(line_figure(curves_of_run(run)), ".svg")))
     pairwise = _pairwise(run, maps)
     return [*made, *([pairwise] if pairwise else [])]
 
