@@ -1,4 +1,4 @@
-"""What is asked and how it is judged: one file per family, found by name."""
+"""Benchmarks: problems, prompts and grading; one file per family, found by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, asked_of, grade_text, identity, judge, nth, rules
-from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
+#: The sets of public.json.
 _PUBLIC = (
     *("AIME24", "AIME25", "AIME26", "AMC23", "HMMT25", "BRUMO25"),
     *("GPQA_D", "MATH500", "GAOKAO2023EN", "GSM8K", "OLYMPIADBENCH", "MINERVA"),
@@ -17,7 +17,7 @@ _PUBLIC = (
 
 
 def _fault(_: str, value: object) -> str:
-    """What keeps a plug-in's object from being a family of benchmarks."""
+    """Return the reason why a plug-in's object is no family of benchmarks."""
     if not callable(getattr(value, "named", None)):
         return f"it is {value!r}; valid is what has a method named(rest) that gives a benchmark"
     if not all(isinstance(getattr(value, word, None), str) for word in ("about", "examples")):
@@ -40,39 +40,36 @@ families: Registry[Family] = Registry(
 
 
 def find(name: str, **options: Any) -> Benchmark:
-    """The benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
+    """Return the benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
 
     One's own file may stand without `file:` where its suffix says that it is one.
 
-    `options` are those of a spec's entry: file, prompt, columns, grader. KvatlasError names what is there
-    when there is none.
+    `options` are those of a spec's entry: file, prompt, columns, grader. KvatlasError lists the names if there is none.
     """
+    from kvatlas.benchmarks.public import questions
+    from kvatlas.benchmarks.tables import SUFFIXES
+
     if "@" not in name and ":" not in name and name.lower().removesuffix(".gz").endswith(SUFFIXES):
         name = f"file:{name}"
     name, _, file = name.partition("@")
     kind, _, path = name.partition(":")
     if kind == "file" and path:
-        from kvatlas.benchmarks.public import questions
-
         return questions(Path(path).name.partition(".")[0], file=path, **options)
     if file:
         options = {**options, "file": file}
     family = max((prefix for prefix in families.names() if name.startswith(prefix)), key=len, default=None)
     if family is None:
         if options.get("file"):
-            from kvatlas.benchmarks.public import questions
-
             return questions(name, **options)
         raise KvatlasError(
             f"Unknown benchmark {name!r}; valid are {families.listed()} (CHAIN with a size, as in CHAIN12) "
             "and file:FILE."
         )
-    rest = name[len(family) :]
-    if not options:
-        return families.get(family).named(rest)
     try:
-        return families.get(family).named(rest, **options)
+        return families.get(family).named(name[len(family) :], **options)
     except TypeError as error:
+        if not options:
+            raise
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 

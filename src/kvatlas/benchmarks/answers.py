@@ -1,15 +1,28 @@
-r"""Finding the answer in what a model wrote: the last `\boxed{}`, else a stated final answer; letters for choices.
+r"""From a model's text to a grade: find the answer (the last `\boxed{}`, else a stated final answer; letters for
+choices), then compare it with the reference (benchmarks/equality.py), by the grader that a spec names.
 
-Everything here is linear in the length of the text, which is a model's and may be anything.
+`kvatlas` is our own grader. `dynts` follows the code of DynTS (qw_evaluation/parser.py, Robin930/DynTS at a55dc37,
+after Qwen2.5-Math): the last box, else what follows "he answer is" or "final answer is", else the last number; numbers
+within 1e-4, with or without percent; of choices the last letter A to E that stands alone, in any case. `math-verify`
+gives the whole answer to that library.
+
+Finding is linear in the length of the text, which is a model's and may be anything.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 
-#: Longer answers than this are cut: no reference answer comes near it.
-LONGEST = 1000
+from kvatlas.benchmarks import equality, judges, normal
+from kvatlas.benchmarks.judges import Comparison
+from kvatlas.benchmarks.normal import LONGEST
+from kvatlas.core import Grade, KvatlasError, Status
+
+OWN = "kvatlas"
+#: Rises whenever a verdict of another grader changes.
+VERSION = 1
 #: How far back an unboxed final answer is looked for.
 TAIL = 20_000
 #: A bare last line that is longer is no answer, in characters.
@@ -33,21 +46,21 @@ _SENTENCE = re.compile(
 _END = re.compile(
     r"\n|(?<!\\)[.!;](?=\s|$|\*|\$\s*$)|,\s+(?:so|since|because|which|as|where|and\s+(?:we|this|that))(?![A-Za-z])"
 )
-#: What a formula alone may stand in, what it holds beside words, and what says that it is a step and no answer.
+_BECAUSE = re.compile(r"\s+(?:because|since|as|by|when|if|which|obtained|after)(?![A-Za-z])")
+#: Signs around a formula alone, words in it, and relations: with these it is a step and no answer.
 _DRESS = re.compile(r"^(?:\*\*|\$|\\\(|\\\[|\s)+|(?:\*\*|\$|\\\)|\\\]|\s)+(?=\.?$)")
-#: What stands between two boxes of one list.
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_RELATION = re.compile(r"[=<>:?≤≥≈]|\\(?:leq?|geq?|approx|neq?|implies|to)(?![A-Za-z])")
+#: The text between two boxes of one list.
 _MARK = r"\s|\$|\*|\\[()\[\]]"
 _JOINT = re.compile(
     rf"(?:{_MARK})*(?:,(?:\s*(?:and|or))?|;|and|or)(?![A-Za-z])(?:{_MARK}|[A-Za-z](?:_\{{?\w\}}?)?\s*=)*"
 )
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_WORD = re.compile(r"[^\W\d_]{2,}")
-_RELATION = re.compile(r"[=<>:?≤≥≈]|\\(?:leq?|geq?|approx|neq?|implies|to)(?![A-Za-z])")
-_BECAUSE = re.compile(r"\s+(?:because|since|as|by|when|if|which|obtained|after)(?![A-Za-z])")
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last `\boxed{}` that is not empty holds, boxes inside it unwrapped; None without any.
+    r"""Return the content of the last `\boxed{}` that is not empty, boxes inside it unwrapped; None without any.
 
     An unclosed box holds what follows on its line; `\boxed 7` holds the next word.
     """
@@ -56,7 +69,7 @@ def boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[str]:
-    r"""The last box, behind those that stand in a list with it: `\boxed{1} and \boxed{-2}`."""
+    r"""Return the last box, behind those that stand in a list with it: `\boxed{1} and \boxed{-2}`."""
     starts = [match.start() for match in _BOX.finditer(text)]
     boxes: list[str] = []
     first = last = len(text)
@@ -69,98 +82,18 @@ def _boxes(text: str) -> list[str]:
             boxes.pop(0)
         elif boxes and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
             break
-        boxes.insert(0, _unwrapped(content).strip()[:LONGEST])
+        content = content.strip()
+        for _ in range(DEPTH):
+            if not _BOX.match(content):
+                break
+            content = _content(content, 0)[0].strip()
+        boxes.insert(0, content[:LONGEST])
         first, last = start, end
     return boxes
 
 
-def stated(text: str) -> str | None:
-    """The last "the answer is ..." of a text without boxes; None without any."""
-    tail = text[-TAIL:]
-    for match in reversed(list(_STATED.finditer(tail))):
-        rest = tail[match.end() : match.end() + LONGEST]
-        end = _END.search(rest)
-        part = rest[: end.start()] if end else rest
-        because = _BECAUSE.search(part)
-        part = part[: because.start()] if because else part
-        part = _SENTENCE.sub("", part).strip().strip("*").strip().rstrip(".,;:").strip()
-        if re.search(r"[^\W_]", part):
-            return part
-    return None
-
-
-def bare(text: str) -> str | None:
-    """The last line where it is an answer and no sentence: a number or a formula alone, or what follows `####`.
-
-    Models that nobody told how to end write `7`, `**7**` or, as in GSM8K's solutions, `#### 7`.
-    """
-    lines = text[-TAIL:].rstrip().rsplit("\n", 1)
-    line = lines[-1].strip()[:LONGEST]
-    marked = line.startswith("####")
-    part = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
-    formula = len(part) <= SHORT and not _RELATION.search(part) and not _WORD.search(_COMMAND.sub(" ", part))
-    return part if re.search(r"[^\W_]", part) and (marked or (formula and re.search(r"\d|\\", part))) else None
-
-
-def final(text: str) -> str | None:
-    """The answer of a text: what it boxes, each thing once, else what it states."""
-    return ", ".join(dict.fromkeys(filter(None, _boxes(text)))) or stated(text)
-
-
-def letter(text: str, choices: Sequence[str]) -> str | None:
-    r"""The letter that a text chooses: `\boxed{C}`, `(C)`, `The answer is C.`; never the A of "Consider A."
-
-    `choices` are the texts behind the letters A, B, ...; a box may hold such a text instead of its letter. May be empty
-    where only letters are known (then A to Z are valid).
-    """
-    last = chr(ord("A") + len(choices) - 1) if choices else "Z"
-    box = boxed(text)
-    if box is not None:
-        return _leading_letter(box, last) or _choice_of(box, choices)
-    tail = text[-TAIL:]
-    matches = list(_statement(last).finditer(tail))
-    if matches:
-        return matches[-1]["letter"]
-    lines = [line for line in tail.splitlines() if line.strip()]
-    return _alone(lines[-1], last) if lines else None
-
-
-def _statement(last: str) -> re.Pattern[str]:
-    wrapped = rf"(?:[*$({{\[]|\\\(|\\text|\\mathrm|\\textbf|\\mathbf){{0,6}}(?P<letter>[A-{last}])"
-    # A lone A may be an article and a lone I a pronoun: they count only where a sentence could end.
-    after = r"(?=[*$)}\].:,;!]|\\\)|\s*$|\s*\n|\s+(?:because|since|as|is|and|with|which)\b|(?<![AI])\s)"
-    return re.compile(
-        r"(?i:answer|option|choice|choose|select|pick)(?i:\s{1,3}(?:option|choice|letter|is|are|would\s+be|must\s+be|should"
-        rf"\s+be)|\s{{0,3}}[:=]){{0,4}}[\s*:]{{0,6}}{wrapped}(?![A-Za-z'’]){after}"
-    )
-
-
-def _leading_letter(box: str, last: str) -> str | None:
-    inner = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mathsf|operatorname|textit)(?![A-Za-z])\s*", "", box)
-    match = re.match(rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)[\s:({{\[]*)?([A-{last}])(?![A-Za-z0-9])", inner)
-    if match is None:
-        return None
-    rest = inner[match.end() :].strip(" })]$*.")
-    # "C" or "C) 3 eV" or "C: ...", but not the C of "C = 3" or "C + 1".
-    opened = re.match(r"[\s})\]$*]*[).:,\-]", inner[match.end() :])
-    return match[1] if not rest or opened else None
-
-
-def _choice_of(box: str, choices: Sequence[str]) -> str | None:
-    def plain(text: str) -> str:
-        return re.sub(r"[\s$]|\\(?:text|mathrm|left|right|[,;!])", "", text).strip("{}.").casefold()
-
-    chosen = [i for i, choice in enumerate(choices) if plain(choice) == plain(box)]
-    return chr(ord("A") + chosen[0]) if len(chosen) == 1 else None
-
-
-def _alone(line: str, last: str) -> str | None:
-    match = re.fullmatch(rf"[\s*$(\[{{]*(?:(?i:answer)[\s:*$(\[{{]*)?([A-{last}])[\s*$)\]}}.]*", line)
-    return match[1] if match else None
-
-
 def _content(text: str, start: int) -> tuple[str, int]:
-    """What the box at `start` holds and where it ends."""
+    """Return the content of the box at `start` and the place where it ends."""
     match = _BOX.match(text, start)
     assert match is not None
     at = match.end()
@@ -184,10 +117,170 @@ def _content(text: str, start: int) -> tuple[str, int]:
     return (line[:-1] if line.count("}") > line.count("{") else line), len(text)
 
 
-def _unwrapped(content: str) -> str:
-    for _ in range(DEPTH):
-        match = _BOX.match(content.strip())
-        if match is None:
-            break
-        content = _content(content.strip(), 0)[0]
-    return content
+def stated(text: str) -> str | None:
+    """Return the last "the answer is ..." of a text without boxes; None without any."""
+    tail = text[-TAIL:]
+    for match in reversed(list(_STATED.finditer(tail))):
+        part = tail[match.end() : match.end() + LONGEST]
+        for end in (_END, _BECAUSE):
+            part = part[: found.start()] if (found := end.search(part)) else part
+        part = _SENTENCE.sub("", part).strip().strip("*").strip().rstrip(".,;:").strip()
+        if re.search(r"[^\W_]", part):
+            return part
+    return None
+
+
+def bare(text: str) -> str | None:
+    """Return the last line where it is an answer and no sentence: a number or a formula alone, or after `####`.
+
+    Without an instruction how to end, models write `7`, `**7**` or, as in GSM8K's solutions, `#### 7`.
+    """
+    line = text[-TAIL:].rstrip().rpartition("\n")[2].strip()[:LONGEST]
+    marked = line.startswith("####")
+    part = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
+    formula = len(part) <= SHORT and not _RELATION.search(part) and not _WORD.search(_COMMAND.sub(" ", part))
+    return part if re.search(r"[^\W_]", part) and (marked or (formula and re.search(r"\d|\\", part))) else None
+
+
+def final(text: str) -> str | None:
+    """Return the answer of a text: what it boxes, each thing once, else what it states."""
+    return ", ".join(dict.fromkeys(filter(None, _boxes(text)))) or stated(text)
+
+
+def letter(text: str, choices: Sequence[str]) -> str | None:
+    r"""Return the letter that a text chooses: `\boxed{C}`, `(C)`, `The answer is C.`; never the A of "Consider A."
+
+    `choices` are the texts behind the letters A, B, ...; a box may hold such a text instead of its letter. May be empty
+    where only letters are known (then A to Z are valid).
+    """
+    last = chr(ord("A") + len(choices) - 1) if choices else "Z"
+    box = boxed(text)
+    if box is not None:
+        return _leading_letter(box, last) or _choice(box, choices)
+    tail = text[-TAIL:]
+    matches = list(_statement(last).finditer(tail))
+    if matches:
+        return matches[-1]["letter"]
+    lines = [line for line in tail.splitlines() if line.strip()]
+    alone = rf"[\s*$(\[{{]*(?:(?i:answer)[\s:*$(\[{{]*)?([A-{last}])[\s*$)\]}}.]*"
+    match = re.fullmatch(alone, lines[-1]) if lines else None
+    return match[1] if match else None
+
+
+def _statement(last: str) -> re.Pattern[str]:
+    wrapped = rf"(?:[*$({{\[]|\\\(|\\text|\\mathrm|\\textbf|\\mathbf){{0,6}}(?P<letter>[A-{last}])"
+    # A lone A may be an article and a lone I a pronoun: they count only where a sentence could end.
+    after = r"(?=[*$)}\].:,;!]|\\\)|\s*$|\s*\n|\s+(?:because|since|as|is|and|with|which)\b|(?<![AI])\s)"
+    return re.compile(
+        r"(?i:answer|option|choice|choose|select|pick)(?i:\s{1,3}(?:option|choice|letter|is|are|would\s+be|must\s+be|should"
+        rf"\s+be)|\s{{0,3}}[:=]){{0,4}}[\s*:]{{0,6}}{wrapped}(?![A-Za-z'’]){after}"
+    )
+
+
+def _leading_letter(box: str, last: str) -> str | None:
+    inner = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mathsf|operatorname|textit)(?![A-Za-z])\s*", "", box)
+    match = re.match(rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)[\s:({{\[]*)?([A-{last}])(?![A-Za-z0-9])", inner)
+    if match is None:
+        return None
+    rest = inner[match.end() :]
+    # "C" or "C) 3 eV" or "C: ...", but not the C of "C = 3" or "C + 1".
+    return match[1] if not rest.strip(" })]$*.") or re.match(r"[\s})\]$*]*[).:,\-]", rest) else None
+
+
+def _choice(box: str, choices: Sequence[str]) -> str | None:
+    """Return the letter of the only choice that a box spells out."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[\s$]|\\(?:text|mathrm|left|right|[,;!])", "", text).strip("{}.").casefold()
+
+    chosen = [i for i, choice in enumerate(choices) if plain(choice) == plain(box)]
+    return chr(ord("A") + chosen[0]) if len(chosen) == 1 else None
+
+
+def reference_letter(reference: str) -> str:
+    """Return the letter that a reference answer of a choice question is, in any dress; "" for other answers."""
+    match = re.fullmatch(r"\$?\s*(?:\\text\s*\{)?\s*\(?\s*([A-K])\s*\)?\s*\}?\s*\$?", reference)
+    return match[1] if match else ""
+
+
+def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_bare: bool = False) -> Grade:
+    """Return the grade of a text by a grader.
+
+    `with_bare`: a bare last line is an answer, too, as the prompt did not say how to end.
+    """
+    answer, comparison = _GRADERS[grader](reference, choices, text, with_bare)
+    if answer is None:
+        return Grade(False, 0.0, None, Status.NO_ANSWER)
+    correct = comparison is Comparison.EQUAL
+    status = Status.GRADER_TIMEOUT if comparison is Comparison.TIMEOUT else Status.OK
+    return Grade(correct, float(correct), answer, status)
+
+
+def check_grader(name: str) -> None:
+    """Raise KvatlasError unless it is the name of a grader."""
+    if name not in _GRADERS:
+        raise KvatlasError(f"Unknown grader {name!r}; valid are {', '.join(_GRADERS)}.")
+
+
+#: The answer that a grader finds, None for none, and how it compares with the reference.
+_Found = tuple[str | None, Comparison]
+
+
+def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Found:
+    by_letter = bool(choices) or bool(reference_letter(reference))
+    answer = letter(text, choices) if by_letter else None
+    if answer is None and not choices:
+        answer = final(text)
+    if answer is None and with_bare:
+        last = bare(text)
+        answer = letter(last, choices) if last and by_letter else last
+    if answer is None:
+        return None, Comparison.UNEQUAL
+    if by_letter:
+        return answer, Comparison(answer == (reference_letter(reference) or reference))
+    return answer, equality.same(reference, answer)
+
+
+def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Found:
+    answer = _dynts_letter(text) if choices else _dynts_answer(text)
+    if not answer:
+        return None, Comparison.UNEQUAL
+    if re.fullmatch("[A-E]", reference):
+        return answer, Comparison(_dynts_letter(answer) == reference)
+    first, second = (
+        normal.rational(normal.without_unit(normal.tidy(value)).rstrip("%\\ ")) for value in (reference, answer)
+    )
+    if first is not None and second is not None:
+        within = max(abs(first), abs(second)) / 10_000
+        if any(abs(first * scale - second) <= within for scale in (Fraction(1, 100), 1, 100)):
+            return answer, Comparison.EQUAL
+    return answer, equality.same(reference, answer)
+
+
+def _dynts_letter(text: str) -> str:
+    head, *said = re.split("choice is|answer is", text)
+    letters = re.findall(r"\b([A-E])\b", (said[-1] if said else head).upper())
+    return (letters[0] if said else letters[-1]) if letters else ""
+
+
+def _dynts_answer(text: str) -> str:
+    if "boxed" in text:
+        return boxed(text[text.rindex("boxed") - 1 :]) or ""
+    for words in ("he answer is", "final answer is"):
+        if words in text:
+            return text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[:LONGEST]
+    numbers = re.findall(r"-?\d*\.?\d+", text.replace(",", ""))
+    return numbers[-1] if numbers else ""
+
+
+def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Found:
+    if choices:
+        return _own(reference, choices, text, with_bare)
+    return final(text) or text[-SHORT:].strip() or None, judges.read(reference, text[-TAIL:])
+
+
+_GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Found]] = {
+    OWN: _own,
+    "dynts": _dynts,
+    "math-verify": _math_verify,
+}

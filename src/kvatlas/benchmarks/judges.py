@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 from enum import Enum
-from typing import Any
 
 from kvatlas.core import KvatlasError
 
@@ -28,14 +27,22 @@ SECONDS, MEMORY = 5, 2 * 2**30
 START = 120.0
 
 
-class _Program:
+class Comparison(Enum):
+    """The result of a comparison; `TIMEOUT` also where memory ran out."""
+
+    EQUAL = True
+    UNEQUAL = False
+    TIMEOUT = None
+
+
+class _Judge:
     """One process. Its lines are read by a thread, so that waiting for them can end in time on every platform."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, seconds: int) -> None:
         # One thread: several of them reserve more address space than a limit allows.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", "kvatlas.benchmarks.judges", str(seconds), str(MEMORY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -51,19 +58,20 @@ class _Program:
         with contextlib.suppress(ValueError, OSError):
             for line in self.process.stdout:
                 self.lines.put(line)
-        self.lines.put("")
+        self.lines.put("null")
 
-    def ask(self, request: object, seconds: float) -> Any:
+    def answer(self, request: list[str], seconds: float) -> Comparison:
+        """Compare; a process that does not answer in time, or ends, is killed."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(request, default=str) + "\n")
+            self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            line = self.lines.get(timeout=seconds)
-        except (OSError, queue.Empty) as error:
-            raise TimeoutError from error
-        if not line:
-            raise TimeoutError
-        return json.loads(line)
+            verdict = Comparison(json.loads(self.lines.get(timeout=seconds)))
+        except (OSError, queue.Empty):
+            verdict = Comparison.TIMEOUT
+        if verdict is Comparison.TIMEOUT:
+            self.kill()
+        return verdict
 
     def kill(self) -> None:
         self.process.kill()
@@ -74,66 +82,43 @@ class _Program:
                     pipe.close()
 
 
-class Verdict(Enum):
-    """The result of a comparison; `TIMEOUT` also where memory ran out."""
-
-    EQUAL = True
-    UNEQUAL = False
-    TIMEOUT = None
-
-
 class Judges:
     """At most `size` processes that compare, started when first needed, for any number of threads."""
 
-    def __init__(self, size: int = 2, seconds: int = SECONDS, memory: int = MEMORY) -> None:
-        self.words, self.seconds = ["kvatlas.benchmarks.judges", str(seconds), str(memory)], seconds
+    def __init__(self, size: int = 2, seconds: int = SECONDS) -> None:
+        self.seconds = seconds
         self._owner = os.getpid()
         self._places = threading.BoundedSemaphore(size)
-        self._idle: list[_Program] = []
+        self._idle: list[_Judge] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def compare(self, first: str, second: str) -> Verdict:
-        """Compare two expressions (LaTeX without dollar signs, or plain)."""
-        return self._ask([first, second])
-
-    def read(self, reference: str, text: str) -> Verdict:
-        """Find out if math-verify finds the reference in a text, whatever it takes for the text's answer."""
-        return self._ask([reference, text, "read"])
-
     @property
     def owned(self) -> bool:
-        """Whether this is the process that made them: a forked child leaves its parent's alone."""
+        """True in the process that started them: a forked child leaves its parent's alone."""
         return self._owner == os.getpid()
 
-    def _ask(self, request: list[str]) -> Verdict:
+    def ask(self, request: list[str]) -> Comparison:
+        """Compare two expressions (LaTeX without dollar signs, or plain), or find one in a text (a third word)."""
         with self._places:
-            program = self._take()
-            try:
-                verdict = Verdict(program.ask(request, self.seconds))
-            except TimeoutError:
-                program.kill()
-                return Verdict.TIMEOUT
-            with self._lock:
-                self._idle.append(program)
-        return verdict
+            judge = self._take()
+            verdict = judge.answer(request, self.seconds)
+            if verdict is not Comparison.TIMEOUT:
+                with self._lock:
+                    self._idle.append(judge)
+            return verdict
 
-    def _take(self) -> _Program:
+    def _take(self) -> _Judge:
         with self._lock:
             while self._idle:
-                program = self._idle.pop()
-                if program.process.poll() is None:
-                    return program
-                program.kill()
-        program = _Program(self.words)
-        try:
-            program.ask(["1", "1"], START)
-        except TimeoutError as error:
-            program.kill()
-            raise KvatlasError(
-                "Answers cannot be compared: the process that runs math-verify does not start."
-            ) from error
-        return program
+                judge = self._idle.pop()
+                if judge.process.poll() is None:
+                    return judge
+                judge.kill()
+        judge = _Judge(self.seconds)
+        if judge.answer(["1", "1"], START) is Comparison.TIMEOUT:
+            raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
+        return judge
 
     def close(self) -> None:
         """End all processes; a later request starts new ones."""
@@ -147,14 +132,14 @@ _judges: Judges | None = None
 _lock = threading.Lock()
 
 
-def compare(first: str, second: str) -> Verdict:
-    """Whether two expressions are equal, decided in this process's own pool."""
-    return _pool().compare(first, second)
+def compare(first: str, second: str) -> Comparison:
+    """Compare two expressions in this process's own pool."""
+    return _pool().ask([first, second])
 
 
-def read(reference: str, text: str) -> Verdict:
-    """Whether math-verify finds the reference in a text."""
-    return _pool().read(reference, text)
+def read(reference: str, text: str) -> Comparison:
+    """Find out if math-verify finds the reference in a text, whatever it takes for the text's answer."""
+    return _pool().ask([reference, text, "read"])
 
 
 def _pool() -> Judges:
@@ -162,7 +147,7 @@ def _pool() -> Judges:
     with _lock:
         if _judges is None or not _judges.owned:
             _judges = Judges()
-    return _judges
+        return _judges
 
 
 def main() -> None:
@@ -178,9 +163,8 @@ def main() -> None:
         # The library's own time limits need the main thread's alarm, which is ours.
         return list(parse(text, extraction, parsing_timeout=None))
 
-    def equal(pair: list[str]) -> bool:
+    def equal(reference: str, text: str, *whole: str) -> bool:
         try:
-            reference, text, *whole = pair
             expected, other = parsed(f"${reference}$"), parsed(text if whole else f"${text}$")
             # Either order: an interval and the inequality that means the same are found equal in one of them only.
             return any(verify(a, b, timeout_seconds=None) for a, b in ((expected, other), (other, expected)))
@@ -201,7 +185,7 @@ def main() -> None:
 
     for line in sys.stdin:
         limit(seconds + 1)
-        reply = equal(json.loads(line))
+        reply = equal(*json.loads(line))
         limit(0)
         print(json.dumps(reply), flush=True)
 

@@ -1,115 +1,89 @@
-r"""Normal forms of answers: one spelling for each expression, as far as spelling goes; algebra is math-verify's."""
+r"""Normal forms of answers: one spelling for each expression, its number, its unit, its set of real numbers.
+
+Only spelling is decided here; algebra is math-verify's (benchmarks/judges.py).
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
-_CHARACTERS = {
+#: Longer answers are cut: no reference answer comes near it, in characters.
+LONGEST = 1000
+
+_SIGNS = {
     **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     **dict.fromkeys("−–—‐‑﹣－", "-"),
-    "√": r"\sqrt ",
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "∈": r"\in ",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "±": r"\pm ",
+    **dict(zip("（），", "(),", strict=True)),
     "°": r"^\circ ",
-    "∅": r"\emptyset ",
-    "θ": r"\theta ",
-    "（": "(",
-    "）": ")",
-    "，": ",",
 }
-_TABLE = str.maketrans(_CHARACTERS)
-_WORDS = {"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "geq": "ge", "neq": "ne", "lvert": "|"}
-_WORDS |= {
-    "rvert": "|",
-    "vert": "|",
-    "mid": "|",
-    "varnothing": "emptyset",
-    "overrightarrow": "vec",
-    "colon": ":",
-    "lbrace": "{",
-    "rbrace": "}",
+#: A sign and its command.
+_COMMANDS = r"√\sqrt π\pi ∞\infty ∪\cup ∩\cap ≤\le ≥\ge ≠\ne ∈\in ×\times ·\cdot ±\pm ∅\emptyset θ\theta"
+_TABLE = str.maketrans(_SIGNS | {word[0]: f"{word[1:]} " for word in _COMMANDS.split()})
+#: Commands with another name.
+_SYNONYMS = {
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
+    **{"leq": "le", "geq": "ge", "neq": "ne", "varnothing": "emptyset", "overrightarrow": "vec"},
+    **{"colon": ":", "lbrace": "{", "rbrace": "}"},
 }
-_TEXT = re.compile(
-    r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
-)
-_SPACE = re.compile(
-    r"\\(?:[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big)|~"
-)
-_MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
-_REPEATING = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\{?(\d{1,30})\}?")
-_CURRENCY = re.compile(r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b")
-#: The distance that a line break of a matrix may be given.
-_DISTANCE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
-#: Not right behind a bracket: (12,102) is an interval or a point.
-_THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
+_CURRENCIES = r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
+_FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox)"
+_SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
+
+#: The steps that take decoration away, in their order: a pattern and what stands for it.
+_STEPS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars"),
+        (_CURRENCIES, ""),
+        # The distance that a line break of a matrix may be given; then line breaks, which are no escaped spaces.
+        (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
+        (r"\\\\", "\n"),
+        (r"\\\$|\$", ""),
+        (r"\\([%&])", r"\1"),
+        (r"\\[()\[\]]", ""),
+        *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
+        (r"\{,\}|,\\!\s*", ","),
+        (rf"\\(?:{_SPACES})|~", " "),
+        (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
+        (r"\\([|:])", r"\1"),
+        (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+        # Of LaTeX's \sqrt12 only the 1 is under the root, but a writer of √12 or \sqrt12 means twelve.
+        (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
+        (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
+    )
+]
 
 
 def tidy(text: str) -> str:
-    """LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
+    """Return LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
+    # Fractions before NFKC, which makes 21/2 of 2½.
     text = "".join(_fraction(c) for c in text).translate(_TABLE)
     text = "".join(_digit(c) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
-    text = re.sub(r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars", text)
-    text = _CURRENCY.sub("", text)
-    # A line break of a matrix is no escaped space.
-    text = _DISTANCE.sub(r"\\\\", text)
-    text = text.replace("\\\\", "\n")
-    text = text.replace(r"\$", "").replace("$", "").replace(r"\%", "%").replace(r"\&", "&")
-    text = re.sub(r"\\[()\[\]]", "", text)
-    for _ in range(3):
-        text = _TEXT.sub(r" \1 ", text)
-    text = re.sub(r"\{,\}|,\\!\s*", ",", text)
-    text = _SPACE.sub(" ", text)
-    text = re.sub(r"\\([A-Za-z]+)", lambda m: "\\" + _WORDS[m[1]] if m[1] in _WORDS else m[0], text)
-    text = text.replace(r"\|", "|").replace(r"\:", ":")
-    text = re.sub(r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%", text)
-    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
-    text = re.sub(r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}", text)
-    text = re.sub(r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}", text)
-    text = re.sub(r"\\sqrt\s*(\d)(\d*)", _root, text)
-    text = re.sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ", text)
+    for pattern, replacement in _STEPS:
+        text = pattern.sub(replacement, text)
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
-    return _bare(re.sub(r"\s+", " ", text).strip().rstrip(".").strip())
-
-
-def _bare(text: str) -> str:
-    """The text without braces and parentheses that enclose all of it and no list."""
-    while text[:1] + text[-1:] in ("{}", "()") and _encloses(text):
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".").strip()
+    # Braces and parentheses that enclose all of it and no list.
+    while text[:1] + text[-1:] in ("{}", "()") and closing(text) == len(text) - 1:
         if text[0] == "(" and re.search(r"[,;]", text):
             break
         text = text[1:-1].strip()
     return text
 
 
-def _encloses(text: str) -> bool:
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c in "([{") - (c in ")]}")
-        if depth == 0:
-            return i == len(text) - 1
-    return False
-
-
-def _root(match: re.Match[str]) -> str:
-    # Of LaTeX's \sqrt12 only the 1 is under the root, but "√12" means twelve, and who writes \sqrt12 means no other.
-    return rf"\sqrt{{{match[1]}{match[2]}}}"
-
-
 def _fraction(character: str) -> str:
-    # Before NFKC, which makes 21/2 of 2½.
     if unicodedata.decomposition(character).startswith("<fraction>"):
         value = Fraction(unicodedata.numeric(character)).limit_denominator(10)
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
@@ -121,13 +95,34 @@ def _digit(character: str) -> str:
     return character if value is None else str(value)
 
 
+def closing(text: str) -> int:
+    """Return the place of the bracket that closes the first one of a text; -1 where none does."""
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0 and c in ")]}":
+            return i
+    return -1
+
+
+#: Not right behind a bracket: (12,102) is an interval or a point.
+_THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
+_NUMBER = r"[+-]?(?:\d{1,60}(?:\.\d{0,60})?|\.\d{1,60})"
+_PLAIN = re.compile(_NUMBER)
+_MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
+_REPEATING = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\{?(\d{1,30})\}?")
+_POWER_OF_TEN = re.compile(rf"({_NUMBER})(?:\\times|\\cdot|\*)10\^\{{?([+-]?\d{{1,3}})\}}?")
+_EXPONENT = re.compile(r"([+-]?\d{1,60}(?:\.\d{1,30})?)[eE]([+-]?\d{1,3})")
+_QUOTIENT = re.compile(rf"()({_NUMBER})/({_NUMBER})|([+-]?)\\frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}")
+
+
 def without_thousands(text: str) -> str:
-    """The text with 1,234 as 1234."""
+    """Return the text with 1,234 as 1234."""
     return _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
 
 
 def compact(text: str) -> str:
-    """A tidy answer without spaces and with one way to write powers and thousands: equal texts are equal answers."""
+    """Return a tidy answer without spaces and with one way to write powers and thousands."""
     # Before the spaces go: "48, 384" is a list, "48,384" a number.
     text = re.sub(r"\s+", "", without_thousands(text))
     text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", text)
@@ -136,53 +131,195 @@ def compact(text: str) -> str:
 
 
 def rational(text: str) -> Fraction | None:
-    r"""The exact value of a number in any usual spelling (2.50, 1,234, \frac{3}{4}, 1 3/4, 12\%, 1.5 \times 10^3)."""
-    text, sign, rest = text.strip().partition("%")
-    if sign and not rest:
+    r"""Return the exact value of a number in any usual spelling (2.50, 1,234, \frac{3}{4}, 1 3/4, 12\%, 1.5e3)."""
+    text, percent, rest = text.strip().partition("%")
+    if percent and not rest:
         part = rational(text)
         return None if part is None else part / 100
-    text += sign + rest
-    mixed = _MIXED.fullmatch(text)
-    if mixed:
-        sign, whole, top, bottom = (mixed[i] or mixed[i + 4] or "" for i in (1, 2, 3, 4))
-        if int(bottom) == 0:
-            return None
-        value = int(whole) + Fraction(int(top), int(bottom))
-        return -value if sign else value
-    number = r"[+-]?(?:\d{1,60}(?:\.\d{0,60})?|\.\d{1,60})"
+    text += percent + rest
+    if match := _MIXED.fullmatch(text):
+        sign, whole, top, bottom = _mixed(match)
+        return _signed(sign, int(whole) + Fraction(int(top), int(bottom))) if int(bottom) else None
     text = compact(text)
-    if re.fullmatch(number, text):
-        return Fraction(text if not text.endswith(".") else text[:-1])
+    if _PLAIN.fullmatch(text):
+        return Fraction(text)
     if match := _REPEATING.fullmatch(text):
-        return _repeating(*match.groups())
-    if match := re.fullmatch(rf"({number})(?:\\times|\\cdot|\*)10\^\{{?([+-]?\d{{1,3}})\}}?", text):
+        sign, whole, fixed, period = match.groups()
+        # 0.1\overline{6} is (16 - 1) / 90.
+        digits = int(whole + fixed + period) - int(whole + fixed or "0")
+        return _signed(sign, Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)))
+    if match := _POWER_OF_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2])
-    if match := re.fullmatch(r"([+-]?\d{1,60}(?:\.\d{1,30})?)[eE]([+-]?\d{1,3})", text):
-        return Fraction(match[1]) * Fraction(10) ** int(match[2])
-    slash = re.fullmatch(rf"({number})/({number})", text)
-    match = slash or re.fullmatch(rf"([+-]?)\\frac\{{({number})\}}\{{({number})\}}", text)
-    if match:
-        sign, top, bottom = ("", match[1], match[2]) if slash else (match[1], match[2], match[3])
-        if Fraction(bottom) == 0:
-            return None
-        value = Fraction(top) / Fraction(bottom)
-        return -value if sign == "-" else value
+    if match := _QUOTIENT.fullmatch(text):
+        sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
+        return _signed(sign, Fraction(top) / Fraction(bottom)) if Fraction(bottom) else None
     return None
 
 
-def _repeating(sign: str, whole: str, fixed: str, period: str) -> Fraction:
-    """0.1\\overline{6} is (16 - 1) / 90."""
-    value = Fraction(
-        int(whole + fixed + period) - int(whole + fixed or "0"), (10 ** len(period) - 1) * 10 ** len(fixed)
-    )
+def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign == "-" else value
 
 
+def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
+    """Return sign, whole number, numerator and denominator of a mixed fraction, in either spelling."""
+    groups = match.groups("")
+    return groups[:4] if groups[1] else groups[4:]  # type: ignore[return-value]
+
+
 def algebra(text: str) -> str:
-    """A tidy answer as math-verify reads it best: mixed fractions as sums, thousands without commas."""
-    return without_thousands(_MIXED.sub(_sum, text))
+    """Return a tidy answer as math-verify reads it best: mixed fractions as sums, thousands without commas."""
+
+    def as_sum(match: re.Match[str]) -> str:
+        sign, whole, top, bottom = _mixed(match)
+        return rf"{sign}({whole}+\frac{{{top}}}{{{bottom}}})"
+
+    return without_thousands(_MIXED.sub(as_sum, text))
 
 
-def _sum(match: re.Match[str]) -> str:
-    sign, whole, top, bottom = (match[i] or match[i + 4] or "" for i in (1, 2, 3, 4))
-    return rf"{sign}({whole}+\frac{{{top}}}{{{bottom}}})"
+#: Names of units, each with its other spellings; a plural s may follow each that has more than two letters.
+_UNITS = """
+m meter metre; cm centimeter centimetre; mm millimeter millimetre; dm decimeter decimetre; km kilometer kilometre;
+in inch inches; ft foot feet; yd yard; mi mile; g gram; mg milligram; kg kilogram kilo; lb pound lbs; oz ounce;
+s second sec; min minute; h hour hr hrs; day; week; month; year; L liter litre l; mL milliliter millilitre ml;
+dollar usd; cent; deg degree; rad radian; N newton; J joule; W watt; V volt; Pa pascal; Hz hertz; mol mole; K kelvin
+"""
+_NAMES = {name: names.split()[0] for names in _UNITS.split(";") for name in names.split()}
+_POWERS = {"square": 2, "sq": 2, "cubic": 3}
+#: Words behind a number that say another number or an expression.
+_NO_NOUNS = (
+    "and|or|to|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|tens|half|halves|thirds?|quarters?"
+    "|fifths?|percent|plus|minus|times\\s+\\w+|over|squared|cubed|factorial|mod|base|pi|infinity|log|ln|exp|sin|cos|tan"
+    "|cot|sec|csc|sqrt|alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|am|pm|AM|PM|January|February|March|April|May"
+    "|June|July|August|September|October|November|December"
+)
+_ANY = "|".join(sorted(_NAMES, key=len, reverse=True))
+_LONG = "|".join(sorted((name for name in _NAMES if len(name) > 1), key=len, reverse=True))
+_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
+#: Letters of one unit are units only after a space or in a quotient.
+_UNIT = re.compile(
+    rf"(?:(?<=[\d}}\s)\]a-zA-Z])(?<![a-zA-Z](?=[a-zA-Z]))\s*(?:(?:{_ANY})\s*/\s*(?:{_ANY})|mph|square|cubic|sq|units?|points?|people|students?"
+    rf"|ways|times|percent|(?:{_LONG})s?){_POWER}|(?<=\s)[smgLhN]{_POWER}|(?<=\d)\s*''?|\^\{{?\\circ\}}?\s*[CF]?)\s*$"
+)
+_NOUNS = re.compile(
+    rf"(?<=[\d}})\]])\s+(?!(?:{_NO_NOUNS})\b)(?:[A-Za-z][A-Za-z-]{{2,}}|(?:{_LONG})\b)"
+    rf"(?:\s+(?!(?:{_NO_NOUNS})\b)[A-Za-z][A-Za-z-]+)*\s*$"
+)
+
+
+def without_unit(text: str) -> str:
+    """Return a tidy answer without the units, or the names of counted things, behind it."""
+    text = _NOUNS.sub("", text)
+    for _ in range(3):
+        shorter = _UNIT.sub("", text).strip()
+        if not re.search(r"\w", shorter):
+            break
+        text = shorter
+    return text
+
+
+def unit(text: str) -> Counter[str] | None:
+    r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
+    None where a word there is no unit."""
+    counts: Counter[str] = Counter()
+    sign, power, last = 1, 1, ""
+    suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
+    for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
+        if token in ("/", "per"):
+            sign = -1
+        elif token in _POWERS:
+            power = _POWERS[token]
+        elif token.lstrip("-").isdecimal():
+            counts[last] *= int(token)
+        else:
+            spellings = (token, token.removesuffix("s"), token.casefold(), token.casefold().removesuffix("s"))
+            last = next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
+            if not last:
+                return None
+            counts[last] += sign * power
+            power = 1
+    return counts
+
+
+class Piece(NamedTuple):
+    """An interval of real numbers; a point is one with equal ends that belong to it."""
+
+    low: str
+    high: str
+    with_low: bool
+    with_high: bool
+
+
+_LEFT, _RIGHT = r"-\infty", r"\infty"
+_LESS, _GREATER = ("<", r"\le"), (">", r"\ge")
+_RELATION = re.compile(r"(<=|>=|<|>|=|\\(?:le|ge|ne|lt|gt)(?![A-Za-z]))")
+_SPELLED = {"<=": r"\le", ">=": r"\ge", r"\lt": "<", r"\gt": ">"}
+_BUILDER = re.compile(
+    r"\\\{\s*([A-Za-z]|\([^()|:]*\))\s*(?:\\in\s*\\?[A-Za-z]+(?:\{[A-Z]\})?\s*)?[|:](.*)\\\}", re.DOTALL
+)
+_INTERVAL = re.compile(r"([(\[])([^()\[\],]*),([^()\[\],]*)([)\]])")
+_POINT = re.compile(r"\\\{([^{}|:,]*)\\\}")
+_UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])")
+
+
+def condition(text: str) -> str | None:
+    """Return what a set builder asks of its elements; None for anything else."""
+    match = _BUILDER.fullmatch(text)
+    return match[2].strip() if match else None
+
+
+def is_relation(text: str) -> bool:
+    """Return True for a set builder and for a chain of inequalities."""
+    return condition(text) is not None or bool(re.search(r"[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])", text))
+
+
+def variable(text: str) -> str | None:
+    """Return the free variable of an inequality; None for a set, in which it is bound."""
+    if condition(text) is not None:
+        return None
+    return next((side.strip() for side in _RELATION.split(text)[::2] if re.fullmatch(r"\s*[A-Za-z]\s*", side)), None)
+
+
+def pieces(text: str) -> list[Piece] | None:
+    r"""Return the intervals whose union a tidy answer is (`\{x|-2<=x<1\}`, `-2 \le x < 1`, `[-2,1)`, `x \ne 2`), in its
+    order; None where it is no such set."""
+    inner = condition(text)
+    if inner is None:
+        inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
+    union: list[Piece] = []
+    for part in _UNION.split(f" {inner} "):
+        some = _pieces(part.strip())
+        if some is None:
+            return None
+        union += some
+    return union
+
+
+def _pieces(text: str) -> list[Piece] | None:
+    r"""Return an interval, a point, or the solutions of `x > 2`, `2 < x`, `-1 < x \le 2`, `x = 2`, `x \ne 2`."""
+    if match := _INTERVAL.fullmatch(text):
+        low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
+        return [Piece(low, high, match[1] == "[", match[4] == "]")]
+    if match := _POINT.fullmatch(text):
+        return [Piece(match[1], match[1], True, True)]
+    parts = [part.strip() for part in _RELATION.split(text)]
+    sides, signs = parts[::2], [_SPELLED.get(sign, sign) for sign in parts[1::2]]
+    places = [i for i, side in enumerate(sides) if re.fullmatch(r"[A-Za-z]", side)]
+    # One variable, at one place.
+    if not signs or len(sides) > 3 or len(places) != 1 or not all(sides):
+        return None
+    at = places[0]
+    if len(sides) == 3:
+        if at != 1 or not any(all(sign in direction for sign in signs) for direction in (_LESS, _GREATER)):
+            return None
+        (low, first), (high, second) = (sides[0], signs[0]), (sides[2], signs[1])
+        if first in _GREATER:
+            (low, first), (high, second) = (high, second), (low, first)
+        return [Piece(low, high, first not in "<>", second not in "<>")]
+    bound, sign = sides[1 - at], signs[0]
+    if sign == "=":
+        return [Piece(bound, bound, True, True)]
+    if sign == r"\ne":
+        return [Piece(_LEFT, bound, False, False), Piece(bound, _RIGHT, False, False)]
+    below = (sign in _LESS) == (at == 0)
+    closed = sign not in "<>"
+    return [Piece(_LEFT, bound, False, closed) if below else Piece(bound, _RIGHT, closed, False)]

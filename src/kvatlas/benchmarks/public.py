@@ -1,51 +1,114 @@
-"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (benchmarks/sources.py), and any problem file of one's own.
+r"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (public.json), and any problem file of one's own.
 
-Problems come from the hub (its cache first) or from a local file in any usual layout. They are never part of this
-package: GPQA's authors ask that it is not published in plain text, and the others have licences of their own.
+Problems come from the hub (its cache first) or from a local file in any usual layout (benchmarks/tables.py). They are
+never part of this package: GPQA's authors ask that it is not published in plain text, and the others have licences of
+their own.
+
+Prompt formats are named and versioned, because they change answers. `r1` is the advice on the model cards of
+DeepSeek-R1 and its distilled models: no system prompt, and for mathematics a closing directive to reason step by step
+and to put the final answer within \boxed{}.
 """
 
 from __future__ import annotations
 
-import random
-import re
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from kvatlas.benchmarks import answers, equality, graders, prompts, tables
-from kvatlas.benchmarks.judges import Verdict
-from kvatlas.benchmarks.sources import SOURCES, file_of
+from kvatlas.benchmarks import answers, tables
 from kvatlas.core import Grade, KvatlasError, Problem, digest
+from kvatlas.hub import Repository, matching
 
-#: How a column of another name is named.
-_NAMED = (
-    "; name another with columns: {{{0}: NAME}} in a spec, or --{0}-field NAME of kvatlas run and kvatlas benchmarks"
-)
-#: The seed behind the seeds of all permutations of choices: part of the benchmark, so that everybody asks the same.
-CHOICE_SEED = 0
+
+@dataclass(frozen=True)
+class Source:
+    """A benchmark on the hub: the data set's id, patterns of its files, and how many problems it has.
+
+    `answers` is the fingerprint (benchmarks/check.py) of the reference answers where all copies agree on them.
+    """
+
+    about: str
+    size: int
+    output_tokens: int
+    repository: str
+    files: Sequence[str]
+    answers: str = ""
+
+
+SOURCES: dict[str, Source] = {
+    name: Source(**entry)
+    for name, entry in json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8")).items()
+}
+
+
+def file_of(name: str) -> Path:
+    """Return the file of a benchmark's problems, from the hub's cache or the hub; KvatlasError where there is none."""
+    source = SOURCES.get(name)
+    if source is None:
+        raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
+    repository = Repository(source.repository, "dataset")
+    for folder in (repository.cached, lambda: repository.folder(tuple(source.files))):
+        where = folder()
+        there = [] if where is None else [str(path.relative_to(where)) for path in where.rglob("*") if path.is_file()]
+        for pattern in source.files:
+            if where is not None and (names := matching(there, (pattern,))):
+                return where / names[0]
+    raise KvatlasError(
+        f"The data set {source.repository!r} holds no file {' or '.join(source.files)}; name a local file: {name}@FILE."
+    )
+
+
+class Format(NamedTuple):
+    """A prompt: templates with {question} for questions and with {options} for choices.
+
+    `version` rises whenever one changes, or what counts as an answer to it.
+    """
+
+    version: int
+    question: str
+    choice: str
+
+
+_BOXED = r"Please reason step by step, and put {} within \boxed{{}}."
+_LINE = "Reason step by step. End with one line that reads: Answer: "
+#: `plain` and `dynts`, as the code of DynTS asks (Robin930/DynTS), say nothing about how to end.
+FORMATS = {
+    name: Format(version, f"{{question}}{question}", f"{{question}}\n\n{{options}}{choice}")
+    for name, version, question, choice in (
+        ("r1", 1, "\n\n" + _BOXED.format("your final answer"), "\n\n" + _BOXED.format("the letter of your final answer")),
+        ("plain", 2, "", ""),
+        ("dynts", 1, "", ""),
+        ("line", 1, f"\n\n{_LINE}YOUR ANSWER", f"\n\n{_LINE}LETTER"),
+    )
+}
+DEFAULT = "r1"
 
 
 @dataclass(frozen=True)
 class Questions:
-    """A set of questions with short answers, or with choices, asked through a named prompt format.
+    """A set of questions with short answers, or with choices, asked through a prompt format.
 
-    `file` replaces the hub; `columns` names columns (question, answer, id, options) that have unusual names; `grader`
-    is one of benchmarks/graders.py.
+    `file` replaces the hub; `prompt_format` is the name of a format or a template with {question}; `columns` names
+    columns (question, answer, id, options) that have unusual names; `grader` is one of benchmarks/answers.py.
     """
 
     name: str
     file: str = ""
-    prompt_format: str = prompts.DEFAULT
+    prompt_format: str = DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
-    output_tokens: int = 8000
-    grader: str = graders.OWN
+    grader: str = answers.OWN
     version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        prompts.check(self.prompt_format)
-        graders.check(self.grader)
+        if self.prompt_format not in FORMATS and "{question}" not in self.prompt_format:
+            raise KvatlasError(
+                f"Unknown prompt format {self.prompt_format!r}; valid are {', '.join(FORMATS)} and any text with "
+                "{question}."
+            )
+        answers.check_grader(self.grader)
         unknown = [name for name, _ in self.columns if name not in ("question", "answer", "id", "options")]
         if unknown:
             raise KvatlasError(
@@ -54,7 +117,7 @@ class Questions:
 
     @property
     def typical_output_tokens(self) -> int:
-        return SOURCES[self.name].output_tokens if self.name in SOURCES else self.output_tokens
+        return SOURCES[self.name].output_tokens if self.name in SOURCES else 8000
 
     @property
     def identity(self) -> list[Any]:
@@ -66,37 +129,31 @@ class Questions:
     @property
     def rules_identity(self) -> list[Any]:
         """Prompt format, and another grader."""
-        grader = [] if self.grader == graders.OWN else [self.grader, graders.VERSION]
-        return [*prompts.identity(self.prompt_format), *grader]
+        version = FORMATS[self.prompt_format].version if self.prompt_format in FORMATS else 0
+        grader = [] if self.grader == answers.OWN else [self.grader, answers.VERSION]
+        return [self.prompt_format, version, *grader]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self._problems[:limit]
 
     def prompt(self, problem: Problem) -> str:
-        inside = bool(problem.about.get("choices_in_question"))
-        return prompts.message(self.prompt_format, problem.question, tuple(problem.about.get("choices", ())), inside)
+        choices = problem.about.get("choices", ())
+        named = FORMATS.get(self.prompt_format)
+        template = self.prompt_format if named is None else named.choice if choices else named.question
+        options = "\n".join(f"{chr(ord('A') + i)}) {choice}" for i, choice in enumerate(choices))
+        if problem.about.get("choices_in_question"):
+            options, template = "", template.replace("{options}\n\n", "").replace("\n\n{options}", "")
+        # Not str.format: questions and templates are full of braces.
+        before, _, after = template.partition("{question}")
+        return f"{before.replace('{options}', options)}{problem.question}{after.replace('{options}', options)}"
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct where the last boxed answer, else the stated one, means the same as the reference.
 
         Where the prompt is the question alone a bare last line is an answer, too.
         """
-        choices = tuple(problem.about.get("choices", ()))
-        if self.grader == "dynts" or (self.grader != graders.OWN and not choices):
-            return graders.GRADERS[self.grader](problem.answer, choices, answer)
-        by_letter = bool(choices) or _is_letter(problem.answer)
-        given = answers.letter(answer, choices) if by_letter else None
-        if given is None and not choices:
-            given = answers.final(answer)
-        if given is None and prompts.asks_nothing(self.prompt_format):
-            # Nobody told the model how to end.
-            last = answers.bare(answer)
-            given = answers.letter(last, choices) if last and by_letter else last
-        if given is None:
-            return graders.graded(Verdict.UNEQUAL, None)
-        if by_letter:
-            return graders.graded(Verdict(given == (_is_letter(problem.answer) or problem.answer)), given)
-        return graders.graded(equality.same(problem.answer, given), given)
+        alone = self.prompt_format in ("plain", "dynts")
+        return answers.grade(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
 
     @cached_property
     def path(self) -> Path:
@@ -108,148 +165,42 @@ class Questions:
         """The file as it is, one mapping for each problem, those without a reference answer among them."""
         return tables.read_rows(self.path)
 
-    @property
+    @cached_property
     def _problems(self) -> tuple[Problem, ...]:
-        where = f"The problem file {str(self.path)!r}"
-        named = dict(self.columns)
-        problems = []
-        for number, row in enumerate(self.rows, 1):
-            problem = _problem(f"{self.name}-{number:03d}", row, named, where)
-            # A question without a reference answer could only be counted wrong.
-            if problem.answer:
-                problems.append(problem)
-        if not problems:
+        where, named = f"The problem file {str(self.path)!r}", dict(self.columns)
+        numbered = enumerate(self.rows, 1)
+        problems = [tables.problem(f"{self.name}-{number:03d}", row, named, where) for number, row in numbered]
+        # A question without a reference answer could only be counted wrong.
+        answered = tuple(problem for problem in problems if problem.answer)
+        if not answered:
             raise KvatlasError(f"{where} holds no problem with an answer.")
-        return tuple(problems)
+        return answered
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers are given their problems; a thousand others need not travel with them.
         return {name: value for name, value in vars(self).items() if name not in ("_problems", "rows")}
 
 
-def _is_letter(answer: str) -> str:
-    """The letter that a reference answer of a choice question is, in any dress; "" for other answers."""
-    match = re.fullmatch(r"\$?\s*(?:\\text\s*\{)?\s*\(?\s*([A-K])\s*\)?\s*\}?\s*\$?", answer)
-    return match[1] if match else ""
+def questions(
+    name: str, *, file: str = "", prompt: str = DEFAULT, columns: Any = (), grader: str = answers.OWN
+) -> Questions:
+    """Return the questions of that name, with options as they stand in a spec."""
+    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())), grader)
 
 
-def _problem(id_: str, row: tables.Row, named: Mapping[str, str], where: str) -> Problem:
-    question_at = tables.column(row, tables.QUESTION, named.get("question"), where, "question", _NAMED)
-    about: dict[str, Any] = {}
-    identity_at = named.get("id") or tables.find(row, tables.IDENTITY)
-    if identity_at:
-        about["source_id"] = str(row.get(identity_at))
-    question = str(row[question_at] or "").strip()
-    if not question:
-        raise KvatlasError(f"{where} has an empty question ({id_}).")
-    correct_at = tables.find(row, (tables.CORRECT,))
-    wrong = [str(row[at]).strip() for name in tables.INCORRECT if (at := tables.find(row, (name,))) and row[at]]
-    if correct_at and wrong:
-        return _permuted(id_, question, str(row[correct_at]).strip(), wrong, about)
-    given = row[tables.column(row, tables.ANSWER, named.get("answer"), where, "answer", _NAMED)]
-    # GSM8K's references are whole solutions that end so.
-    answer = tables.as_text(given).rpartition("\n#### ")[2].strip()
-    options_at = named.get("options") or tables.find(row, tables.OPTIONS)
-    options = row.get(options_at) if options_at else [row[at] for at in tables.lettered(row)]
-    if options:
-        by_index = isinstance(given, int | float) and not isinstance(given, bool)
-        about["choices"], answer = _options(options, answer, where, by_index)
-    elif answer and (choices := _choices_inside(question)) and (letter := _chosen(answer, choices)):
-        about |= {"choices": choices, "choices_in_question": True}
-        answer = letter
-    return Problem(id_, question, answer, about)
-
-
-def _permuted(id_: str, question: str, correct: str, wrong: list[str], about: dict[str, Any]) -> Problem:
-    """A question whose choices are put in an order drawn from its own seed, which is kept with it."""
-    seed = int(digest(["choices", CHOICE_SEED, id_])[:8], 16)
-    choices = [correct, *wrong]
-    random.Random(seed).shuffle(choices)
-    about |= {"choices": choices, "choice_seed": seed}
-    return Problem(id_, question, chr(ord("A") + choices.index(correct)), about)
-
-
-_MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
-
-
-def _choices_inside(question: str) -> list[str]:
-    """The texts behind the last (A), (B), ... of a question, or behind A), B), ... at the beginning of lines."""
-    marks = list(_MARK.finditer(question))
-    starts = [i for i, mark in enumerate(marks) if "A" in mark.groups()]
-    run = marks[starts[-1] :] if starts else []
-    letters = [mark[1] or mark[2] for mark in run]
-    if len(run) < 2 or letters != [chr(ord("A") + i) for i in range(len(run))]:
-        return []
-    ends = [*(mark.start() for mark in run[1:]), len(question)]
-    return [question[mark.end() : end].removesuffix("\\n").strip() for mark, end in zip(run, ends, strict=True)]
-
-
-def _chosen(answer: str, choices: Sequence[str]) -> str:
-    """The letter of an answer that is a letter or the text of exactly one choice; "" for another answer."""
-    letter = _is_letter(answer)
-    if letter:
-        return letter if ord(letter) - ord("A") < len(choices) else ""
-    return chr(ord("A") + choices.index(answer)) if choices.count(answer) == 1 else ""
-
-
-def _options(value: Any, answer: str, where: str, by_index: bool = False) -> tuple[list[str], str]:
-    """Choices as texts without their letters, and the answer as a letter.
-
-    A number (`by_index`) counts from 0 even where it is the text of an option, too.
-    """
-    if isinstance(value, dict):
-        value = [value[key] for key in sorted(value)] if "text" not in value else value["text"]
-    if not isinstance(value, list | tuple):
-        raise KvatlasError(f"{where} has options that are no list.")
-    choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
-    letter = _is_letter(answer)
-    if letter and ord(letter) - ord("A") >= len(choices):
-        letter = ""
-    elif not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
-        letter = chr(ord("A") + int(answer))
-    if not letter and answer in choices:
-        letter = chr(ord("A") + choices.index(answer))
-    if not letter:
-        raise KvatlasError(f"{where} has the answer {answer!r}, which is none of its options.")
-    return choices, letter
-
-
-@dataclass(frozen=True)
-class Named:
+class PublicSet:
     """The family of one name: `AIME24`."""
 
-    name: str
-    about: str
-    examples: str = field(default="")
+    def __init__(self, name: str, source: Source) -> None:
+        self.about = f"{source.about} ({source.size} problems; hub: {source.repository})"
+        self.examples = name
 
     def named(self, rest: str, **options: Any) -> Questions:
-        """The benchmark; nothing may follow its name. Options: file, prompt, columns, grader."""
+        """Return the benchmark; nothing may follow its name. Options: file, prompt, columns, grader."""
         if rest:
-            raise KvatlasError(f"Unknown benchmark {self.name + rest!r}; {self.name} stands alone.")
-        return questions(self.name, **options)
+            raise KvatlasError(f"Unknown benchmark {self.examples + rest!r}; {self.examples} stands alone.")
+        return questions(self.examples, **options)
 
 
-def questions(
-    name: str, *, file: str = "", prompt: str = prompts.DEFAULT, columns: Any = (), grader: str = graders.OWN
-) -> Questions:
-    """Questions by that name, with options as they stand in a spec."""
-    return Questions(name, file, prompt, tuple(sorted(dict(columns).items())), grader=grader)
-
-
-def _family(name: str) -> Named:
-    source = SOURCES[name]
-    return Named(name, f"{source.about} ({source.size} problems; hub: {source.repository})", name)
-
-
-AIME24 = _family("AIME24")
-AIME25 = _family("AIME25")
-AMC23 = _family("AMC23")
-GPQA_D = _family("GPQA_D")
-MATH500 = _family("MATH500")
-GAOKAO2023EN = _family("GAOKAO2023EN")
-GSM8K = _family("GSM8K")
-HMMT25 = _family("HMMT25")
-BRUMO25 = _family("BRUMO25")
-AIME26 = _family("AIME26")
-OLYMPIADBENCH = _family("OLYMPIADBENCH")
-MINERVA = _family("MINERVA")
+# The registry finds each family by the benchmark's name.
+globals().update({name: PublicSet(name, source) for name, source in SOURCES.items()})

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.benchmarks import Benchmark, graders, judges, tables
+from kvatlas.benchmarks import Benchmark, judges, tables
+from kvatlas.benchmarks.answers import OWN, check_grader
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
@@ -78,14 +79,14 @@ class _Answers:
 
 
 def regrade(
-    folder: Path, grader: str = graders.OWN, overruled: Sequence[Overruled] = (), audit: bool = False
+    folder: Path, grader: str = OWN, overruled: Sequence[Overruled] = (), audit: bool = False
 ) -> tuple[list[Regraded], list[Disagreement]]:
     """Grade every trace of a run again and store the verdicts as the metric `graded:NAME`.
 
     With `audit` the answers that math-verify judges otherwise are returned, too. KvatlasError for a run whose problems
     are not there any more, or whose benchmarks have one grader only.
     """
-    graders.check(grader)
+    check_grader(grader)
     with Store.open(folder) as store:
         manifest = store.manifest()
         if manifest.screened:
@@ -173,7 +174,7 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     graded: dict[str, Benchmark] = {}
     for benchmark in chosen:
         if not isinstance(benchmark, Questions):
-            if grader != graders.OWN:
+            if grader != OWN:
                 raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
             graded[benchmark.name] = benchmark
             continue
