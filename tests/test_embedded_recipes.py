@@ -15,7 +15,7 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.benchmarks.seqbench import Shape
+from kvatlas.benchmarks.seqbench import MazeShape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
 from kvatlas.core import Problem
 from kvatlas.models.claims import Claims
@@ -39,7 +39,9 @@ def recipes() -> SimpleNamespace:
 
 def examples(recipes: SimpleNamespace, seed: int) -> list:
     rng = random.Random(seed)
-    mazes = [draw_maze(Shape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng) for side, keys in ((4, 0), (5, 1))]
+    mazes = [
+        draw_maze(MazeShape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng) for side, keys in ((4, 0), (5, 1))
+    ]
     return [recipes.chain.chain_example(9, rng), *(recipes.maze.maze_example(maze, rng) for maze in mazes)]
 
 

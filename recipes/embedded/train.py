@@ -48,7 +48,7 @@ from vocabulary import (
     save_tokenizer,
 )
 
-from kvatlas.benchmarks.seqbench import Shape
+from kvatlas.benchmarks.seqbench import MazeShape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
 from kvatlas.core import KvatlasError
 
@@ -189,7 +189,7 @@ def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
         else:
             most = 3 + round(3 * level)
             noise = rng.uniform(*(1.0 + level * (end - 1.0) for end in NOISE))
-            shape = Shape(size_up_to(most), size_up_to(most), shuffle=1.0, noise=noise)
+            shape = MazeShape(size_up_to(most), size_up_to(most), shuffle=1.0, noise=noise)
             if rng.random() < LOCKED * level:
                 shape = replace(shape, doors=1)
             elif rng.random() < GIVEN_LENGTH * level:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.check import notes_on
-from kvatlas.benchmarks.sources import SOURCES
+from kvatlas.benchmarks.public import SOURCES
 from kvatlas.cli import app
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import make_plan, parse_spec

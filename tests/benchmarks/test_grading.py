@@ -1,3 +1,5 @@
+"""Grading: answers found in texts, equal answers, the processes that do the algebra, and other graders beside ours."""
+
 from __future__ import annotations
 
 import json
@@ -12,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.benchmarks import judges
+from kvatlas.benchmarks import find, identity, judges
 from kvatlas.benchmarks.answers import bare, boxed, letter, stated
 from kvatlas.benchmarks.equality import pools, same
-from kvatlas.benchmarks.judges import Judges, Verdict
+from kvatlas.benchmarks.judges import Comparison, Judges
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import Grade, Problem, Status
+from kvatlas.core import Grade, KvatlasError, Problem, Status
+from kvatlas.sweeps import parse_spec
 
 HOSTILE: list[tuple[str, str, bool]] = [
     ("7", r"\boxed{" + "{" * 200 + "7" + "}" * 200 + "}", True),
@@ -48,11 +51,12 @@ HOSTILE: list[tuple[str, str, bool]] = [
     ("3", r"\boxed{\\\\\\}", False),
     ("3", "\\boxed{3\\", True),
 ]
+DATA = Path(__file__).parent
 #: Answers with the verdict that a careful person gives: (reference, what the model wrote after thinking, correct).
 ALL = [
     *(
         (row["reference"], row["text"], row["correct"])
-        for row in map(json.loads, (Path(__file__).parent / "verdicts.jsonl").read_text("utf-8").split("\n")[:-1])
+        for row in map(json.loads, (DATA / "verdicts.jsonl").read_text("utf-8").split("\n")[:-1])
     ),
     *HOSTILE,
 ]
@@ -68,15 +72,9 @@ def _impatient() -> Iterator[None]:
     judges._judges = None
 
 
-def grade(reference: str, answer: str, choices: tuple[str, ...] = ()) -> Grade:
+def grade(reference: str, answer: str, choices: tuple[str, ...] = (), grader: str = "kvatlas") -> Grade:
     about = {"choices": list(choices)} if choices else {}
-    return Questions("T", file="unused").grade(Problem("p", "q", reference, about), answer)
-
-
-def test_there_are_enough_verdicts_of_both_kinds() -> None:
-    assert len(set(ALL)) == len(ALL) >= 200
-    assert sum(correct for _, _, correct in ALL) > 80
-    assert sum(not correct for _, _, correct in ALL) > 70
+    return Questions("T", file="unused", grader=grader).grade(Problem("p", "q", reference, about), answer)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +82,27 @@ def test_there_are_enough_verdicts_of_both_kinds() -> None:
 )
 def test_verdicts(reference: str, answer: str, correct: bool) -> None:
     assert grade(reference, answer).correct is correct
+
+
+def pairs() -> list[tuple[str, str, bool]]:
+    """Reference, a model's text, and whether it is right."""
+    kind, result = "", []
+    for line in (DATA / "answer_pairs.txt").read_text(encoding="utf-8").split("\n"):
+        if line.startswith("# "):
+            kind = line[2:]
+        elif line.startswith(("= ", "! ")):
+            reference, answer = line[2:].split(" :: ")
+            text = answer.replace(r"\n", "\n") if kind.startswith("texts") else rf"\boxed{{{answer}}}"
+            result.append((reference, text, line[0] == "="))
+    return result
+
+
+def test_answers_of_all_kinds_are_judged_as_a_person_judges_them() -> None:
+    everything = pairs()
+    assert len(everything) > 380
+    wrong = [pair for pair in everything if grade(*pair[:2]).correct is not pair[2]]
+    assert len(wrong) <= 0.04 * len(everything), wrong
+    assert sum(not correct for *_, correct in wrong) <= 2, wrong
 
 
 def test_no_answer_is_told_from_a_wrong_one() -> None:
@@ -194,30 +213,30 @@ def test_equal_answers_are_pooled_for_the_majority() -> None:
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
     pool = Judges(size=2, seconds=20)
-    results: list[Verdict] = []
-    threads = [threading.Thread(target=lambda: results.append(pool.compare("(x+1)^2", "x^2+2x+1"))) for _ in range(6)]
+    results: list[Comparison] = []
+    threads = [threading.Thread(target=lambda: results.append(pool.ask(["(x+1)^2", "x^2+2x+1"]))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [Verdict.EQUAL] * 6
+    assert results == [Comparison.EQUAL] * 6
     assert len(pool._idle) == 2
     for judge in pool._idle:
         judge.process.kill()
         judge.process.wait()
-    assert pool.compare("(x+1)^2", "x^2+2x") is Verdict.UNEQUAL
+    assert pool.ask(["(x+1)^2", "x^2+2x"]) is Comparison.UNEQUAL
     pool.close()
-    assert pool.compare("2x", "x+x") is Verdict.EQUAL
+    assert pool.ask(["2x", "x+x"]) is Comparison.EQUAL
     pool.close()
 
 
 def test_time_and_memory_are_limited() -> None:
     slow = Judges(size=1, seconds=1)
     began = time.perf_counter()
-    assert slow.compare("9^{9^{9^9}}", "3") is Verdict.TIMEOUT
+    assert slow.ask(["9^{9^{9^9}}", "3"]) is Comparison.TIMEOUT
     assert time.perf_counter() - began < 60
     assert not slow._idle
-    assert slow.compare("2x", "x+x") is Verdict.EQUAL
+    assert slow.ask(["2x", "x+x"]) is Comparison.EQUAL
     (judge,) = slow._idle
     limits = Path(f"/proc/{judge.process.pid}/limits").read_text()
     assert f"Max address space         {judges.MEMORY}" in limits
@@ -268,4 +287,70 @@ def test_equality_holds_in_both_directions() -> None:
         ("1/3", "0.3333333"),
         ("50\\%", "0.5"),
     ]:
-        assert same(first, other) is same(other, first) is Verdict.EQUAL
+        assert same(first, other) is same(other, first) is Comparison.EQUAL
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 20_000, "answer" + " " * 20_000, r"\boxed{" + "([" * 10_000 + "}", "{" * 20_000]
+)
+def test_the_letter_of_a_text_takes_linear_time(text: str) -> None:
+    began = time.process_time()
+    assert letter(text, CHOICES) is None
+    assert time.process_time() - began < 2
+
+
+#: Reference, answer, our verdict, and that of DynTS's code.
+CASES = [
+    ("7", r"So \boxed{7}.", True, True),
+    ("7", r"First \boxed{7}, then \boxed{8}.", False, False),
+    ("1234", "We add them and get 1,234", False, True),
+    ("7", "It is 7, since 2 + 5 are 7, as there are 3 of them", False, False),
+    ("7", "The answer is 7.", True, True),
+    ("0.5", r"\boxed{50\%}", True, True),
+    ("1000", r"\boxed{1000.05}", False, True),
+    ("1000", r"\boxed{1001}", False, False),
+    (r"\frac{1}{2}x+1", r"\boxed{1+\frac{x}{2}}", True, True),
+]
+
+
+@pytest.mark.parametrize(("reference", "answer", "ours", "theirs"), CASES)
+def test_short_answers_beside_the_grader_of_dynts(reference: str, answer: str, ours: bool, theirs: bool) -> None:
+    assert grade(reference, answer).correct is ours
+    assert grade(reference, answer, grader="dynts").correct is theirs
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (r"\boxed{C}", "C"),
+        ("Both B and C hold, so (D)", "D"),
+        ("The answer is B, as D is wrong", "B"),
+        ("C it is, what a day", "A"),  # Upper case is taken before letters are looked for.
+        ("nothing", None),
+    ],
+)
+def test_choices_as_dynts_finds_them(answer: str, found: str | None) -> None:
+    graded = grade("C", answer, CHOICES, "dynts")
+    assert (graded.correct, graded.answer) == (found == "C", found)
+
+
+def test_math_verify_alone() -> None:
+    assert grade("7", r"So \boxed{7}.", grader="math-verify").correct
+    assert not grade("7", r"So \boxed{8}.", grader="math-verify").correct
+    assert grade("C", r"So \boxed{C}.", CHOICES, "math-verify").correct
+
+
+def test_a_spec_names_prompt_and_grader_and_both_are_part_of_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps([{"question": "What?", "answer": "7"}]))
+    entries = [{}, {"prompt": "dynts"}, {"prompt": "dynts", "grader": "dynts"}, {"grader": "math-verify"}]
+    results = [
+        parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": [{"name": "ONE", "file": str(path), **entry}]})
+        .benchmarks[0]
+        .find()
+        for entry in entries
+    ]
+    assert len({json.dumps(identity(benchmark)) for benchmark in results}) == len(entries)
+    assert results[1].prompt(results[1].problems()[0]) == "What?"
+    with pytest.raises(KvatlasError, match="Unknown grader 'mine'; valid are kvatlas, dynts, math-verify"):
+        find(f"file:{path}", grader="mine")

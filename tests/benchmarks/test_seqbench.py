@@ -6,8 +6,8 @@ import random
 import pytest
 
 from kvatlas.benchmarks import find, identity
-from kvatlas.benchmarks.seqbench import Shape, draw, format_plan, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.search import reachable, shortest
+from kvatlas.benchmarks.seqbench import MazeShape, draw, format_plan, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.plans import reachable, shortest
 from kvatlas.core import KvatlasError, Problem, Status
 
 FACTS = """\
@@ -114,9 +114,10 @@ def test_mazes_are_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(40, 40, 400), Shape(40, 40, 250, noise=1.0), Shape(13, 9, 80), Shape(40, 40, 400, 5, 1.0)]
+    "shape",
+    [MazeShape(40, 40, 400), MazeShape(40, 40, 250, noise=1.0), MazeShape(13, 9, 80), MazeShape(40, 40, 400, 5, 1.0)],
 )
-def test_plans_as_long_as_the_published_ones(shape: Shape) -> None:
+def test_plans_as_long_as_the_published_ones(shape: MazeShape) -> None:
     for seed in range(3):
         instance = draw(shape, random.Random(seed))
         assert len(instance.plan) == shape.length
@@ -180,11 +181,11 @@ def test_what_is_no_plan_is_none(text: str) -> None:
 @pytest.mark.parametrize("columns", [2, 3])
 def test_a_corridor_has_no_long_way_round(columns: int) -> None:
     with pytest.raises(KvatlasError, match="take a larger grid, or smaller L, B or N"):
-        draw(Shape(columns, 40, 2 + columns * 40 - 2), random.Random(0))
+        draw(MazeShape(columns, 40, 2 + columns * 40 - 2), random.Random(0))
 
 
 def test_all_that_is_stated_is_supporting_or_noise() -> None:
-    instance = draw(Shape(40, 40, 100, 2, 0.5, 1.0), random.Random(1))
+    instance = draw(MazeShape(40, 40, 100, 2, 0.5, 1.0), random.Random(1))
     assert len(instance.facts) - instance.supporting == round(0.5 * instance.supporting)
 
 

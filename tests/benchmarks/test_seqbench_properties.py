@@ -8,9 +8,8 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kvatlas.benchmarks.seqbench import Instance, Shape, draw, follow, format_plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR
-from kvatlas.benchmarks.seqbench.search import reachable, shortest
+from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, reachable, shortest
 from kvatlas.core import KvatlasError
 
 often = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
@@ -24,7 +23,7 @@ def instances(draw_value: Any) -> Instance:
     length = draw_value(st.none() | st.integers(5 * doors + 3, 5 * doors + 3 + columns + rows))
     noise, shuffle = draw_value(st.sampled_from([0, 0.3, 1])), draw_value(st.sampled_from([0, 0.5, 1]))
     try:
-        return draw(Shape(columns, rows, length, doors, noise, shuffle), random.Random(draw_value(st.integers(0))))
+        return draw(MazeShape(columns, rows, length, doors, noise, shuffle), random.Random(draw_value(st.integers(0))))
     except KvatlasError:
         assume(False)
         raise

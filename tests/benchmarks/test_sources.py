@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvatlas.benchmarks.sources import SOURCES
+from kvatlas.benchmarks.public import SOURCES
 from tests.hub_server import hub
 
 ARENA = [

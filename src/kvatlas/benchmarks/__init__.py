@@ -40,7 +40,7 @@ families: Registry[Family] = Registry(
 
 
 def find(name: str, **options: Any) -> Benchmark:
-    """Return the benchmark of that name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
+    """Return the benchmark of a name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
 
     One's own file may stand without `file:` where its suffix says that it is one.
 

@@ -1,6 +1,6 @@
-r"""Whether a benchmark holds the problems that it should: a damaged file would look like a fault of models or settings.
+r"""Check that a benchmark holds the right problems: a damaged file would look like a fault of models or settings.
 
-Everything here takes a few seconds at most, so that it runs before every sweep.
+A check takes a few seconds at most, so that it runs before every sweep.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ import itertools
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kvatlas.benchmarks import normal, tables, units
+from kvatlas.benchmarks import normal, tables
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.public import Questions
-from kvatlas.benchmarks.sources import SOURCES
+from kvatlas.benchmarks.public import SOURCES, Questions
 from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
+
+Problems = Sequence[Problem]
+#: Problems with a fault, the fault, and advice.
+Fault = tuple[Problems, str, str]
 
 #: Share of problems from which a fault is the file's and not some problems'.
 MANY = 0.2
@@ -29,25 +32,25 @@ CUT = 3
 CHANCE = 5.0
 
 _COMMANDS = r"(?:frac|sqrt|left|right|cdot|times|text|overline|angle|mathbb|boxed|leq|geq|pi)(?![A-Za-z])"
-#: What texts hold that were damaged on their way into the file.
+#: Traces of damage in texts.
 _DAMAGE = (
     (
         r"<\|im_start\|>|<\|begin_of_text\|>|\[INST\]|<｜User｜>|['\"]role['\"]\s*:",
-        "a chat template or a list of messages",
+        "hold a chat template or a list of messages",
         "leave the question alone in its column: the model's own template is put around it",
     ),
     (
         r"Ã[^\sA-Za-z]|â€|â‰|Â[°±²³·½]|�",
-        "characters that were decoded wrongly, as in â€™",
+        "hold characters that were decoded wrongly, as in â€™",
         "write the file again as UTF-8",
     ),
     (
         r"[\x07\x08]\w|\x0b(?:ec|ert)|\x0c(?:rac|orall)|\t(?:imes|ext|heta|an\b|riangle)|\r(?:ight|ho\b|angle)",
-        r"control characters where LaTeX commands begin, such as a form feed and rac for \frac",
+        r"hold control characters where LaTeX commands begin, such as a form feed and rac for \frac",
         "write backslashes twice in JSON and in Python texts",
     ),
-    (rf"(?<!\\)\\\\{_COMMANDS}", r"LaTeX commands with two backslashes, as in \\frac", "one backslash too many"),
-    (r"&(?:lt|gt|amp|quot|nbsp|#\d+);", "HTML entities, as in &lt;", "write the characters themselves"),
+    (rf"(?<!\\)\\\\{_COMMANDS}", r"hold LaTeX commands with two backslashes, as in \\frac", "one backslash too many"),
+    (r"&(?:lt|gt|amp|quot|nbsp|#\d+);", "hold HTML entities, as in &lt;", "write the characters themselves"),
 )
 _NOTHING = re.compile(r"(?i)(?:nan|null|n/a|unknown|tbd|todo|\?+|-+|error)")
 _DIRECTIVE = re.compile(r"(?i)\\boxed|(?:think|reason) step by step")
@@ -55,7 +58,7 @@ _LEAK = re.compile(r"(?:####|(?i:\banswer\s*(?:is|[:=])))\s*\$?(?P<answer>[^\n$]
 
 
 def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = "characters") -> Iterator[Finding]:
-    """Findings about a benchmark as they are made; `length` measures prompts in that `unit`.
+    """Yield the findings about a benchmark; `length` measures prompts in that `unit`.
 
     Raises KvatlasError for a file that cannot be read at all.
     """
@@ -63,14 +66,15 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
     if isinstance(benchmark, Questions):
         yield _columns(benchmark)
         yield _published(benchmark, problems)
-        yield _damage(problems)
-        yield _questions(problems)
+        yield _first("texts", problems, _damage(problems), "no sign of damage")
+        shortest, longest = (pick(len(p.question) for p in problems) for pick in (min, max))
+        yield _first("questions", problems, _questions(problems, longest), f"{shortest} to {longest} characters")
         yield _references(problems)
-        yield _choices(problems)
+        yield _choices([p for p in problems if p.about.get("choices")])
         yield _own_answers(benchmark, problems)
     else:
         yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
-    yield _duplicates(problems)
+    yield _first("duplicates", problems, _duplicates(problems), "every question is there once")
     lengths = [length(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} {unit} in the median, {max(lengths):,} at most"
     yield Finding("prompts", Check.OK, message)
@@ -81,9 +85,9 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
 
 
 def notes_on(benchmark: Benchmark) -> list[str]:
-    """What a user should know about a problem file before a sweep, as sentences; none for generated problems.
+    """Return warnings about a problem file before a sweep, as sentences; none for generated problems.
 
-    Raises KvatlasError where the file is surely not what it is taken for.
+    Raises KvatlasError where the file is surely another one than its name says.
     """
     if not isinstance(benchmark, Questions):
         return []
@@ -94,41 +98,54 @@ def notes_on(benchmark: Benchmark) -> list[str]:
     return [f"{benchmark.name}: {finding}." for finding in findings if finding.status is Check.WARNING]
 
 
-def fingerprint(problems: Sequence[Problem]) -> str:
-    """What the reference answers are, whatever their order and spelling."""
-    tidy = [units.without_unit(normal.tidy(problem.answer)) for problem in problems]
-    return digest(sorted(str(value if (value := normal.rational(text)) is not None else text) for text in tidy))[:12]
+def fingerprint(problems: Problems) -> str:
+    """Return a digest of the reference answers, whatever their order and spelling."""
+    texts = [normal.without_unit(normal.tidy(problem.answer)) for problem in problems]
+    return digest(sorted(str(value if (value := normal.rational(text)) is not None else text) for text in texts))[:12]
 
 
-def _digest(problems: Sequence[Problem]) -> str:
+def _digest(problems: Problems) -> str:
     return digest([[p.question, p.answer, p.about.get("choices")] for p in problems])[:12]
 
 
+def _first(name: str, problems: Problems, faults: Iterable[Fault], fine: str) -> Finding:
+    """Return the first fault that some problems have, as a warning."""
+    for affected, fault, advice in faults:
+        if affected:
+            message = f"{_of(len(affected), problems)} {fault} (first {affected[0].id})"
+            return Finding(name, Check.WARNING, message, advice)
+    return Finding(name, Check.OK, fine)
+
+
+def _of(count: int, everything: Sequence[object]) -> str:
+    return f"{count} of {len(everything)} problems"
+
+
 def _columns(benchmark: Questions) -> Finding:
-    """Which columns were taken, and whether another one has as good a name and says something else."""
+    """Name the columns that were taken, and others with as good a name that say something else."""
     name, named, rows = "columns", dict(benchmark.columns), benchmark.rows
     taken, doubts = [], []
-    for what, usual in (("question", tables.QUESTION), ("answer", tables.ANSWER)):
-        at = named.get(what) or tables.find(rows[0], usual)
+    for content, usual in (("question", tables.QUESTION), ("answer", tables.ANSWER)):
+        at = named.get(content) or tables.find(rows[0], *usual)
         if at is None:
             continue
-        taken.append(f"{what} in {at!r}")
-        others = [column for word in usual if (column := tables.find(rows[0], (word,))) and column != at]
-        for other in () if what in named else others:
+        taken.append(f"{content} in {at!r}")
+        others = [column for word in usual if (column := tables.find(rows[0], word)) and column != at]
+        for other in () if content in named else others:
             differ = sum(tables.as_text(row.get(at)) != tables.as_text(row.get(other)) for row in rows)
-            if differ and not (what == "answer" and tables.find(rows[0], tables.INCORRECT)):
-                doubts.append(f"{other!r} could be the {what}, too, and differs from {at!r} in {_of(differ, rows)}")
+            if differ and not (content == "answer" and tables.find(rows[0], *tables.INCORRECT)):
+                doubts.append(f"{other!r} could be the {content}, too, and differs from {at!r} in {_of(differ, rows)}")
     if doubts:
         advice = "name the right one with columns: {question: NAME, answer: NAME}"
         return Finding(name, Check.WARNING, "; ".join(doubts), advice)
-    options = named.get("options") or tables.find(rows[0], tables.OPTIONS)
+    options = named.get("options") or tables.find(rows[0], *tables.OPTIONS)
     lettered = ", ".join(tables.lettered(rows[0]))
     taken += [f"options in {option!r}" for option in (options or lettered,) if option]
     return Finding(name, Check.OK, ", ".join(taken))
 
 
-def _published(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
-    """Number and answers beside those of the published set."""
+def _published(benchmark: Questions, problems: Problems) -> Finding:
+    """Compare number and answers with those of the published set."""
     name, source = "problems", SOURCES.get(benchmark.name)
     message = f"{len(problems)} problems with a reference answer (digest {_digest(problems)})"
     mark = fingerprint(problems)
@@ -136,75 +153,72 @@ def _published(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
     if source and other != benchmark.name:
         return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
     without = len(benchmark.rows) - len(problems)
+    left_out = f"{without} without one are left out" if without else ""
     if source and source.size != len(problems):
         message = f"{len(problems)} problems with a reference answer, where the published set has {source.size}"
-        advice = f"{without} without one are left out" if without else "the file is not the published set"
-        return Finding(name, Check.WARNING, message, advice)
+        return Finding(name, Check.WARNING, message, left_out or "the file is not the published set")
     if without:
-        return Finding(name, Check.WARNING, message, f"{without} without one are left out")
+        return Finding(name, Check.WARNING, message, left_out)
     if source and source.answers not in ("", mark):
         return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
     return Finding(name, Check.OK, f"{message}, as published" if source else message)
 
 
-def _damage(problems: Sequence[Problem]) -> Finding:
+def _damage(problems: Problems) -> Iterator[Fault]:
     texts = ["\n".join([p.question, p.answer, *p.about.get("choices", ())]) for p in problems]
-    for pattern, what, advice in _DAMAGE:
-        matched = [p for p, text in zip(problems, texts, strict=True) if re.search(pattern, text)]
-        if matched:
-            return _warning("texts", problems, matched, f"hold {what}", advice)
-    return Finding("texts", Check.OK, "no sign of damage")
+    for pattern, fault, advice in _DAMAGE:
+        yield [p for p, text in zip(problems, texts, strict=True) if re.search(pattern, text)], fault, advice
 
 
-def _questions(problems: Sequence[Problem]) -> Finding:
-    """Questions that are something else, are cut, ask for a format of their own, or say their answer."""
-    name = "questions"
+def _questions(problems: Problems, longest: int) -> Iterator[Fault]:
+    """Yield questions that are something else, say their answer, ask for a format of their own, or are cut."""
     numbers = [p for p in problems if re.fullmatch(r"[-+\d.,\s]*", p.question)]
-    if numbers:
-        return _warning(name, problems, numbers, "are a number and no question", "name the column of the question")
+    yield numbers, "are a number and no question", "name the column of the question"
     told = [p for p in problems if (m := _LEAK.search(p.question)) and m["answer"].strip(" .*") == p.answer.strip("$ ")]
-    if told:
-        return _warning(name, problems, told, "end with their answer", "leave it out of the question")
+    yield told, "end with their answer", "leave it out of the question"
     asking = [p for p in problems if _DIRECTIVE.search(p.question)]
-    if len(asking) >= MANY * len(problems):
-        advice = "the prompt format says so again; take the format plain, or leave it out of the questions"
-        return _warning(name, problems, asking, "say how to answer", advice)
-    longest = max(len(p.question) for p in problems)
+    advice = "the prompt format says so again; take the format plain, or leave it out of the questions"
+    yield asking if len(asking) >= MANY * len(problems) else [], "say how to answer", advice
     cut = [p for p in problems if len(p.question) == longest and re.search(r"[\w,(=+-]$", p.question)]
-    if len({p.question for p in cut}) >= CUT:
-        what = f"are exactly {longest} characters long, the most there are, and end in the middle"
-        return _warning(name, problems, cut, what, "they seem cut")
-    return Finding(name, Check.OK, f"{min(len(p.question) for p in problems)} to {longest} characters")
+    fault = f"are exactly {longest} characters long, the most there are, and end in the middle"
+    yield cut if len({p.question for p in cut}) >= CUT else [], fault, "they seem cut"
 
 
-def _references(problems: Sequence[Problem]) -> Finding:
-    """Reference answers that no answer of a model could equal."""
-    name = "references"
+def _references(problems: Problems) -> Finding:
+    """Look for reference answers that no answer of a model could equal."""
+
+    def matching(pattern: str) -> Problems:
+        return [p for p in problems if re.fullmatch(pattern, p.answer)]
+
     solutions = [p for p in problems if _is_solution(p.answer)]
-    if solutions:
-        advice = "name the column with the final answer: columns: {answer: NAME}"
-        warning = _warning(name, problems, solutions, "have a whole solution for a reference answer", advice)
-        failed = len(solutions) >= MANY * len(problems)
-        return Finding(name, Check.FAILED, warning.message, advice) if failed else warning
-    nothing = [p for p in problems if _NOTHING.fullmatch(p.answer)]
-    if nothing:
-        return _warning(
-            name, problems, nothing, "have a placeholder for a reference answer", "leave their answer empty"
-        )
-    opened = [p for p in problems if _is_open(p.answer)]
-    if opened:
-        return _warning(
-            name, problems, opened, "have a reference answer whose braces or $ do not close", "they seem cut"
-        )
-    noisy = [p for p in problems if re.fullmatch(r"-?\d+\.\d{12,}", p.answer)]
-    if noisy:
-        advice = "write them as they were meant"
-        return _warning(name, problems, noisy, "have the rounding error of a float in their reference answer", advice)
-    letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
-    if len(letters) >= MANY * len(problems):
-        advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
-        return _warning(name, problems, letters, "have a letter for a reference answer and no choices", advice)
-    return Finding(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
+    letters = [p for p in matching(r"\(?[A-E]\)?") if not p.about.get("choices")]
+    faults: tuple[Fault, ...] = (
+        (
+            solutions,
+            "have a whole solution for a reference answer",
+            "name the column with the final answer: columns: {answer: NAME}",
+        ),
+        (matching(_NOTHING.pattern), "have a placeholder for a reference answer", "leave their answer empty"),
+        (
+            [p for p in problems if _is_open(p.answer)],
+            "have a reference answer whose braces or $ do not close",
+            "they seem cut",
+        ),
+        (
+            matching(r"-?\d+\.\d{12,}"),
+            "have the rounding error of a float in their reference answer",
+            "write them as they were meant",
+        ),
+        (
+            letters if len(letters) >= MANY * len(problems) else [],
+            "have a letter for a reference answer and no choices",
+            "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ...",
+        ),
+    )
+    finding = _first("references", problems, faults, f"{max(len(p.answer) for p in problems)} characters at most")
+    if solutions and len(solutions) >= MANY * len(problems):
+        return Finding(finding.name, Check.FAILED, finding.message, finding.advice)
+    return finding
 
 
 def _is_solution(answer: str) -> bool:
@@ -217,37 +231,44 @@ def _is_open(answer: str) -> bool:
     return plain.count("{") != plain.count("}") or plain.count("$") % 2 == 1
 
 
-def _choices(problems: Sequence[Problem]) -> Finding:
-    """Options that are missing or twice there, and letters that are right more often than chance has it."""
+def _choices(problems: Problems) -> Finding:
+    """Look for options that are missing or twice there, and letters that are right more often than chance has it."""
     name = "choices"
-    asked = [p for p in problems if p.about.get("choices")]
-    if not asked:
+    if not problems:
         return Finding(name, Check.OK, "none: answers are compared by meaning")
-    empty = [p for p in asked if not all(p.about["choices"])]
-    if empty:
-        return _warning(name, asked, empty, "have an empty option")
-    twice = [p for p in asked if len(set(p.about["choices"])) < len(p.about["choices"])]
-    if twice:
-        return _warning(name, asked, twice, "have an option twice", "no letter is right alone")
-    sizes = Counter(len(p.about["choices"]) for p in asked)
+    choices = [(p, p.about["choices"]) for p in problems]
+    sizes = Counter(len(texts) for _, texts in choices)
     usual, most = sizes.most_common(1)[0]
-    others = [p for p in asked if len(p.about["choices"]) != usual]
-    if 0 < len(others) <= MANY / 4 * len(asked):
-        return _warning(name, asked, others, f"do not have {usual} options as the others do")
-    right = Counter(p.answer for p in asked)
-    for letter in [chr(ord("A") + i) for i in range(max(sizes))]:
-        shares = [1 / len(p.about["choices"]) for p in asked if ord(letter) - ord("A") < len(p.about["choices"])]
+    others = [p for p, texts in choices if len(texts) != usual]
+    right = Counter(p.answer for p in problems)
+    shown = ", ".join(f"{letter} {count / len(problems):.0%}" for letter, count in sorted(right.items()))
+    faults: tuple[Fault, ...] = (
+        ([p for p, texts in choices if not all(texts)], "have an empty option", ""),
+        (
+            [p for p, texts in choices if len(set(texts)) < len(texts)],
+            "have an option twice",
+            "no letter is right alone",
+        ),
+        (
+            others if len(others) <= MANY / 4 * len(problems) else [],
+            f"do not have {usual} options as the others do",
+            "",
+        ),
+    )
+    fine = f"{most} of {len(problems)} with {usual} options; answers {shown}"
+    finding = _first(name, problems, faults, fine)
+    for index in range(max(sizes) if finding.status is Check.OK else 0):
+        letter, shares = chr(ord("A") + index), [1 / len(texts) for _, texts in choices if index < len(texts)]
         spread = sum(share * (1 - share) for share in shares) ** 0.5
         if abs(right[letter] - sum(shares)) > CHANCE * spread:
-            message = f"{letter} is the answer of {_of(right[letter], asked)}, where chance gives {sum(shares):.0f}"
+            message = f"{letter} is the answer of {_of(right[letter], problems)}, where chance gives {sum(shares):.0f}"
             advice = "a model that has a favourite letter is rewarded for it; see whether indices count from 1"
             return Finding(name, Check.WARNING, message, advice)
-    shown = ", ".join(f"{letter} {count / len(asked):.0%}" for letter, count in sorted(right.items()))
-    return Finding(name, Check.OK, f"{most} of {len(asked)} with {usual} options; answers {shown}")
+    return finding
 
 
-def _own_answers(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
-    """Whether the reference answers, boxed, are graded right themselves."""
+def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
+    """Look for reference answers that, boxed, are graded wrong themselves."""
     name = "own answers"
     # An integer is always the same as itself, and of those that do not close another finding speaks.
     spelled = [p for p in problems if not re.fullmatch(r"-?\d{1,9}", p.answer) and not _is_open(p.answer)]
@@ -261,26 +282,13 @@ def _own_answers(benchmark: Questions, problems: Sequence[Problem]) -> Finding:
     return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 
 
-def _duplicates(problems: Sequence[Problem]) -> Finding:
-    name = "duplicates"
+def _duplicates(problems: Problems) -> Iterator[Fault]:
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
         words = re.sub(r"\W+", "", problem.question).casefold() or problem.question
         groups[canonical([words, sorted(problem.about.get("choices", ()))])].append(problem)
     twice = [group for group in groups.values() if len(group) > 1]
-    if not twice:
-        return Finding(name, Check.OK, "every question is there once")
-    again = [problem for group in twice for problem in group[1:]]
     several = sum(len({problem.answer for problem in group}) > 1 for group in twice)
     advice = f"{several} of them with different reference answers" if several else ""
-    return _warning(name, problems, again, f"are there before, first {twice[0][0].id} again", advice)
-
-
-def _warning(
-    name: str, problems: Sequence[Problem], affected: Sequence[Problem], what: str, advice: str = ""
-) -> Finding:
-    return Finding(name, Check.WARNING, f"{_of(len(affected), problems)} {what} (first {affected[0].id})", advice)
-
-
-def _of(count: int, everything: Sequence[object]) -> str:
-    return f"{count} of {len(everything)} problems"
+    if twice:
+        yield [p for group in twice for p in group[1:]], f"are there before, first {twice[0][0].id} again", advice

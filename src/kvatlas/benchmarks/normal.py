@@ -37,33 +37,30 @@ _FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|opera
 _SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
 
 #: The steps that take decoration away, in their order: a pattern and what stands for it.
-_STEPS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars"),
-        (_CURRENCIES, ""),
-        # The distance that a line break of a matrix may be given; then line breaks, which are no escaped spaces.
-        (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
-        (r"\\\\", "\n"),
-        (r"\\\$|\$", ""),
-        (r"\\([%&])", r"\1"),
-        (r"\\[()\[\]]", ""),
-        *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
-        (r"\{,\}|,\\!\s*", ","),
-        (rf"\\(?:{_SPACES})|~", " "),
-        (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
-        (r"\\([|:])", r"\1"),
-        (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
-        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
-        (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
-        # Of LaTeX's \sqrt12 only the 1 is under the root, but a writer of √12 or \sqrt12 means twelve.
-        (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
-        (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
-        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
-    )
-]
+_STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars"),
+    (_CURRENCIES, ""),
+    # The distance that a line break of a matrix may be given; then line breaks, which are no escaped spaces.
+    (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
+    (r"\\\\", "\n"),
+    (r"\\\$|\$", ""),
+    (r"\\([%&])", r"\1"),
+    (r"\\[()\[\]]", ""),
+    *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
+    (r"\{,\}|,\\!\s*", ","),
+    (rf"\\(?:{_SPACES})|~", " "),
+    (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
+    (r"\\([|:])", r"\1"),
+    (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
+    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+    (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+    # Of LaTeX's \sqrt12 only the 1 is under the root, but a writer of √12 or \sqrt12 means twelve.
+    (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
+    (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
+    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
+)
 
 
 def tidy(text: str) -> str:
@@ -72,7 +69,7 @@ def tidy(text: str) -> str:
     text = "".join(_fraction(c) for c in text).translate(_TABLE)
     text = "".join(_digit(c) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
     for pattern, replacement in _STEPS:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
     text = re.sub(r"\s+", " ", text).strip().rstrip(".").strip()
     # Braces and parentheses that enclose all of it and no list.

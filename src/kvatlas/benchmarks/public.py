@@ -78,7 +78,12 @@ _LINE = "Reason step by step. End with one line that reads: Answer: "
 FORMATS = {
     name: Format(version, f"{{question}}{question}", f"{{question}}\n\n{{options}}{choice}")
     for name, version, question, choice in (
-        ("r1", 1, "\n\n" + _BOXED.format("your final answer"), "\n\n" + _BOXED.format("the letter of your final answer")),
+        (
+            "r1",
+            1,
+            "\n\n" + _BOXED.format("your final answer"),
+            "\n\n" + _BOXED.format("the letter of your final answer"),
+        ),
         ("plain", 2, "", ""),
         ("dynts", 1, "", ""),
         ("line", 1, f"\n\n{_LINE}YOUR ANSWER", f"\n\n{_LINE}LETTER"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET
+from kvatlas.benchmarks.seqbench.plans import AGENT, TARGET
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.figures import style
 from kvatlas.figures.style import LEAST_TYPE, Foot, Look, canvas, settle, wrapped

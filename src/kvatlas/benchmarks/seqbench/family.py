@@ -2,72 +2,123 @@
 
 A name is `SEQBENCH-WxH` and then any of `-L<actions>`, `-B<locked doors>`, `-N<noise ratio>`, `-S<shuffle ratio>`,
 where keys lie, `-Konway` or `-Kdetour`, and a prompt format, `-facts` or `-full`: `SEQBENCH-40x40-L100-B2-N0.5-S1`.
-What is left out has the grid's default:
+Parts that are left out have the grid's default:
 
 | grid | L | B | N | S | K | prompt |
 |---|---|---|---|---|---|---|
 | up to 6x6 | any | 0 | 1 | 1 | detour | `facts/v1`, the facts alone, one a line, for models without tokens for more |
 | larger | any | 0 | 0 | 0 | onway, as published | `seqbench/v1`: task, guidance, three worked examples, facts |
 
-`SEQBENCH@FILE` stands for the mazes of a copy of the published data set, asked with `seqbench/v1`.
-
 All other models are asked small mazes with `seqbench/v1`, too, unless the name says `-facts`.
 Names that mean the same problems and prompt are one benchmark under its shortest name.
+
+`SEQBENCH@FILE` stands for the mazes of a copy of the published data set (emnlp-submission/seqBench, CC-BY-4.0), asked
+with `seqbench/v1`. The file is JSON lines, compressed or not, as `seqBench_compact.jsonl.gz`. Its rows have
+`instance_id`, `context` (the facts), `completion` (the reference plan), `complexity_parameters` (`logical_depth_L`,
+`backtracking_count_B`, `noise_ratio_N`) and `instance_metadata` (with the names of agent and target). Facts and plan
+are taken over in our wording and with our names, so that one prompt and one grader serve all mazes.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar
 
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.seqbench.grading import grade, prompt, template
-from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Shape, draw, facts
-from kvatlas.benchmarks.seqbench.plans import format_plan
-from kvatlas.core import Grade, KvatlasError, Problem
+from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, MazeShape, draw, facts
+from kvatlas.benchmarks.seqbench.plans import (
+    AGENT,
+    NO_ERROR,
+    TARGET,
+    Plan,
+    follow,
+    format_plan,
+    judge,
+    parse_plan,
+    read_maze,
+)
+from kvatlas.benchmarks.tables import json_lines, read_text
+from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
 
 STANDARD_PROBLEMS = 300
 FORMATS = {"facts": "facts/v1", "full": "seqbench/v1"}
 KEYS = {"onway": ON_WAY, "detour": DETOUR}
 _EXAMPLES = "SEQBENCH-5x5, SEQBENCH-6x6-B1, SEQBENCH-40x40-L100-B2-N0.5-S1"
+_NAME = re.compile(
+    r"-(?P<W>\d{1,3})x(?P<H>\d{1,3})"
+    r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)"
+    r"|-K(?P<K>onway|detour)|-(?P<F>facts|full))*",
+    re.ASCII,
+)
+_ROOM = r"[A-Z]+\d+"
+#: A published fact, with any names of agent and target; some texts have "Door between" for "The locked door between".
+_FACT = re.compile(
+    rf"Room {_ROOM} and {_ROOM} are connected by (?:an open|a closed and locked) door\."
+    rf"|(?:The locked door|Door) between {_ROOM} and {_ROOM} requires key \d+\."
+    rf"|Key \d+ is in room {_ROOM}\."
+    rf"|[A-Z][A-Za-z_-]* is in room {_ROOM}\."
+)
+
+
+@cache
+def template() -> str:
+    """Return the part before the facts in `seqbench/v1`: task, guidance and worked examples."""
+    return (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
+
+
+class _Graded:
+    """The prompt and the grading of every maze."""
+
+    def prompt(self, problem: Problem) -> str:
+        return f"{template()}{problem.question}\n\nPlan:"
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """All metrics of the last plan in the answer; without one, 0 throughout and status `no_answer`."""
+        plan = parse_plan(answer)
+        if plan is None:
+            shares: dict[str, float | str] = dict.fromkeys(("valid", "progress_valid", "precision", "recall"), 0.0)
+            nothing = {**shares, "first_error": "no_answer", "first_error_index": 0}
+            return Grade(False, 0.0, None, Status.NO_ANSWER, nothing)
+        reference = parse_plan(problem.answer)
+        assert reference is not None, "a reference answer is a plan"
+        metrics = asdict(judge(read_maze(problem.question.splitlines()), reference, plan))
+        metrics["valid"] = float(metrics["valid"])
+        return Grade(metrics.pop("solved"), metrics.pop("progress"), format_plan(plan), Status.OK, metrics)
 
 
 @dataclass(frozen=True)
-class SeqBench:
+class SeqBench(_Graded):
     """The benchmark of one shape of maze, asked in one prompt format: `facts/v1`, `seqbench/v1`, or "" for the default.
 
-    `told`: a model that can read the task is told it, in small mazes, too.
+    `full`: a model that can read the task is told it, in small mazes, too.
     """
 
-    shape: Shape
+    shape: MazeShape
     prompt_format: str = ""
-    told: bool = False
+    full: bool = False
     version: ClassVar[int] = 1
     about: ClassVar[str] = "mazes with locked doors, to be solved by a plan of chosen depth (generated)"
     examples: ClassVar[str] = _EXAMPLES
 
     @classmethod
     def named(cls, rest: str, file: str = "") -> Benchmark:
-        """The benchmark from what follows SEQBENCH, or of a `file` of the published data set.
+        """Return the benchmark from what follows SEQBENCH, or of a `file` of the published data set.
 
         KvatlasError says which names are valid.
         """
         if file and rest:
             raise KvatlasError(f"A file of mazes says itself how hard they are; name it as 'SEQBENCH@{file}'.")
         if file:
-            from kvatlas.benchmarks.seqbench.published import Published
-
             return Published(file)
-        match = re.fullmatch(
-            r"-(?P<W>\d{1,3})x(?P<H>\d{1,3})"
-            r"(?:-L(?P<L>\d{1,6})|-B(?P<B>\d{1,4})|-N(?P<N>\d{1,3}(?:\.\d{1,3})?)|-S(?P<S>\d(?:\.\d{1,3})?)"
-            r"|-K(?P<K>onway|detour)|-(?P<F>facts|full))*",
-            rest,
-            re.ASCII,
-        )
+        match = _NAME.fullmatch(rest)
         parts = re.findall(r"-([A-Za-z])[^-]*", rest)
         if match is None or len(parts) != len(set(parts)):
             raise KvatlasError(
@@ -75,27 +126,41 @@ class SeqBench:
                 "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), Konway or Kdetour "
                 "(where keys lie), and facts or full."
             )
-        columns, rows = int(match["W"]), int(match["H"])
-        common = _default(columns, rows)
-        shape = Shape(
-            columns,
-            rows,
-            int(match["L"]) if match["L"] else None,
-            int(match["B"] or 0),
-            float(match["N"]) if match["N"] else common.noise,
-            float(match["S"]) if match["S"] else common.shuffle,
-            KEYS[match["K"]] if match["K"] else common.keys,
+        common = _default(int(match["W"]), int(match["H"]))
+        shape = replace(
+            common,
+            length=int(match["L"]) if match["L"] else None,
+            doors=int(match["B"] or 0),
+            noise=float(match["N"]) if match["N"] else common.noise,
+            shuffle=float(match["S"]) if match["S"] else common.shuffle,
+            keys=KEYS[match["K"]] if match["K"] else common.keys,
         )
         named = FORMATS[match["F"]] if match["F"] else ""
-        return cls(shape, "" if named == FORMATS["full"] and not _is_small(columns, rows) else named)
+        return cls(shape, "" if named == FORMATS["full"] and not shape.small else named)
 
     @property
     def name(self) -> str:
-        return _shape_name(self.shape) + next((f"-{k}" for k, v in FORMATS.items() if v == self.prompt_format), "")
+        return self._maze + next((f"-{k}" for k, v in FORMATS.items() if v == self.prompt_format), "")
+
+    @property
+    def _maze(self) -> str:
+        """The name without the prompt format."""
+        shape = self.shape
+        common = _default(shape.columns, shape.rows)
+        keys = next(word for word, keys in KEYS.items() if keys == shape.keys)
+        parts = (
+            f"SEQBENCH-{shape.columns}x{shape.rows}",
+            f"L{shape.length}" if shape.length is not None else "",
+            f"B{shape.doors}" if shape.doors else "",
+            f"N{shape.noise:g}" if shape.noise != common.noise else "",
+            f"S{shape.shuffle:g}" if shape.shuffle != common.shuffle else "",
+            f"K{keys}" if shape.doors and shape.keys != common.keys else "",
+        )
+        return "-".join(filter(None, parts))
 
     def asked_of(self, reads: Callable[[str], bool]) -> Benchmark:
-        """The same for a model: one that `reads` the task is told it, unless the name says how to ask."""
-        return replace(self, told=reads(template()))
+        """Return the same for a model: one that `reads` the task is told it, unless the name says how to ask."""
+        return replace(self, full=reads(template()))
 
     @property
     def identity(self) -> list[Any]:
@@ -113,8 +178,8 @@ class SeqBench:
         return [self.problem(i) for i in range(STANDARD_PROBLEMS if limit is None else limit)]
 
     def problem(self, index: int) -> Problem:
-        """The problem of that index; `question` holds the facts, `about` the depth that it came out with."""
-        instance = draw(self.shape, random.Random(f"kvatlas seqbench {_shape_name(self.shape)} test {index}"))
+        """Return the problem of that index; `question` holds the facts, `about` the depth that it came out with."""
+        instance = draw(self.shape, random.Random(f"kvatlas seqbench {self._maze} test {index}"))
         about = {
             "L": len(instance.plan),
             "B": instance.doors,
@@ -126,29 +191,106 @@ class SeqBench:
         return Problem(f"{self.name}-{index:04d}", facts(instance), format_plan(instance.plan), about)
 
     def prompt(self, problem: Problem) -> str:
-        common = FORMATS["full" if self.told or not _is_small(self.shape.columns, self.shape.rows) else "facts"]
-        return prompt(self.prompt_format or common, problem)
-
-    def grade(self, problem: Problem, answer: str) -> Grade:
-        """The last plan in the answer against the reference and against the maze."""
-        return grade(problem, answer)
+        common = FORMATS["full" if self.full or not self.shape.small else "facts"]
+        alone = (self.prompt_format or common) == FORMATS["facts"]
+        return problem.question if alone else super().prompt(problem)
 
 
-def _default(columns: int, rows: int) -> Shape:
-    small = _is_small(columns, rows)
-    return Shape(columns, rows, noise=float(small), shuffle=float(small), keys=DETOUR if small else ON_WAY)
+def _default(columns: int, rows: int) -> MazeShape:
+    small = max(columns, rows) <= SMALL
+    return MazeShape(columns, rows, noise=float(small), shuffle=float(small), keys=DETOUR if small else ON_WAY)
 
 
-def _is_small(columns: int, rows: int) -> bool:
-    return max(columns, rows) <= SMALL
+@dataclass(frozen=True)
+class Published(_Graded):
+    """The mazes of one file of the published data set, in the file's order."""
+
+    file: str
+    version: ClassVar[int] = 1
+    rules_identity: ClassVar[tuple[()]] = ()
+
+    @property
+    def name(self) -> str:
+        return f"SEQBENCH@{self.file}"
+
+    @property
+    def typical_output_tokens(self) -> int:
+        lengths = [int(problem.about["L"]) for problem in self._problems]
+        return 24 * sum(lengths) // len(lengths)
+
+    @property
+    def identity(self) -> list[Any]:
+        """The content of the file, so that a copy elsewhere is the same benchmark."""
+        return [digest([[problem.id, problem.question, problem.answer] for problem in self._problems])]
+
+    def problems(self, limit: int | None = None) -> Sequence[Problem]:
+        """Return the first `limit` mazes; KvatlasError says which line of the file is no maze."""
+        return self._problems[:limit]
+
+    @cached_property
+    def _problems(self) -> Sequence[Problem]:
+        where = f"The seqBench file {self.file!r}"
+        try:
+            rows = json_lines(read_text(Path(self.file).expanduser()))
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise KvatlasError(
+                f"{where} cannot be read ({error}); valid is JSON lines, also compressed with gzip."
+            ) from error
+        problems = [_problem(row, f"Line {number} of {self.file!r}") for number, row in enumerate(rows, 1)]
+        if not problems:
+            raise KvatlasError(f"{where} holds no mazes.")
+        if len({problem.id for problem in problems}) < len(problems):
+            raise KvatlasError(f"{where} has an instance_id twice.")
+        return problems
 
 
-def _shape_name(shape: Shape) -> str:
-    common = _default(shape.columns, shape.rows)
-    name = f"SEQBENCH-{shape.columns}x{shape.rows}"
-    name += f"-L{shape.length}" if shape.length is not None else ""
-    name += f"-B{shape.doors}" if shape.doors else ""
-    name += f"-N{shape.noise:g}" if shape.noise != common.noise else ""
-    name += f"-S{shape.shuffle:g}" if shape.shuffle != common.shuffle else ""
-    other = shape.doors and shape.keys != common.keys
-    return name + (f"-K{next(word for word, keys in KEYS.items() if keys == shape.keys)}" if other else "")
+def _problem(row: Any, where: str) -> Problem:
+    if not isinstance(row, dict) or not {"instance_id", "context", "completion"} <= row.keys():
+        raise KvatlasError(f"{where} is no seqBench maze: it lacks instance_id, context or completion.")
+    plan = _plan(row["completion"])
+    if not plan or plan[-1][0] != "rescue":
+        raise KvatlasError(f"{where} has a completion that is no plan ending in a rescue.")
+    agent = str(_data(row.get("instance_metadata")).get("agent_name", AGENT))
+    ours = {agent: AGENT, plan[-1][1]: TARGET}
+    sentences = []
+    for sentence in _FACT.findall(str(row["context"])):
+        who, _, rest = sentence.partition(" is in room ")
+        renamed = f"{ours[who]} is in room {rest}" if who in ours else sentence
+        sentences.append(renamed.replace("Door between", "The locked door between"))
+    try:
+        maze = read_maze(sentences)
+    except KvatlasError as error:
+        raise KvatlasError(f"{where} is no seqBench maze: {error}") from error
+    plan = (*plan[:-1], ("rescue", TARGET))
+    done, error_class = follow(maze, plan)
+    if error_class != NO_ERROR:
+        raise KvatlasError(f"{where} has a completion that fails at action {done + 1} ({error_class}).")
+    depth = _data(row.get("complexity_parameters"))
+    about = {
+        "L": len(plan),
+        "B": int(depth.get("backtracking_count_B", sum(name == "use_key" for name, _ in plan))),
+        "moves": sum(name == "move_to" for name, _ in plan),
+    }
+    if "noise_ratio_N" in depth:
+        about["N"] = depth["noise_ratio_N"]
+    return Problem(str(row["instance_id"]), "\n".join(sentences), format_plan(plan), about)
+
+
+def _plan(completion: Any) -> Plan | None:
+    """Return a plan written as text, as a list of pairs, or as a list of "action: argument"."""
+    if isinstance(completion, list):
+        completion = [item.split(":", 1) if isinstance(item, str) else item for item in completion]
+        if not all(isinstance(item, list) and len(item) == 2 for item in completion):
+            return None
+        return tuple((str(name).strip(), str(argument).strip()) for name, argument in completion)
+    return parse_plan(str(completion))
+
+
+def _data(value: Any) -> Mapping[str, Any]:
+    """Return an object, or an object written as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}

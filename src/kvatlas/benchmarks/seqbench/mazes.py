@@ -1,4 +1,4 @@
-"""Mazes with tunable depth: the generator of seqBench (arXiv 2509.16866), and the search that checks it.
+"""Mazes with tunable depth: the generator of seqBench (arXiv 2509.16866).
 
 The rooms of a grid are joined to a tree by Kruskal's algorithm with shuffled walls, so that one path joins any two
 rooms. The plan is built backwards from the goal (rewind construction): draw a key room, lock one random door of the
@@ -25,13 +25,11 @@ Choices where the source is silent:
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from kvatlas.benchmarks.seqbench.facts import AGENT, TARGET, Maze, key_in, locked_door, open_door, person_in
-from kvatlas.benchmarks.seqbench.plans import Action, Plan
-from kvatlas.benchmarks.seqbench.search import check
-from kvatlas.benchmarks.seqbench.trees import Tree, long_path, spanning_tree
+from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check
 from kvatlas.core import KvatlasError
 
 _DRAWS = 400
@@ -48,8 +46,8 @@ Edge = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What to draw: grid, logical depth L (`length`, None for any), locked doors B, noise N, shuffle ratio S, `keys`.
+class MazeShape:
+    """A kind of maze: grid, logical depth L (`length`, None for any), locked doors B, noise N, shuffle ratio S, `keys`.
 
     `noise` is distracting facts over supporting facts; `shuffle` the share of the facts' places that is permuted;
     `keys` lie on the way (`on_way`) or in dead ends (`detour`). Raises KvatlasError for what no maze can be.
@@ -93,7 +91,7 @@ class Shape:
 
     @property
     def small(self) -> bool:
-        """Whether the grid is a small one."""
+        """True for small grids."""
         return max(self.columns, self.rows) <= SMALL
 
 
@@ -121,12 +119,12 @@ class Instance:
 
 
 def facts(instance: Instance) -> str:
-    """The facts in words, one a line."""
+    """Return the facts in words, one a line."""
     return "\n".join(instance.facts)
 
 
-def draw(shape: Shape, rng: random.Random) -> Instance:
-    """A random checked instance. KvatlasError if none of that shape is found in many draws.
+def draw(shape: MazeShape, rng: random.Random) -> Instance:
+    """Return a random checked instance. KvatlasError if none of that shape is found in many draws.
 
     Without a length, goal and start are uniform over the rooms that are at least two moves apart.
     """
@@ -156,6 +154,82 @@ def draw(shape: Shape, rng: random.Random) -> Instance:
 
 
 @dataclass(frozen=True)
+class Tree:
+    """A spanning tree of the grid, whose rooms are numbered row by row from 0: neighbours and names of each room."""
+
+    neighbours: list[list[int]]
+    names: list[str]
+
+
+def room_name(column: int, row: int) -> str:
+    """Return column letters as in a spreadsheet and row number, both from 0: (0, 0) is A1, (26, 4) is AA5."""
+    letters = ""
+    column += 1
+    while column:
+        column, letter = divmod(column - 1, 26)
+        letters = chr(ord("A") + letter) + letters
+    return f"{letters}{row + 1}"
+
+
+def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[int] = ()) -> Tree:
+    """Kruskal's algorithm over all walls in random order, after the steps of a path, if one is given."""
+    rooms = columns * rows
+    walls = [(room, room + 1) for room in range(rooms) if (room + 1) % columns]
+    walls += [(room, room + columns) for room in range(rooms - columns)]
+    # One sort by random numbers takes a third of the time of random.shuffle, and a large maze is mostly this.
+    number = rng.random
+    walls.sort(key=lambda _: number())
+    walls[:0] = pairwise(path)
+    root = list(range(rooms))
+    neighbours: list[list[int]] = [[] for _ in range(rooms)]
+    for a, b in walls:
+        i, j = a, b
+        while root[i] != i:
+            root[i] = i = root[root[i]]
+        while root[j] != j:
+            root[j] = j = root[root[j]]
+        if i != j:
+            root[j] = i
+            neighbours[a].append(b)
+            neighbours[b].append(a)
+    return Tree(neighbours, [room_name(room % columns, room // columns) for room in range(rooms)])
+
+
+def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[int]:
+    """Return the rooms of a path with that many moves, cut from the way around a random tree; empty if that is too
+    short.
+
+    Each room of the tree is a square of four rooms of the grid; going around it visits every one of them once.
+    """
+    across, down = columns // 2, rows // 2
+    tree = spanning_tree(across, down, rng).neighbours if min(across, down) > 1 else []
+    beside: dict[int, list[int]] = {}
+    for square, neighbours in enumerate(tree):
+        corner = square // across * 2 * columns + square % across * 2
+        last = corner + 1 + columns
+        # By side: its step in the tree, its step in the grid, its two rooms.
+        sides = (
+            (-across, -columns, corner, corner + 1),
+            (1, 1, corner + 1, last),
+            (across, columns, corner + columns, last),
+            (-1, -1, corner, corner + columns),
+        )
+        for way, step, a, b in sides:
+            # Where the tree goes on, the way leaves the square at both ends of that side; else it follows the side.
+            joined = square + way in neighbours
+            beside.setdefault(a, []).append(a + step if joined else b)
+            beside.setdefault(b, []).append(b + step if joined else a)
+    if moves >= len(beside):
+        return []
+    path = [rng.choice(sorted(beside))]
+    path.append(rng.choice(beside[path[0]]))
+    while len(path) <= moves:
+        neighbour, other = beside[path[-1]]
+        path.append(other if neighbour == path[-2] else neighbour)
+    return path
+
+
+@dataclass(frozen=True)
 class _Leg:
     """A piece of the walk in walking order: from the start or a key room to the next key room or the goal.
 
@@ -167,7 +241,7 @@ class _Leg:
 
 
 def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | None:
-    """A path cut at the rooms of keys, with a locked door on each leg but the first; None if it is too short."""
+    """Cut a path at the rooms of keys, with a locked door on each leg but the first; None if it is too short."""
     spare = len(path) - 1 - (2 * doors + 1)
     if spare < 0:
         return None
@@ -177,8 +251,8 @@ def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | 
     return [_Leg(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
 
 
-def _rewind(tree: Tree, shape: Shape, rng: random.Random) -> tuple[list[_Leg] | None, int]:
-    """The legs of a walk in walking order, None if this attempt finds none; and the largest L within its reach."""
+def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[_Leg] | None, int]:
+    """Return the legs of a walk in walking order, None if this attempt finds none; and the largest L in its reach."""
     left = None if shape.length is None else shape.length - 2 - 3 * shape.doors
     here, back = rng.randrange(len(tree.neighbours)), None
     locked: set[Edge] = set()
@@ -210,27 +284,25 @@ def _rewind(tree: Tree, shape: Shape, rng: random.Random) -> tuple[list[_Leg] | 
 
 
 def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tuple[dict[int, int], list[list[int]]]:
-    """Rooms by their distance from `here` through open doors, and the room before each; the first step goes `back`."""
+    """Return the room before each, and rooms by their distance from `here` through open doors; the first step goes
+    `back`."""
     before = {here: here}
     layers = [[here]]
-    layer = [here]
-    while layer:
+    while layers[-1]:
         following = []
-        for room in layer:
+        for room in layers[-1]:
             for neighbour in tree.neighbours[room] if room != here or back is None else [back]:
                 if neighbour not in before and (room, neighbour) not in locked:
                     before[neighbour] = room
                     following.append(neighbour)
-        layer = following
-        if layer:
-            layers.append(layer)
-    return before, layers
+        layers.append(following)
+    return before, layers[:-1]
 
 
 def _distance(
     layers: list[list[int]], nearest: int, legs_left: int, left: int | None, rng: random.Random
 ) -> int | None:
-    """How many moves the next leg of the rewind has; None if it cannot be.
+    """Return the moves of the next leg of the rewind; None if it cannot be.
 
     Free (`left` None) it is that of a room drawn uniformly; else so that the moves `left` can come out exactly.
     """
@@ -246,32 +318,51 @@ def _distance(
     return min(max(round(left / legs_left * rng.uniform(0.5, 1.5)), nearest), farthest)
 
 
-def _furnish(tree: Tree, legs: list[_Leg], shape: Shape, rng: random.Random) -> Instance | None:
-    """Names, keys, facts and distractions for a walk; None if the tree has too few doors left to distract with."""
+@dataclass(frozen=True)
+class _World:
+    """Doors and keys as they are stated; each method adds one thing and returns its sentences."""
+
+    open_doors: list[tuple[str, str]] = field(default_factory=list)
+    locked_doors: list[tuple[str, str, str]] = field(default_factory=list)
+    keys: list[tuple[str, str]] = field(default_factory=list)
+
+    def door(self, pair: tuple[str, str], key: str = "") -> list[str]:
+        a, b = pair
+        if not key:
+            self.open_doors.append(pair)
+            return [SENTENCES["open"].format(a=a, b=b)]
+        self.locked_doors.append((a, b, key))
+        return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in ("locked", "requires")]
+
+    def key(self, key: str, room: str) -> str:
+        self.keys.append((key, room))
+        return SENTENCES["key"].format(key=key, a=room)
+
+
+def _furnish(tree: Tree, legs: list[_Leg], shape: MazeShape, rng: random.Random) -> Instance | None:
+    """Add names, keys, facts and distractions to a walk; None if the tree has too few doors left to distract with."""
     names = tree.names
     keys, spare = _key_numbers(legs, shape, rng)
     start, goal = names[legs[0].rooms[0]], names[legs[-1].rooms[-1]]
     plan: list[Action] = [("start", start)]
-    world = _World([], [], [])
-    supporting = [person_in(AGENT, start)]
+    world = _World()
+    supporting = [SENTENCES["start"].format(a=start)]
     crossed: set[Edge] = set()
     for number, leg in enumerate(legs):
         key = keys[number - 1] if number else ""
         if number:
             plan.append(("pick_up_key", key))
-            supporting.append(world.put_key(key, names[leg.rooms[0]]))
+            supporting.append(world.key(key, names[leg.rooms[0]]))
         for i, (here, there) in enumerate(pairwise(leg.rooms)):
             if i == leg.door:
                 plan += [("use_key", key), ("unlock_and_open_door_to", names[there])]
             plan.append(("move_to", names[there]))
             if (here, there) not in crossed:
                 crossed |= {(here, there), (there, here)}
-                pair = _either_way(names[here], names[there], rng)
-                supporting += world.lock(pair, key) if i == leg.door else [world.join(pair)]
+                supporting += world.door(_either_way(names[here], names[there], rng), key if i == leg.door else "")
     plan.append(("rescue", TARGET))
-    supporting.append(person_in(TARGET, goal))
-    wanted = round(shape.noise * len(supporting))
-    distracting = _distract(tree, crossed, world, wanted, spare, rng)
+    supporting.append(SENTENCES["goal"].format(a=goal))
+    distracting = _distract(tree, crossed, world, round(shape.noise * len(supporting)), spare, rng)
     if distracting is None:
         return None
     maze = Maze(tuple(world.open_doors), tuple(world.locked_doors), tuple(world.keys), start, goal)
@@ -279,29 +370,8 @@ def _furnish(tree: Tree, legs: list[_Leg], shape: Shape, rng: random.Random) -> 
     return Instance(maze, tuple(plan), tuple(stated), len(supporting))
 
 
-@dataclass(frozen=True)
-class _World:
-    """Doors and keys as they are stated; each method adds one thing and returns its sentences."""
-
-    open_doors: list[tuple[str, str]]
-    locked_doors: list[tuple[str, str, str]]
-    keys: list[tuple[str, str]]
-
-    def join(self, pair: tuple[str, str]) -> str:
-        self.open_doors.append(pair)
-        return open_door(*pair)
-
-    def lock(self, pair: tuple[str, str], key: str) -> list[str]:
-        self.locked_doors.append((*pair, key))
-        return locked_door(*pair, key)
-
-    def put_key(self, key: str, room: str) -> str:
-        self.keys.append((key, room))
-        return key_in(key, room)
-
-
-def _key_numbers(legs: list[_Leg], shape: Shape, rng: random.Random) -> tuple[list[str], list[str]]:
-    """Numbers for the needed keys, and for as many others as there could be (none in a maze without locked doors)."""
+def _key_numbers(legs: list[_Leg], shape: MazeShape, rng: random.Random) -> tuple[list[str], list[str]]:
+    """Return numbers for the needed keys, and for as many others as there could be (none without locked doors)."""
     if not shape.doors:
         return [], []
     most = sum(len(leg.rooms) for leg in legs) + 3 * shape.doors + 2
@@ -317,25 +387,25 @@ def _either_way(a: str, b: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _distract(
-    tree: Tree, crossed: set[Edge], world: _World, wanted: int, spare: list[str], rng: random.Random
+    tree: Tree, crossed: set[Edge], world: _World, count: int, spare: list[str], rng: random.Random
 ) -> list[str] | None:
-    """`wanted` true facts that the plan never needs, grown out of the walk; None if the tree is used up before."""
+    """Return `count` true facts that the plan never needs, grown out of the walk; None if the tree is used up."""
     known = sorted({room for edge in crossed for room in edge})
     seen = set(known)
     frontier = [(room, there) for room in known for there in tree.neighbours[room] if there not in seen]
     distracting: list[str] = []
-    while len(distracting) < wanted:
+    while len(distracting) < count:
         if not frontier:
             return None
         index = rng.randrange(len(frontier))
         frontier[index], frontier[-1] = frontier[-1], frontier[index]
         room, there = frontier.pop()
         pair = _either_way(tree.names[room], tree.names[there], rng)
-        if spare and len(distracting) + 3 <= wanted and rng.random() < _DECOY_LOCKED:
+        if spare and len(distracting) + 3 <= count and rng.random() < _DECOY_LOCKED:
             key = spare.pop()
-            distracting += [*world.lock(pair, key), world.put_key(key, tree.names[rng.choice(known)])]
+            distracting += [*world.door(pair, key), world.key(key, tree.names[rng.choice(known)])]
         else:
-            distracting.append(world.join(pair))
+            distracting += world.door(pair)
         known.append(there)
         seen.add(there)
         frontier += [(there, beyond) for beyond in tree.neighbours[there] if beyond not in seen]
@@ -343,7 +413,8 @@ def _distract(
 
 
 def _order(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> list[str]:
-    """Supporting facts in path order with the others at random places between; then that share of places permuted."""
+    """Return supporting facts in path order with the others at random places between; then that share of places
+    permuted."""
     places = set(rng.sample(range(len(supporting) + len(distracting)), len(distracting)))
     supports, other = iter(supporting), iter(distracting)
     stated = [next(other if i in places else supports) for i in range(len(supporting) + len(distracting))]

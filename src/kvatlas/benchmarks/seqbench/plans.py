@@ -1,51 +1,117 @@
-"""Plans through a maze: how they are written, read, followed and measured (seqBench, arXiv 2509.16866).
+"""A maze as its facts state it, plans through it, and the search that finds the shortest (seqBench, arXiv 2509.16866).
 
-A plan is a tuple of actions, an action a pair of words: `('move_to', 'E6')`.
+A plan is a tuple of actions, an action a pair of words: `('move_to', 'E6')`. Walls are not stated: rooms that no
+sentence joins are not joined. The search knows nothing of the generator.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from kvatlas.benchmarks.seqbench.facts import TARGET, Maze
+from kvatlas.core import KvatlasError
 
 Action = tuple[str, str]
 Plan = tuple[Action, ...]
 
+AGENT, TARGET = "Bob", "Alice"
 ACTIONS = ("start", "move_to", "pick_up_key", "use_key", "unlock_and_open_door_to", "rescue")
-
 #: First-error classes, and the word for a plan that has no error.
 ERRORS = (
-    "bad_start",
-    "no_such_door",
-    "door_locked",
-    "key_not_here",
-    "key_not_held",
-    "wrong_key",
-    "use_without_unlock",
-    "misplaced_rescue",
-    "ended_early",
-    "not_optimal",
-    "format",
+    *("bad_start", "no_such_door", "door_locked", "key_not_here", "key_not_held", "wrong_key", "use_without_unlock"),
+    *("misplaced_rescue", "ended_early", "not_optimal", "format"),
 )
 NO_ERROR = "none"
 
 #: A plan of 400 actions has about 12,000 characters; longer lists, and lists far from the end, are not looked at.
 LONGEST_LIST = 100_000
 _LAST_LISTS = 50
+# Flat inner brackets and no escapes: nothing that could exhaust a parser.
+_FLAT = re.compile(r"\[(?:[^][(){}\\]|\([^][(){}\\]*\)|\[[^][(){}\\]*\])*\]")
+
+#: The facts of a maze: an open door, a locked one and its key, where a key lies, where Bob and Alice are.
+SENTENCES = {
+    "open": "Room {a} and {b} are connected by an open door.",
+    "locked": "Room {a} and {b} are connected by a closed and locked door.",
+    "requires": "The locked door between {a} and {b} requires key {key}.",
+    "key": "Key {key} is in room {a}.",
+    "start": f"{AGENT} is in room {{a}}.",
+    "goal": f"{TARGET} is in room {{a}}.",
+}
+_PATTERNS = {
+    kind: re.compile(re.sub(r"\{(\w+)\}", lambda m: r"(\d+)" if m[1] == "key" else r"([A-Z]+\d+)", text[:-1]) + r"\.")
+    for kind, text in SENTENCES.items()
+}
+
+
+@dataclass(frozen=True)
+class Maze:
+    """The content of the facts. Doors join two rooms; a locked one names its key; `keys` are pairs of key and room."""
+
+    open_doors: tuple[tuple[str, str], ...]
+    locked_doors: tuple[tuple[str, str, str], ...]
+    keys: tuple[tuple[str, str], ...]
+    start: str
+    goal: str
+
+    @cached_property
+    def doors(self) -> Mapping[str, Mapping[str, str | None]]:
+        """Room -> neighbouring room -> the key of the door between them, None for an open door."""
+        doors: dict[str, dict[str, str | None]] = {self.start: {}, self.goal: {}}
+        ways: list[tuple[str, str, str | None]] = [(a, b, None) for a, b in self.open_doors]
+        for a, b, key in [*ways, *self.locked_doors]:
+            doors.setdefault(a, {})[b] = key
+            doors.setdefault(b, {})[a] = key
+        return doors
+
+    @property
+    def rooms(self) -> tuple[str, ...]:
+        """All rooms that a fact names, in order of first mention."""
+        return tuple(self.doors)
+
+    @cached_property
+    def lying(self) -> Mapping[str, Sequence[str]]:
+        """Room -> the keys that lie there."""
+        lying: dict[str, list[str]] = {}
+        for key, room in self.keys:
+            lying.setdefault(room, []).append(key)
+        return lying
+
+
+def read_maze(sentences: Iterable[str]) -> Maze:
+    """Return the maze that facts state, in any order. KvatlasError quotes a sentence that is none of the six kinds."""
+    facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in SENTENCES}
+    for sentence in sentences:
+        for kind, pattern in _PATTERNS.items():
+            if match := pattern.fullmatch(sentence.strip()):
+                facts[kind].append(match.groups())
+                break
+        else:
+            raise KvatlasError(f"{sentence.strip()[:80]!r} is no fact of a seqBench maze.")
+    if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
+        raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
+    key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
+    return Maze(
+        open_doors=tuple((a, b) for a, b in facts["open"]),
+        # A door whose key no fact names stays shut for ever: no key is called "".
+        locked_doors=tuple((a, b, key_of.get(frozenset((a, b)), "")) for a, b in facts["locked"]),
+        keys=tuple((key, room) for key, room in facts["key"]),
+        start=facts["start"][0][0],
+        goal=facts["goal"][0][0],
+    )
 
 
 def format_plan(plan: Sequence[Action]) -> str:
-    """The answer format: a Python list of tuples, as `[('start', 'F6'), ('move_to', 'E6')]`."""
+    """Return the answer format: a Python list of tuples, as `[('start', 'F6'), ('move_to', 'E6')]`."""
     return str([tuple(action) for action in plan])
 
 
 def parse_plan(text: str) -> Plan | None:
-    """The last well-formed list in the text whose items are tuples that begin with a word; None if there is none.
+    """Return the last well-formed list in the text whose items are tuples that begin with a word; None without any.
 
     Numbers count as words (`('use_key', 12)`), inner lists as tuples, and so do texts that begin with an action
     (`'use_key 12'`). The last bracket of a list that ends the text may be missing. An item that is no pair gets the
@@ -53,52 +119,42 @@ def parse_plan(text: str) -> Plan | None:
     at once.
     """
     for candidate in _last_lists(text):
+        if len(candidate) > LONGEST_LIST or not _FLAT.fullmatch(candidate):
+            continue
         try:
             items = ast.literal_eval(candidate)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        if isinstance(items, list) and items and all(isinstance(item, str) for item in items):
+        if not isinstance(items, list):
+            continue
+        if items and all(isinstance(item, str) for item in items):
             items = [tuple(re.findall(r"\w+", item)) for item in items]
             if not all(len(item) == 2 and item[0] in ACTIONS for item in items):
                 continue
-        if isinstance(items, list) and all(_is_action(item) for item in items):
+        if all(isinstance(item, tuple | list) and item and isinstance(item[0], str) for item in items):
             return tuple((item[0], str(item[1]) if len(item) == 2 else "") for item in items)
     return None
 
 
 def _last_lists(text: str) -> Iterator[str]:
-    """Balanced [...] stretches, the one that ends last first; at most two brackets deep, so that parsing is cheap.
-
-    Before them the stretch from the last bracket that is not closed to the end, closed.
-    """
+    """Yield balanced [...] stretches, the one that ends last first; before them the stretch from the last bracket that
+    is not closed to the end, closed."""
     opened: list[int] = []
     lists: list[tuple[int, int]] = []
-    offset = max(0, len(text) - 2 * LONGEST_LIST)
-    for bracket in re.finditer(r"[][]", text[offset:]):
+    text = text[max(0, len(text) - 2 * LONGEST_LIST) :]
+    for bracket in re.finditer(r"[][]", text):
         if bracket[0] == "[":
             opened.append(bracket.start())
         elif opened:
             lists.append((opened.pop(), bracket.end()))
     if opened:
-        candidate = text[offset + opened[-1] :].rstrip(" \t\r\n`.,") + "]"
-        if len(candidate) <= LONGEST_LIST and _FLAT.fullmatch(candidate):
-            yield candidate
+        yield text[opened[-1] :].rstrip(" \t\r\n`.,") + "]"
     for begin, end in lists[: -_LAST_LISTS - 1 : -1]:
-        candidate = text[offset + begin : offset + end]
-        if len(candidate) <= LONGEST_LIST and _FLAT.fullmatch(candidate):
-            yield candidate
-
-
-# Flat inner brackets and no escapes: nothing that could exhaust a parser.
-_FLAT = re.compile(r"\[(?:[^][(){}\\]|\([^][(){}\\]*\)|\[[^][(){}\\]*\])*\]")
-
-
-def _is_action(item: object) -> bool:
-    return isinstance(item, tuple | list) and len(item) > 0 and isinstance(item[0], str)
+        yield text[begin:end]
 
 
 @dataclass
-class _State:
+class _Walk:
     """Where a walk stands: the room (None before the start), keys held, doors opened, the key just used, the end."""
 
     room: str | None = None
@@ -109,99 +165,64 @@ class _State:
 
 
 def follow(maze: Maze, plan: Plan) -> tuple[int, str]:
-    """Number of leading actions that can be done, and why the next one cannot (`NO_ERROR` for a rescue at the end).
+    """Return the number of leading actions that can be done, and why the next one cannot (`NO_ERROR` for a rescue at
+    the end).
 
     The rescue must be the last action: with anything after it, it is itself the misplaced one.
     """
-    state = _State()
+    walk = _Walk()
     for index, (name, argument) in enumerate(plan):
-        if state.rescued:
+        if walk.rescued:
             return index - 1, "misplaced_rescue"
-        error = _step(maze, state, name, argument)
+        error = _step(maze, walk, name, argument)
         if error:
             return index, error
-    return len(plan), NO_ERROR if state.rescued else "ended_early"
+    return len(plan), NO_ERROR if walk.rescued else "ended_early"
 
 
-def _step(maze: Maze, state: _State, name: str, argument: str) -> str | None:
-    """Do one action; the error class if it cannot be done."""
+def _step(maze: Maze, walk: _Walk, name: str, argument: str) -> str | None:
+    """Do one action; return the error class if it cannot be done."""
     if name not in ACTIONS or not argument:
         return "format"
-    if (name == "start") != (state.room is None):
+    if (name == "start") != (walk.room is None):
         return "bad_start"
-    if (name == "unlock_and_open_door_to") != (state.used is not None):
-        return _unlock_apart(maze, state, name, argument)
-    return _STEPS[name](maze, state, argument)
-
-
-def _unlock_apart(maze: Maze, state: _State, name: str, argument: str) -> str:
-    """The error of a `use_key` that no unlock follows, or of an unlock that no `use_key` precedes."""
-    if name != "unlock_and_open_door_to":
-        return "use_without_unlock"
-    key = maze.doors.get(state.room or "", {}).get(argument)
-    if key is None:
-        return "no_such_door"
-    return "use_without_unlock" if key in state.held else "key_not_held"
-
-
-def _start(maze: Maze, state: _State, room: str) -> str | None:
-    state.room = room
-    return None if room == maze.start else "bad_start"
-
-
-def _move(maze: Maze, state: _State, room: str) -> str | None:
-    doors = maze.doors[state.room or ""]
-    if room not in doors:
-        return "no_such_door"
-    if doors[room] is not None and frozenset((state.room, room)) not in state.opened:
-        return "door_locked"
-    state.room = room
-    return None
-
-
-def _pick_up(maze: Maze, state: _State, key: str) -> str | None:
-    if (key, state.room) not in maze.keys or key in state.held:
-        return "key_not_here"
-    state.held.add(key)
-    return None
-
-
-def _use(maze: Maze, state: _State, key: str) -> str | None:
-    if key not in state.held:
-        return "key_not_held"
-    state.used = key
-    return None
-
-
-def _unlock(maze: Maze, state: _State, room: str) -> str | None:
-    used, state.used = state.used, None
-    key = maze.doors[state.room or ""].get(room)
-    door = frozenset((state.room or "", room))
-    if key is None or door in state.opened:
-        return "no_such_door"
-    if key != used:
-        return "wrong_key"
-    state.opened.add(door)
-    return None
-
-
-def _rescue(maze: Maze, state: _State, target: str) -> str | None:
-    state.rescued = True
-    return None if state.room == maze.goal and target == TARGET else "misplaced_rescue"
-
-
-_STEPS = {
-    "start": _start,
-    "move_to": _move,
-    "pick_up_key": _pick_up,
-    "use_key": _use,
-    "unlock_and_open_door_to": _unlock,
-    "rescue": _rescue,
-}
+    here, used = walk.room or "", walk.used
+    doors, door = maze.doors.get(here, {}), frozenset((here, argument))
+    walk.used = None
+    match name:
+        case "unlock_and_open_door_to":
+            key = doors.get(argument)
+            if key is None or (door in walk.opened and used is not None):
+                return "no_such_door"
+            if used is None:
+                return "use_without_unlock" if key in walk.held else "key_not_held"
+            walk.opened.add(door)
+            return None if key == used else "wrong_key"
+        case _ if used is not None:
+            return "use_without_unlock"
+        case "start":
+            walk.room = argument
+            return None if argument == maze.start else "bad_start"
+        case "move_to":
+            if argument not in doors:
+                return "no_such_door"
+            walk.room = argument
+            return None if doors[argument] is None or door in walk.opened else "door_locked"
+        case "pick_up_key":
+            if (argument, here) not in maze.keys or argument in walk.held:
+                return "key_not_here"
+            walk.held.add(argument)
+            return None
+        case "use_key":
+            walk.used = argument
+            return None if argument in walk.held else "key_not_held"
+        case _:
+            walk.rescued = True
+            return None if here == maze.goal and argument == TARGET else "misplaced_rescue"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PlanGrade:
     """A plan against the reference and against the maze; all but the last two are in [0, 1].
 
     `progress` is the share of the reference plan that the plan begins with; `progress_valid` counts leading actions
@@ -219,8 +240,8 @@ class Verdict:
     first_error_index: int
 
 
-def judge(maze: Maze, reference: Plan, plan: Plan) -> Verdict:
-    """All metrics of a plan."""
+def judge(maze: Maze, reference: Plan, plan: Plan) -> PlanGrade:
+    """Return all metrics of a plan."""
     solved = plan == reference
     pairs = enumerate(zip(plan, reference, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), min(len(plan), len(reference)))
@@ -233,7 +254,7 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> Verdict:
         # All of the reference and more: its last action, the rescue, came too early.
         same = min(same, len(reference) - 1)
     common = sum((Counter(plan) & Counter(reference)).values())
-    return Verdict(
+    return PlanGrade(
         solved=solved,
         valid=valid,
         progress=same / len(reference),
@@ -243,3 +264,103 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> Verdict:
         first_error=error,
         first_error_index=index,
     )
+
+
+def check(maze: Maze, plan: Plan) -> None:
+    """Raise AssertionError unless the plan can be followed, is the only shortest one, and needs every key."""
+    if follow(maze, plan) != (len(plan), NO_ERROR):
+        raise AssertionError(f"the plan cannot be followed: {follow(maze, plan)}")
+    if shortest(maze) != (len(plan), 1):
+        raise AssertionError(f"the plan has {len(plan)} actions, the search finds {shortest(maze)}")
+    for name, key in plan:
+        if name == "use_key" and reachable(maze, without=key):
+            raise AssertionError(f"key {key} is not needed")
+
+
+def reachable(maze: Maze, without: str = "") -> bool:
+    """Return True if the goal can be reached, if need be without ever holding one key."""
+    carried: set[str] = set()
+    seen = {maze.start}
+    shut: dict[str, list[str]] = {}
+    ahead = [maze.start]
+    while ahead:
+        room = ahead.pop()
+        new = [key for key in maze.lying.get(room, ()) if key != without]
+        carried.update(new)
+        there = [far for key in new for far in shut.pop(key, ())]
+        for neighbour, needed in maze.doors[room].items():
+            if needed is None or needed in carried:
+                there.append(neighbour)
+            else:
+                shut.setdefault(needed, []).append(neighbour)
+        for neighbour in there:
+            if neighbour not in seen:
+                seen.add(neighbour)
+                ahead.append(neighbour)
+    return maze.goal in seen
+
+
+#: A room, bits of keys held, bits of doors opened; a door's bit is its key's.
+_Place = tuple[str, int, int]
+
+
+def shortest(maze: Maze) -> tuple[int, int]:
+    """Return the actions of a shortest plan, and how many plans are that short; (0, 0) if the goal is out of reach.
+
+    Breadth-first search over (room, keys held, doors opened). Dead ends that hold nothing of use are cut first, again
+    and again: no shortest plan enters them.
+    """
+    doors, lying = _cut_dead_ends(maze)
+    number = {key: i for i, key in enumerate(sorted({k for k, _ in maze.keys}))}
+
+    def following(room: str, carried: int, opened: int) -> Iterator[tuple[int, _Place]]:
+        """Yield places after one action (a move, a key picked up) or two (a key used, its door unlocked), with cost."""
+        for key in lying.get(room, ()):
+            if not carried >> number[key] & 1:
+                yield 1, (room, carried | 1 << number[key], opened)
+        for neighbour, needed in doors[room].items():
+            if needed is None or (needed in number and opened >> number[needed] & 1):
+                yield 1, (neighbour, carried, opened)
+            elif needed in number and carried >> number[needed] & 1:
+                yield 2, (room, carried, opened | 1 << number[needed])
+
+    layers: deque[dict[_Place, int]] = deque([{(maze.start, 0, 0): 1}, {}, {}])
+    done: set[_Place] = set()
+    actions = 1
+    while any(layers):
+        layer = layers.popleft()
+        layers.append({})
+        plans = 0
+        for place, count in layer.items():
+            if place in done:
+                continue
+            done.add(place)
+            if place[0] == maze.goal:
+                plans += count
+                continue
+            for cost, after in following(*place):
+                if after not in done:
+                    layers[cost - 1][after] = layers[cost - 1].get(after, 0) + count
+        if plans:
+            return actions + 1, plans
+        actions += 1
+    return 0, 0
+
+
+def _cut_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:
+    """Return the doors by room, and keys by room, without those that no shortest plan can need."""
+    doors = {room: dict(neighbours) for room, neighbours in maze.doors.items()}
+    lying = {room: list(keys) for room, keys in maze.lying.items()}
+    where = dict(maze.keys)
+    ahead = list(doors)
+    while ahead:
+        room = ahead.pop()
+        if room not in doors or len(doors[room]) > 1 or lying.get(room) or room in (maze.start, maze.goal):
+            continue
+        for neighbour, key in doors.pop(room).items():
+            del doors[neighbour][room]
+            ahead.append(neighbour)
+            if key in where:
+                lying[where[key]].remove(key)
+                ahead.append(where[key])
+    return doors, lying
