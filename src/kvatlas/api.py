@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvatlas import core
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.report import description
+from kvatlas.report.result import Result, analyse, of_policy
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import paired_difference
 from kvatlas.stats.pairs import Comparison
@@ -53,17 +53,13 @@ class Map(core.Map):
         return rendered(self.plot(), ".png", 130)
 
 
-class Description(description.Description):
-    """What maps say: numbers and tests by field, as text with `str`, as the JSON of `kvatlas describe --json`."""
+class Description(Result):
+    """A result as text with `str`, and as the JSON of `kvatlas describe --json`."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data in percent."""
-        from kvatlas.report.description_json import to_json
-
-        return to_json(self)
+    to_json = Result.to_dict
 
     def __str__(self) -> str:
-        from kvatlas.report.summary import one_page
+        from kvatlas.report.text import one_page
 
         return one_page(self)
 
@@ -105,8 +101,6 @@ class Run:
 
     def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Map]:
         """One map for each model, benchmark and policy, with its plateau; with `mean` the means over benchmarks."""
-        from kvatlas.report.describe import of_policy
-
         maps = self._analysis.means if mean else self._analysis.maps
         return [_as(Map, map_) for map_ in of_policy(maps, policy)]
 
@@ -157,9 +151,7 @@ class Run:
 
     def describe(self) -> Description:
         """All that the maps say: peaks, tests, plateaus, trends, comparisons, recommendations."""
-        from kvatlas.report.describe import describe_sources
-
-        return _as(Description, describe_sources([self._analysis]))
+        return _as(Description, analyse([self._analysis]))
 
     def report(self, path: str | Path, **options: Any) -> Path:
         """Write the self-contained HTML page; `options` as in `kvatlas.report.page.write_report`."""

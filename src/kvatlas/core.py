@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -48,6 +48,11 @@ class Status(StrEnum):
     TRUNCATED = "truncated"
     NO_ANSWER = "no_answer"
     GRADER_TIMEOUT = "grader_timeout"
+
+    @property
+    def answered(self) -> bool:
+        """Return whether the trace came to an answer: it was not truncated, and an answer was found."""
+        return self not in (Status.TRUNCATED, Status.NO_ANSWER)
 
 
 class Outcome(StrEnum):
@@ -200,6 +205,16 @@ class Trace:
     made_with: str = field(default="", compare=False)
 
 
+def percent(share: float | None) -> float | None:
+    """A share in percent, to four places, as JSON and CSV files have it."""
+    return None if share is None else round(100 * share, 4)
+
+
+def rounded(value: float | None, places: int) -> float | None:
+    """A number to so many places."""
+    return None if value is None else round(value, places)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean with its 95 % interval and standard error, both clustered by problem; None where nothing is known."""
@@ -210,6 +225,10 @@ class Estimate:
     problems: int | None
     samples: int | None
     se_clustered: float | None = None
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Value and interval in percent."""
+        return {"value": percent(self.value), "low": percent(self.low), "high": percent(self.high)}
 
 
 @dataclass(frozen=True)
@@ -226,6 +245,10 @@ class BudgetAudit:
     worst: int
     none: float
     no_choice: float
+
+    def to_dict(self) -> dict[str, float | None]:
+        """The same with shares in percent."""
+        return {**asdict(self), "none": percent(self.none), "no_choice": percent(self.no_choice)}
 
 
 class Vacuous(StrEnum):
@@ -255,11 +278,16 @@ class Validity:
     same: bool = False
 
     @property
+    def unanswered(self) -> int:
+        """The number of traces without an answer (see `Status.answered`)."""
+        return self.no_answer + self.truncated
+
+    @property
     def vacuous(self) -> Vacuous | None:
         """Why no setting can be recommended from these traces; None where nothing speaks against it."""
         if self.bounded and not self.compressed:
             return Vacuous.UNCOMPRESSED
-        if self.traces and self.no_answer + self.truncated == self.traces:
+        if self.traces and self.unanswered == self.traces:
             return Vacuous.UNANSWERED
         return Vacuous.IDENTICAL if self.same else None
 
@@ -272,6 +300,10 @@ class Validity:
             Vacuous.UNANSWERED: f"none of the {self.traces:,} traces has an answer",
             Vacuous.IDENTICAL: f"all {self.settings} settings with a KV budget wrote identical texts",
         }[self.vacuous]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, with the reason why nothing can be recommended."""
+        return {**asdict(self), "identical": [list(group) for group in self.identical], "vacuous": self.vacuous}
 
 
 @dataclass(frozen=True)
@@ -292,6 +324,25 @@ class Cell:
     seconds_mean: float | None = None
     unmeasured: int | None = None
     audit: BudgetAudit | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cell as JSON, CSV files and pages have it: values in percent, unknown ones None."""
+        estimate = self.estimate
+        return {
+            "setting": str(self.setting),
+            "policy": self.setting.policy,
+            **estimate.to_dict(),
+            "se_clustered": percent(estimate.se_clustered),
+            "problems": estimate.problems,
+            "samples": estimate.samples,
+            "unmeasured": self.unmeasured,
+            "kept_tokens_mean": rounded(self.mean_kv_tokens, 3),
+            "peak_kv_tokens": self.peak_kv_tokens,
+            "output_tokens_mean": rounded(self.output_tokens_mean, 3),
+            "truncated": self.truncated,
+            "seconds_mean": rounded(self.seconds_mean, 4),
+            "audit": None if self.audit is None else self.audit.to_dict(),
+        }
 
 
 class NoteKind(StrEnum):
@@ -385,6 +436,11 @@ class Map:
     def is_mean(self) -> bool:
         """Whether it is a mean over benchmarks."""
         return self.averaged > 0
+
+    @property
+    def full(self) -> Cell | None:
+        """The full cache, where it is a baseline."""
+        return next((cell for cell in self.baselines.values() if cell.setting.policy == "full"), None)
 
     @property
     def remarks(self) -> tuple[Note, ...]:

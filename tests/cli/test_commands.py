@@ -101,7 +101,7 @@ def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Calla
     assert lines[start + 3].split()[:7] == ["4", "0.2", "0", "/", "0", "(100", "%)"]
     # Four cells, whatever the number of policies.
     assert lines[start + 7] == ""
-    assert lines[-1].startswith("Warning: In 6 of 8 cells policies cannot differ in some problems")
+    assert lines[-1].startswith("Warning: In 6 of 8 cells all policies keep the same tokens in ")
     strict = json.loads(kvatlas("plan", spec, "--strict-budget", "--json")[1])
     assert all("strict_budget=True" in row["setting"] for row in strict["budget_audit"])
 
@@ -182,7 +182,7 @@ def test_run_with_a_strict_budget(kvatlas: Call, tmp_path: Path) -> None:
         *("--out", tmp_path / "run"),
     )
     assert code == 0
-    assert "policies cannot differ in some problems" in err
+    assert "all policies keep the same tokens in " in err
     with Store.open(tmp_path / "run") as store:
         ((_, trace),) = store.traces()
     assert trace.setting.values["strict_budget"] is True

@@ -51,7 +51,7 @@ def test_series_has_panels_labels_values_and_intervals(llama, tmp_path):
     foot = " ".join(texts)
     assert "Policy: dynts. Pass@1 in percent, highest in bold. Small type: 95 % interval." in foot
     assert "Colour scales differ between panels." in foot
-    assert "Intervals are the binomial bound" in foot
+    assert "Only averages were published" in foot
 
 
 def test_the_largest_window_is_on_top(llama):

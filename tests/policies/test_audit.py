@@ -76,8 +76,8 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     given_ = cells({}, {"ratio": 0.5}, {"local_window": 500}, {"ratio": 0.0}, prompts=[100, 100, 250, 300])
     sentence = no_choice_sentence(given_)
     assert sentence is not None
-    assert sentence.startswith("In 1 of 4 cells policies cannot differ in some problems")
-    assert "local_window 3000, ratio 0.1 on AIME25 (50 %). They can" in sentence
+    assert sentence.startswith("In 1 of 4 cells all policies keep the same tokens in 50 % of problems: ")
+    assert "local_window 3000, ratio 0.1 on AIME25 (50 %). They can differ" in sentence
     assert sentence.endswith("or with ratio_over thinking.")
     assert no_choice_sentence(cells({"ratio": 0.5}, prompts=[100])) is None
     strict = no_choice_sentence(cells({"strict_budget": True}, prompts=[300]))

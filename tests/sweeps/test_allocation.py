@@ -18,11 +18,9 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.figures.panels import metric_panels
 from kvatlas.models import find
-from kvatlas.report.describe import describe_sources
-from kvatlas.report.description_json import to_json
-from kvatlas.report.markdown import as_text
 from kvatlas.report.page import write_report
-from kvatlas.report.summary import one_page
+from kvatlas.report.result import analyse
+from kvatlas.report.text import every_map, one_page
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -84,8 +82,8 @@ def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path,
 
 
 def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list[str]]) -> None:
-    description = describe_sources([str(adaptive[0])])
-    result = to_json(description)
+    description = analyse([str(adaptive[0])])
+    result = description.to_dict()
     (mean,) = result["means"]
     assert mean["evidence_of_difference"] is None
     assert {cell["kv_budget"] for cell in mean["estimates"] if cell["shown"]} == {400}
@@ -95,8 +93,8 @@ def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list
     assert (choice["candidates"], choice["margin"], choice["shown"]) == (4, 40, True)
     assert "kv_budget=400" in choice["setting"]
     assert choice["loses"] <= choice["loses_high"] <= 40
-    assert "is the cheapest shown to lose at most 40 points" in one_page(description)
-    assert "an adaptive sweep decides on the mean over benchmarks" in as_text(description)
+    assert "is the cheapest setting proven to lose at most 40 points" in one_page(description)
+    assert "an adaptive sweep decides on the mean over benchmarks" in every_map(description)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 

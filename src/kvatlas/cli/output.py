@@ -117,7 +117,7 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
             row[cell.benchmark] = f"{audit.median:,.0f} / {audit.worst:,} ({100 * audit.no_choice:.0f} %)"
         typer.echo(
             f"\nbudget audit of {model}{f' with {same}' if same else ''}: places for older thinking tokens at the "
-            "first compression,\nmedian / worst problem (share of the problems in which policies cannot differ)"
+            "first compression,\nmedian / worst problem (share of problems in which policies keep the same tokens)"
         )
         print_rows(list(rows.values()))
 
@@ -200,8 +200,8 @@ def print_demo(folder: Path) -> None:
     from rich.text import Text
 
     from kvatlas.report.demo import write_demo
-    from kvatlas.report.summary import recommendation
     from kvatlas.report.terminal import print_map
+    from kvatlas.report.text import recommendation
 
     analysis, written = write_demo(folder)
     console = Console()

@@ -33,12 +33,10 @@ def describe(
     as_json: options.Json = False,
 ) -> None:
     """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
-    from kvatlas.report.describe import describe_sources
-    from kvatlas.report.description_json import to_json
-    from kvatlas.report.markdown import as_text
-    from kvatlas.report.summary import one_page
+    from kvatlas.report.result import analyse
+    from kvatlas.report.text import every_map, one_page
 
-    description = describe_sources(
+    result = analyse(
         inputs,
         metric=metric,
         partial=partial,
@@ -49,9 +47,9 @@ def describe(
         lose_at_most=lose_at_most,
     )
     if as_json:
-        typer.echo(json.dumps(to_json(description), indent=2, allow_nan=False))
+        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
-        print_markdown(as_text(description) if long else one_page(description))
+        print_markdown(every_map(result) if long else one_page(result))
 
 
 @app.command()

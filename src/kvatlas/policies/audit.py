@@ -69,7 +69,7 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
 
 
 def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
-    """One sentence that names the cells in which policies have nothing to choose; None if they always have."""
+    """Two sentences that name the cells in which all policies keep the same tokens; None if there is none."""
     rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
     # A ratio of 0 or 1 leaves nothing to choose, and says so itself.
     blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values.get("ratio", 0.5) < 1]
@@ -86,10 +86,11 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
     tried = any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
     over = "" if tried else ", or with ratio_over thinking"
+    least, most = (f"{100 * share:.0f}" for share in (blocked[-1].audit.no_choice, blocked[0].audit.no_choice))
+    span = most if least == most else f"{least} to {most}"
     return (
-        f"In {len(blocked)} of {len(rows)} cells policies cannot differ in some problems (percent of them in "
-        f"brackets), as a compression leaves them nothing to choose: {named}{more}. They can with another kv_budget, "
-        f"local_window or ratio{over}."
+        f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in {span} % of problems: "
+        f"{named}{more}. They can differ with another kv_budget, local_window or ratio{over}."
     )
 
 

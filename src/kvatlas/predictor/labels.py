@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from kvatlas.core import Status, Trace
+from kvatlas.core import Trace
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
@@ -133,7 +133,7 @@ def left_out(model: ModelHandle, trace: Trace) -> str:
     if split is None:
         return "no_closing_tag"
     end, start = split
-    if start == len(trace.tokens) or trace.grade.status in (Status.NO_ANSWER, Status.TRUNCATED):
+    if start == len(trace.tokens) or not trace.grade.status.answered:
         return "no_answer"
     if not trace.grade.correct:
         return "wrong"

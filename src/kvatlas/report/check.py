@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import CellCoord, KvatlasError, Map
+from kvatlas.core import CellCoord, KvatlasError, Map, percent
 from kvatlas.figures.style import difference
 from kvatlas.figures.style import percent as percent_text
-from kvatlas.report.description_json import percent
 from kvatlas.results import Store
 
 #: Half a unit of the last digit of maps in percent with one decimal, as a share.

@@ -19,14 +19,14 @@ from kvatlas.figures.panels import (
     metric_panels,
 )
 from kvatlas.figures.style import Look, check_figure, save
-from kvatlas.report.describe import joined, of_policy
 from kvatlas.report.map_differences import compare
 from kvatlas.report.map_source import MapSource
+from kvatlas.report.result import of_policy
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.metrics import COSTS
-from kvatlas.stats.run_analysis import RunAnalysis, with_regions
+from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.verdicts import Verdict
 

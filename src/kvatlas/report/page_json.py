@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status
+from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status, percent, rounded
 from kvatlas.figures import style
 from kvatlas.figures.panels import framed
-from kvatlas.report.description_json import audit_json, percent, rounded
 from kvatlas.results.columns import STATUS
 from kvatlas.results.manifest import Expected
 from kvatlas.stats.inference import Contrast
@@ -76,7 +75,7 @@ def _cell(cell: Cell, difference: Contrast | None) -> dict[str, Any]:
         "peak": cell.peak_kv_tokens,
         "output": rounded(cell.output_tokens_mean, 1),
         "seconds": rounded(cell.seconds_mean, 4),
-        "audit": audit_json(cell),
+        "audit": cell.audit.to_dict() if cell.audit else None,
         "truncated": percent(cell.truncated / traces) if cell.truncated is not None and traces else cell.truncated,
         "difference": None
         if difference is None

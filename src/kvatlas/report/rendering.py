@@ -7,8 +7,8 @@ from importlib import resources
 from typing import Any
 
 from kvatlas.figures import style
-from kvatlas.report.description import p_text
 from kvatlas.report.escaping import embedded, policy_hash
+from kvatlas.report.text import p_text
 from kvatlas.report.traces import LETTERS
 from kvatlas.text import visible
 

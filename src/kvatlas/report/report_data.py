@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import KvatlasError, Map, Setting, Trace
-from kvatlas.figures import style
-from kvatlas.report import markdown
 from kvatlas.report.attention import DEPARTURES, LoadedModels, departures, measured
-from kvatlas.report.description import describe
 from kvatlas.report.escaping import embedded
 from kvatlas.report.page_json import Cells, outcomes, page_json
 from kvatlas.report.pictures import Picture, pictures
+from kvatlas.report.result import Result, analyse
 from kvatlas.report.sources import Sources
+from kvatlas.report.text import say
 from kvatlas.report.traces import choose, trace_document
 from kvatlas.report.verdicts import cards
 from kvatlas.results import Store, TraceColumns
@@ -88,7 +87,7 @@ def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) 
         if not maps:
             raise KvatlasError("The run has no settings that a report could show.")
     else:
-        maps, comparisons, summary = analysis.maps, analysis.comparisons, _summary(analysis)
+        maps, comparisons, summary = analysis.maps, analysis.comparisons, _summary(analyse([analysis]))
     numbered = Cells(short_names(expected.setting for expected in run.manifest.expected))
     if run.is_line:
         data = page_json(maps, mean_maps(maps), {}, {}, numbered)
@@ -115,20 +114,11 @@ def report_data(analysis: RunAnalysis, per_cell: int, measure: int, limit: int) 
     )
 
 
-def _summary(analysis: RunAnalysis) -> Summary:
-    """The sentences with models as the page calls them."""
-    description = describe(
-        analysis.maps,
-        analysis.comparisons,
-        notes=analysis.notes,
-        verdicts=analysis.verdicts,
-        choices=analysis.choices,
-    )
-    names = markdown.Names({map_.model: style.model(map_.model) for map_ in analysis.maps})
+def _summary(result: Result) -> Summary:
     return Summary(
-        markdown.interpretation(description),
-        [*markdown.observations(description, names), *markdown.remarks(description)],
-        [line for described in description.shown for line in markdown.analysis(described)],
+        [*say("recommendations", result), *say("effects", result)],
+        [*say("observations", result), *say("scales", result), *say("notes", result)],
+        [sentence for one in result.every for sentence in say("analysis", one)],
     )
 
 

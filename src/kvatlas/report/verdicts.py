@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvatlas.core import Cell, Map
+from kvatlas.core import Cell, Map, percent, rounded
 from kvatlas.figures import style
-from kvatlas.report.description_json import percent, rounded
 from kvatlas.report.page_json import Cells
-from kvatlas.report.summary import recommendation
+from kvatlas.report.text import recommendation
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.run_analysis import RunAnalysis
 
@@ -31,9 +30,7 @@ def _card(choice: Choice, maps: list[Map], cells: Cells) -> dict[str, Any]:
     chosen = choice.by_memory if choice.shown is not False else None
     cell = chosen or _least(choice, maps)
     loss = choice.losses.get(cell.setting.id) if cell is not None and choice.losses else None
-    full = next(
-        (baseline for map_ in maps for baseline in map_.baselines.values() if baseline.setting.policy == "full"), None
-    )
+    full = next((map_.full for map_ in maps if map_.full), None)
     return {
         "model": style.model(choice.model),
         "benchmark": choice.benchmark,
@@ -48,11 +45,10 @@ def _card(choice: Choice, maps: list[Map], cells: Cells) -> dict[str, Any]:
 
 def _least(choice: Choice, maps: list[Map]) -> Cell | None:
     """Where no setting may be chosen, the one with the least loss."""
-    if not choice.losses or choice.vacuous is not None:
+    if choice.least is None or choice.vacuous is not None:
         return None
-    losses = choice.losses
-    least = min(losses, key=lambda setting: losses[setting].value)
-    return next((cell for map_ in maps for cell in map_.cells.values() if cell.setting.id == least), None)
+    least, _ = choice.least
+    return next((cell for map_ in maps for cell in map_.cells.values() if cell.setting == least), None)
 
 
 def _saved(cell: Cell | None, full: Cell | None) -> float | None:

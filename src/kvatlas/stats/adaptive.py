@@ -27,7 +27,7 @@ from scipy import optimize, stats
 from kvatlas.core import Map, MapName, Note, NoteKind, mean_of
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, cheapest, kv_tokens_of, unless_vacuous, with_ties
-from kvatlas.stats.inference import Need, Test, TestMethod, weights
+from kvatlas.stats.inference import weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, groups, interval
 from kvatlas.stats.losses import Loss
 from kvatlas.stats.maps import mean_cell, mean_map
@@ -323,25 +323,14 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
 
 
 def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
-    values = np.array([cell.estimate.value for cell in mean.cells.values()])
-    coords = list(mean.cells)
+    values = [cell.estimate.value for cell in mean.cells.values()]
     text = (
         f"adaptive: of {len(standing.settings)} settings of all policies {int(standing.decision.shown.sum())} are "
         f"shown to keep the margin and {int(standing.decision.broken.sum())} to break it"
     )
     return Verdict(
-        peaks=tuple(coord for coord, value in zip(coords, values, strict=True) if value >= values.max() - 1e-9),
-        lowest=coords[int(values.argmin())],
-        omnibus=Test(0.0, 1.0, TestMethod.GROUP_SEQUENTIAL),
-        plateau=(),
-        p_best={},
-        may_lose={},
-        effects=(),
-        peak_share=None,
-        spread=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
-        noise=None,
-        need=Need(None, None),
-        basis=Basis.GROUP_SEQUENTIAL,
+        Basis.GROUP_SEQUENTIAL,
+        spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
         notes=(Note(NoteKind.ADAPTIVE, text),),
         losses=losses,
     )

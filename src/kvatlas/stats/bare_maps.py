@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from scipy import stats
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.stats.inference import POWER, Contrast, Need, Plateau, Test, TestMethod, holm, shares_of_best
 from kvatlas.stats.intervals import LEVEL, Floats, Z
+from kvatlas.stats.losses import Difference
 from kvatlas.stats.maps import mean_map
+from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.verdicts import Basis, Verdict, assembled, effects
 
 DRAWS = 10_000
@@ -121,6 +124,37 @@ def _contrasts(values: Floats, scale: float, rows: Floats) -> tuple[float, list[
         p = min(1.0, len(rows) * float(2 * stats.norm.sf(abs(value) / error)))
         contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
     return min(contrast.p for contrast in contrasts), contrasts
+
+
+def comparisons_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[Comparison]:
+    """Comparisons between the models of CSV maps, by the binomial bound, over the benchmarks that both have."""
+    groups: dict[tuple[str, str], dict[str, Map]] = {}
+    for map_ in maps:
+        if map_.name in verdicts and verdicts[map_.name].basis is Basis.BOUND:
+            groups.setdefault((map_.model, map_.policy), {})[map_.benchmark] = map_
+    made = []
+    for ((model, policy), mine), ((other, other_policy), theirs) in combinations(groups.items(), 2):
+        shared = [name for name in mine if name in theirs]
+        if model == other or policy != other_policy or not shared:
+            continue
+        own = [mine[name] for name in shared]
+        between = model_difference(own, [theirs[name] for name in shared])
+        if between is None:
+            continue
+        problems = sum(next(iter(map_.cells.values())).estimate.problems or 0 for map_ in own)
+        made.append(
+            Comparison(
+                f"{model}, {other}",
+                shared[0] if len(shared) == 1 else f"{len(shared)} benchmarks",
+                own[0].metric,
+                model,
+                other,
+                sum(len(map_.cells) for map_ in own),
+                Difference(between.value, between.low, between.high, between.p, problems),
+                f"by the binomial bound, policy {policy}" if policy else "by the binomial bound",
+            )
+        )
+    return made
 
 
 def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | None:
@@ -301,6 +335,16 @@ class PooledEffect:
     def supported(self) -> bool:
         """Whether some level differs, after the adjustment."""
         return self.adjusted_p < LEVEL
+
+    @property
+    def largest(self) -> tuple[int, Any, Contrast]:
+        """The level that differs most from the others, after its number."""
+        return max(((n, *level) for n, level in enumerate(self.levels)), key=lambda item: abs(item[2].value))
+
+    @property
+    def reach(self) -> float:
+        """The largest difference that the limits allow."""
+        return max(max(abs(contrast.low), abs(contrast.high)) for _, contrast in self.levels)
 
     @property
     def worse(self) -> tuple[Any, ...]:

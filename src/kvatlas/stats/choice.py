@@ -64,6 +64,14 @@ class Choice:
         return None if self.losses is None else any(loss.shown for loss in self.losses.values())
 
     @property
+    def least(self) -> tuple[Setting, Loss] | None:
+        """The setting with the smallest loss that was observed; None where there is no full cache."""
+        if not self.losses:
+            return None
+        setting, loss = min(self.losses.items(), key=lambda item: item[1].value)
+        return self.settings[setting], loss
+
+    @property
     def nearest(self) -> tuple[Setting, int] | None:
         """The setting that the fewest problems more would show, and how many, were the values true."""
         needed = [

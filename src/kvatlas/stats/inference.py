@@ -47,9 +47,6 @@ class TestMethod(StrEnum):
         "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
         "equal difficulty"
     )
-    GROUP_SEQUENTIAL = (
-        "losses of an adaptive sweep against the full cache, on the mean over benchmarks; valid at any look"
-    )
 
 
 @dataclass(frozen=True)

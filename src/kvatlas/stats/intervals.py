@@ -237,7 +237,7 @@ def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:
 
 
 BINOMIAL_NOTE = Note(
-    NoteKind.INTERVAL, "intervals are the binomial bound: n = problems, as if all samples of a problem agreed"
+    NoteKind.INTERVAL, "Only averages were published, so each problem counts once; these intervals are cautious"
 )
 
 

@@ -155,7 +155,7 @@ class Measure:
             shares = np.zeros(1, bool) if own is None else (own >= 0) & (own <= 1)
             self._shares |= {name} if shares.any() else set()
             self._others |= set() if shares.all() else {name}
-        unanswered = [STATUS[Status.TRUNCATED], STATUS[Status.NO_ANSWER]]
+        unanswered = [STATUS[status] for status in Status if not status.answered]
         answered = counted & ~np.isin(traces.records["status"], unanswered)
         if answered.any():
             here = traces.metrics_of_all(answered)

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Setting
-from kvatlas.stats.inference import Contrast, chosen_best, joint_contrasts
+from kvatlas.stats.inference import Contrast, benjamini_hochberg, chosen_best, holm, joint_contrasts
 from kvatlas.stats.intervals import Floats
 from kvatlas.stats.losses import Difference, paired_difference
 from kvatlas.stats.run_data import Axes, RunData, short_names
@@ -25,7 +25,10 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings."""
+    """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings.
+
+    `p_holm` and `p_bh` are adjusted over all comparisons that are made together (see `adjusted`); None before that.
+    """
 
     model: str
     benchmark: str
@@ -35,6 +38,8 @@ class Comparison:
     cells: int
     difference: Difference
     note: str = ""
+    p_holm: float | None = None
+    p_bh: float | None = None
 
 
 def comparisons(run: RunData) -> list[Comparison]:
@@ -125,6 +130,15 @@ def _with_baseline(
         p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
         difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
     return Comparison(*name, metric, *names, 1, difference, note)
+
+
+def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The comparisons with p-values adjusted over all of them, by Holm and by Benjamini and Hochberg."""
+    p = [round(comparison.difference.p, 6) for comparison in comparisons]
+    return tuple(
+        replace(comparison, p_holm=by_holm, p_bh=by_bh)
+        for comparison, by_holm, by_bh in zip(comparisons, holm(p), benjamini_hochberg(p), strict=True)
+    )
 
 
 def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:

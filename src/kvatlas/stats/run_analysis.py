@@ -17,7 +17,7 @@ from kvatlas.stats.adaptive import (
 from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
-from kvatlas.stats.run_data import RunData
+from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Finding, findings
 from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
@@ -79,9 +79,18 @@ class RunAnalysis:
         """What limits what the run can show."""
         return findings(self.run.cells)
 
-    def part(self, cells: Sequence[CellTraces]) -> RunAnalysis:
-        """The same, of these of its cells alone, whose losses are still those of the whole run."""
-        return RunAnalysis(self.run.with_cells(cells), self.losses)
+    def cells_of(self, policy: str | None) -> list[CellTraces]:
+        """The cells of a policy with the baselines; all cells without one."""
+        name = (policy or "").partition("(")[0]
+        return [
+            cell
+            for cell in self.run.cells
+            if policy is None or cell.expected.baseline or cell.expected.setting.policy == name
+        ]
+
+    def of_policy(self, policy: str) -> RunAnalysis:
+        """The same of one policy alone, whose losses are still those of the whole run."""
+        return RunAnalysis(self.run.with_cells(self.cells_of(policy)), self.losses)
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -96,6 +105,19 @@ class RunAnalysis:
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:
         return standings(self.run.manifest, self.run.cells, self.run.margin)
+
+
+def joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
+    """Adaptive runs as they are, others with the same axes as one."""
+    by_axes: dict[Axes, list[RunAnalysis]] = {}
+    for run in runs:
+        if not run.is_adaptive:
+            by_axes.setdefault(run.run.axes, []).append(run)
+    whole = [run for run in runs if run.is_adaptive]
+    for first, *others in by_axes.values():
+        cells = [cell for run in (first, *others) for cell in run.run.cells]
+        whole.append(RunAnalysis(first.run.with_cells(cells)) if others else first)
+    return whole
 
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:

@@ -130,13 +130,12 @@ def findings(cells: Sequence[CellTraces]) -> list[Finding]:
 
 def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mapping[str, str]) -> list[Finding]:
     made = []
-    without = checked.no_answer + checked.truncated
-    if 2 * without > checked.traces:
+    if 2 * checked.unanswered > checked.traces:
         made.append(
             Finding(
                 Kind.UNANSWERED, model, benchmark,
-                f"{where}: {without:,} of {checked.traces:,} traces are without an answer ({checked.no_answer:,}) or "
-                f"truncated ({checked.truncated:,}); they count as wrong.",
+                f"{where}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
+                f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong.",
             )
         )  # fmt: skip
     if checked.bounded and 2 * checked.compressed < checked.bounded:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
 from kvatlas.stats import inference
-from kvatlas.stats.inference import Contrast, Need, Plateau, Test, TestMethod
+from kvatlas.stats.inference import Contrast, Need, Plateau, Test
 from kvatlas.stats.intervals import LEVEL, Floats, Ints
 from kvatlas.stats.losses import Loss, losses_by_name
 from kvatlas.stats.run_data import Axes, RunData
@@ -34,7 +34,9 @@ class Basis(StrEnum):
 
     TRACES = "paired by problem on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
-    GROUP_SEQUENTIAL = TestMethod.GROUP_SEQUENTIAL.value
+    GROUP_SEQUENTIAL = (
+        "losses of an adaptive sweep against the full cache, on the mean over benchmarks; valid at any look"
+    )
 
 
 @dataclass(frozen=True)
@@ -53,34 +55,32 @@ class Effect:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one map says. Shares in [0, 1]; `basis` says what it rests on.
+    """The tests of one map. Shares in [0, 1]; parts that were not tested are None or empty, `basis` if nothing was.
 
-    `peaks` are the cells with the highest value and `peak_share` how often one of them would be the highest with other
-    problems (other samples, for a bound). `spread` is the standard deviation over cells, `noise` what chance alone
-    would give. `plateau` holds the cells that are statistically tied with the best, `may_lose` by how much a cell may
-    be below the best with 95 % confidence. `need` is what it takes to tell the peak from the `lowest` cell. What an
-    adaptive sweep leaves open is None or empty. `losses` are those against the full cache, None where there is none.
+    `omnibus` tests "all cells equal". `plateau` holds the cells that are statistically tied with the best, `may_lose`
+    by how much a cell may be below the best with 95 % confidence. `peak_share` is how often one of the highest cells
+    would be the highest with other problems (other samples, for a bound). `spread` is the standard deviation over
+    cells, `noise` what chance alone would give. `need` is what it takes to tell the highest from the lowest cell.
+    `losses` are those against the full cache, None where there is none.
     """
 
-    peaks: tuple[CellCoord, ...]
-    lowest: CellCoord
-    omnibus: Test
-    plateau: tuple[CellCoord, ...]
-    p_best: Mapping[CellCoord, float]
-    may_lose: Mapping[CellCoord, float]
-    effects: tuple[Effect, ...]
-    peak_share: float | None
-    spread: float
-    noise: float | None
-    need: Need
-    basis: Basis
+    basis: Basis | None = None
+    omnibus: Test | None = None
+    plateau: tuple[CellCoord, ...] = ()
+    p_best: Mapping[CellCoord, float] = field(default_factory=dict)
+    may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
+    effects: tuple[Effect, ...] = ()
+    peak_share: float | None = None
+    spread: float | None = None
+    noise: float | None = None
+    need: Need = field(default_factory=lambda: Need(None, None))
     notes: tuple[Note, ...] = ()
     losses: Mapping[CellCoord, Loss] | None = None
 
     @property
-    def evidence(self) -> bool:
-        """Whether there is evidence of any difference between the cells, at 5 %."""
-        return self.omnibus.p < LEVEL
+    def evidence(self) -> bool | None:
+        """Whether there is evidence of any difference between the cells, at 5 %; None where that was not tested."""
+        return None if self.omnibus is None else self.omnibus.p < LEVEL
 
     @property
     def most_lost(self) -> float | None:
@@ -235,8 +235,6 @@ def assembled(
     peaks = values >= values.max() - _TIE
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return Verdict(
-        peaks=tuple(coord for coord, is_peak in zip(places, peaks, strict=True) if is_peak),
-        lowest=places[int(values.argmin())],
         omnibus=test,
         plateau=tuple(coord for coord, member in zip(places, best.member, strict=True) if member),
         p_best={coord: float(p) for coord, p in zip(places, best.p, strict=True)},

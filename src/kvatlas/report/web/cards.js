@@ -10,7 +10,7 @@ function verdictCard(card) {
   if (card.loss) numbers.push(["points lost", signed(card.loss[0]), `95 %: ${signed(card.loss[1])} to ${signed(card.loss[2])}; the margin is ${brief(card.margin)}`]);
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
   return el("article", { class: "card" }, el("h3", {}, `${card.model} | ${card.benchmark}`),
-    card.shown ? null : el("p", { class: "setting" }, "No setting is shown to keep the margin"),
+    card.shown ? null : el("p", { class: "setting" }, `No setting is proven to stay within ${brief(card.margin)} points of the full cache`),
     cell && !card.shown ? el("p", { class: "closest" }, "The least loss:") : null,
     cell ? el("p", { class: "setting" }, el("button", { onclick: () => go.cell(card.cell) }, cell.short)) : null,
     el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),

@@ -1,0 +1,500 @@
+"""The result: what is known of runs and CSV maps, analysed once. Text, JSON, pages and the Python API read it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, percent, rounded
+from kvatlas.figures import style
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.bare_maps import (
+    PooledEffect,
+    check_granularity,
+    common,
+    comparisons_of_maps,
+    peak_of_bare_maps,
+    pooled_effects,
+    verdicts_of_maps,
+)
+from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
+from kvatlas.stats.inference import Contrast, holm
+from kvatlas.stats.intervals import LEVEL, with_binomial_bounds
+from kvatlas.stats.losses import Loss
+from kvatlas.stats.maps import maps_of_run, mean_maps
+from kvatlas.stats.pairs import Comparison, adjusted
+from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
+from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
+from kvatlas.stats.validity import Finding, findings
+from kvatlas.stats.verdicts import Basis, Effect, Verdict
+
+Json = dict[str, Any]
+#: Values nearer than this are the same peak.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class MapResult:
+    """A map and its tests. `holm` has the p-values of its trends by axis, adjusted over the whole result."""
+
+    map: Map
+    verdict: Verdict = field(default_factory=Verdict)
+    holm: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Model, benchmark and policy."""
+        return " | ".join(filter(None, (style.model(self.map.model), self.map.benchmark, self.map.policy)))
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """The names of the vertical and the horizontal axis."""
+        return self.map.axes[0][0], self.map.axes[1][0]
+
+    @property
+    def is_bare(self) -> bool:
+        """Return whether only averages are known, so that the tests are those of the binomial bound."""
+        return self.verdict.basis is Basis.BOUND
+
+    @property
+    def values(self) -> list[float]:
+        """The value of every cell."""
+        return [cell.estimate.value for cell in self.map.cells.values()]
+
+    @property
+    def mean(self) -> float:
+        """The mean over cells."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def peaks(self) -> list[CellCoord]:
+        """The highest cells."""
+        return self._at(max(self.values))
+
+    @property
+    def lowest(self) -> list[CellCoord]:
+        """The lowest cells."""
+        return self._at(min(self.values))
+
+    @property
+    def problems(self) -> int | None:
+        """The number of problems of each cell; None where it differs or is unknown."""
+        return common([cell.estimate.problems for cell in self.map.cells.values()])
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples of each problem; None where it differs or is unknown."""
+        return common([cell.estimate.samples for cell in self.map.cells.values()])
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes on the map and on its tests."""
+        return (*self.map.notes, *self.verdict.notes)
+
+    @property
+    def losses(self) -> Mapping[CellCoord, Loss]:
+        """Losses against the full cache, empty where there is none."""
+        return self.verdict.losses or {}
+
+    def supports(self, effect: Effect) -> bool:
+        """Return whether the trend along an axis holds after Holm's adjustment."""
+        return self.holm.get(effect.axis, 1.0) < LEVEL
+
+    def _at(self, value: float) -> list[CellCoord]:
+        return [coord for coord, cell in self.map.cells.items() if abs(cell.estimate.value - value) <= _TIE]
+
+    def to_dict(self) -> Json:
+        """The map as data: its cells with intervals, costs and losses, and its tests."""
+        map_, verdict, test = self.map, self.verdict, self.verdict.omnibus
+
+        def places(coords: Sequence[CellCoord]) -> list[Json]:
+            return [{**self._coord(coord), **map_.cells[coord].estimate.to_dict()} for coord in coords]
+
+        return {
+            "model": map_.model,
+            "benchmark": map_.benchmark,
+            "metric": map_.metric,
+            "policy": map_.policy,
+            "axes": {name: list(values) for name, values in map_.axes},
+            "cells": len(map_.cells),
+            "problems": self.problems,
+            "samples": self.samples,
+            "unmeasured": max((cell.unmeasured or 0 for cell in map_.cells.values()), default=0),
+            "mean": percent(self.mean),
+            "min": percent(min(self.values)),
+            "max": percent(max(self.values)),
+            "peaks": places(self.peaks),
+            "lowest": places(self.lowest),
+            "estimates": [self._cell(coord) for coord in map_.cells],
+            "baselines": [{**cell.to_dict(), "setting": name} for name, cell in map_.baselines.items()],
+            "omnibus": {
+                "statistic": rounded(test.statistic, 4) if test else None,
+                "p": _p(test.p) if test else None,
+                "method": test.method.value if test else None,
+            },
+            "evidence_of_difference": verdict.evidence,
+            "plateau": [self._coord(coord) for coord in verdict.plateau] if verdict.basis else None,
+            "may_lose": percent(verdict.most_lost),
+            "effects": [self._effect(effect) for effect in verdict.effects],
+            "stability": {
+                "spread": percent(verdict.spread),
+                "noise": percent(verdict.noise),
+                "peak_share": rounded(verdict.peak_share, 4),
+            },
+            "samples_to_decide": verdict.need.samples,
+            "problems_to_decide": verdict.need.problems,
+            "method": verdict.basis.value if verdict.basis else None,
+            "validity": map_.validity.to_dict() if map_.validity else None,
+            "notes": [note.text for note in self.notes],
+        }
+
+    def _coord(self, coord: CellCoord) -> Json:
+        return dict(zip(self.axes, coord, strict=True))
+
+    def _cell(self, coord: CellCoord) -> Json:
+        loss = self.losses.get(coord)
+        return {
+            **self._coord(coord),
+            **self.map.cells[coord].to_dict(),
+            "p_best": _p(self.verdict.p_best.get(coord)),
+            "may_lose": percent(self.verdict.may_lose.get(coord)),
+            **_loses(loss),
+            "shown": loss.shown if loss else None,
+        }
+
+    def _effect(self, effect: Effect) -> Json:
+        trend = effect.trend and {
+            **_contrast(effect.trend),
+            "p_holm": _p(self.holm[effect.axis]),
+            "supported": self.supports(effect),
+        }
+        levels = [{"level": level, **_contrast(contrast)} for level, contrast in effect.levels]
+        return {"axis": effect.axis, "levels": levels, "trend": trend}
+
+
+@dataclass(frozen=True)
+class Across:
+    """A model and policy over several benchmarks: those with evidence, and the cells on the plateau of all of them."""
+
+    model: str
+    policy: str
+    benchmarks: tuple[str, ...]
+    with_evidence: tuple[str, ...]
+    good_for_all: tuple[CellCoord, ...]
+    axes: tuple[str, str]
+    cells: int
+
+    def to_dict(self) -> Json:
+        """The same as data."""
+        good = [dict(zip(self.axes, coord, strict=True)) for coord in self.good_for_all]
+        return {
+            "model": self.model,
+            "policy": self.policy,
+            "benchmarks": list(self.benchmarks),
+            "with_evidence": list(self.with_evidence),
+            "good_for_all": good,
+            "cells": self.cells,
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that is known of some maps. Shares in [0, 1]; parts that need traces are empty for maps without.
+
+    `choices` are the recommendations, one for each model. `effects` are the axes' over all benchmarks, `peak_p` is the
+    p-value of "no cell stands out" over all CSV maps.
+    """
+
+    findings: tuple[Finding, ...]
+    maps: tuple[MapResult, ...]
+    means: tuple[MapResult, ...]
+    across: tuple[Across, ...]
+    comparisons: tuple[Comparison, ...]
+    choices: tuple[Choice, ...]
+    notes: tuple[Note, ...]
+    effects: tuple[PooledEffect, ...] = ()
+    peak_p: float | None = None
+
+    @property
+    def single(self) -> list[MapResult]:
+        """Maps of one benchmark."""
+        return [one for one in self.maps if not one.map.is_mean]
+
+    @property
+    def every(self) -> list[MapResult]:
+        """Maps, then the means that are not among them."""
+        given = {one.map.name for one in self.maps}
+        return [*self.maps, *(one for one in self.means if one.map.name not in given)]
+
+    @property
+    def grids(self) -> list[MapResult]:
+        """One map for each model and policy: the mean over benchmarks, else the only one."""
+        ordered = [*self.single, *(one for one in self.every if one.map.is_mean)]
+        return list({(one.map.model, one.map.policy): one for one in ordered}.values())
+
+    @property
+    def trends(self) -> list[float | None]:
+        """The trend along each axis of each map of one benchmark, None where it is not proven."""
+        effects = [(one, effect) for one in self.single for effect in one.verdict.effects if effect.trend]
+        return [effect.trend.value if effect.trend and one.supports(effect) else None for one, effect in effects]
+
+    @property
+    def map_notes(self) -> dict[str, list[MapResult]]:
+        """The notes of maps and means, each once, with the maps that have it."""
+        by_text: dict[str, list[MapResult]] = {}
+        for one in self.every:
+            for note in one.notes:
+                by_text.setdefault(note.text, []).append(one)
+        return by_text
+
+    def to_dict(self) -> Json:
+        """The document of `kvatlas describe --json`: percent scale, unknown values None.
+
+        `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
+        unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
+        (every cell, see `Cell.to_dict`, with what it loses against the full cache), baselines, omnibus,
+        evidence_of_difference, plateau, may_lose, effects, stability, samples_to_decide, problems_to_decide, method,
+        notes. `samples_to_decide` (of each problem) and `problems_to_decide` tell the highest from the lowest cell.
+        `means`: the same for the means over benchmarks. `across`: by model and policy, the settings on the plateau of
+        every benchmark. `comparisons`: first minus second, in points, p-values adjusted over all of them.
+        `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
+        none. `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
+        over all benchmarks (and models, for CSV maps), each level against the mean of the others.
+        """
+        choices = [_choice(choice) for choice in self.choices]
+        return {
+            "findings": [asdict(finding) for finding in self.findings],
+            "maps": [one.to_dict() for one in self.maps],
+            "means": [one.to_dict() for one in self.means],
+            "across": [one.to_dict() for one in self.across],
+            "comparisons": [_comparison(comparison) for comparison in self.comparisons],
+            "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
+            "effects": [_pooled(effect) for effect in self.effects],
+            "peak_p": _p(self.peak_p),
+            "notes": [note.text for note in self.notes],
+        }
+
+
+def analyse(
+    sources: Sequence[str | Path | RunAnalysis | Map],
+    *,
+    metric: str = "pass@1",
+    partial: bool = False,
+    fix: Mapping[str, Any] | None = None,
+    policy: str | None = None,
+    problems: int | None = None,
+    samples: int | None = None,
+    lose_at_most: float | None = None,
+) -> Result:
+    """Analyse runs (or their folders), CSV maps, `published:NAME`, and single maps.
+
+    Runs with the same axes are compared with each other as one. `policy` keeps the maps and comparisons of that policy;
+    `problems` and `samples` are those of CSV maps without such columns. `lose_at_most` is the margin in points against
+    the full cache. Raises KvatlasError for a source that cannot be read, no map, and a map that comes twice.
+    """
+    if lose_at_most is not None:
+        margin_of({"lose_at_most": lose_at_most})
+    maps: list[Map] = []
+    runs: list[RunAnalysis] = []
+    for source in sources:
+        if isinstance(source, Map):
+            maps.append(source)
+        elif isinstance(source, RunAnalysis) or Path(source).is_dir():
+            if not isinstance(source, RunAnalysis):
+                source = RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
+            runs.append(source)
+            maps += maps_of_run(source.run)
+        else:
+            read = [check_granularity(map_) for map_ in read_maps(source, partial, problems, samples)]
+            maps += with_binomial_bounds(read)
+    maps = of_policy(maps, policy)
+    _check_distinct(maps)
+    compared: list[Comparison] = []
+    choices: list[Choice] = []
+    notes: dict[Note, None] = {}
+    by_map: dict[MapName, Verdict] = verdicts_of_maps(maps)
+    for run in joined(runs):
+        part = run if policy is None or run.is_adaptive else run.of_policy(policy)
+        by_map |= part.verdicts
+        choices += part.choices
+        notes |= dict.fromkeys(part.notes)
+        compared += [one for one in run.comparisons if policy is None or policy in one.first or policy in one.second]
+    means, remarks = _means(maps)
+    margin = runs[0].run.margin if runs else LOSE_AT_MOST / 100
+    maps, means = with_regions(maps, by_map, margin), with_regions(means, by_map, margin)
+    single = [map_ for map_ in maps if not map_.is_mean]
+    alone = Counter((map_.model, map_.policy) for map_ in single)
+    effects = pooled_effects(maps, by_map)
+    whole = [*means, *(map_ for map_ in single if alone[map_.model, map_.policy] == 1)]
+    covered = {choice.model for choice in choices}
+    choices += [choice for choice in choices_of_maps(whole, by_map, effects) if choice.model not in covered]
+    tested = _with_holm([MapResult(map_, by_map.get(map_.name, Verdict())) for map_ in (*maps, *means)])
+    return Result(
+        findings=tuple(findings([cell for run in runs for cell in run.cells_of(policy)])),
+        maps=tuple(tested[: len(maps)]),
+        means=tuple(tested[len(maps) :]),
+        across=_across([one for one in tested[: len(maps)] if one.verdict.basis and not one.map.is_mean]),
+        comparisons=adjusted([*compared, *comparisons_of_maps(single, by_map)]),
+        choices=tuple(choices),
+        notes=(*notes, *remarks, *_scales(single)),
+        effects=tuple(effects),
+        peak_p=peak_of_bare_maps(single),
+    )
+
+
+def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
+    """The maps of a policy, all of them without one; KvatlasError if there is none."""
+    if not maps:
+        raise KvatlasError("There is no map to describe.")
+    kept = [map_ for map_ in maps if policy is None or map_.policy == policy]
+    if not kept:
+        there = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))
+        raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {there}.")
+    return kept
+
+
+def _check_distinct(maps: Sequence[Map]) -> None:
+    for name, count in Counter(map_.name for map_ in maps).items():
+        if count > 1:
+            raise KvatlasError(
+                f"The map {' | '.join(filter(None, name))} was given twice; compare two readings of one map with "
+                "`kvatlas check`."
+            )
+
+
+def _means(maps: Sequence[Map]) -> tuple[list[Map], list[Note]]:
+    try:
+        return mean_maps(maps), []
+    except KvatlasError as error:
+        return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {error}")]
+
+
+def _with_holm(maps: Sequence[MapResult]) -> list[MapResult]:
+    """The maps with Holm's p-values over all trends of all of them."""
+    trends = [
+        (number, effect.axis, round(effect.trend.p, 6))
+        for number, one in enumerate(maps)
+        for effect in one.verdict.effects
+        if effect.trend is not None
+    ]
+    p = {trend[:2]: p for trend, p in zip(trends, holm([p for *_, p in trends]), strict=True)}
+    return [
+        replace(one, holm={axis: value for (own, axis), value in p.items() if own == number})
+        for number, one in enumerate(maps)
+    ]
+
+
+def _across(maps: Sequence[MapResult]) -> tuple[Across, ...]:
+    groups: dict[tuple[str, str], list[MapResult]] = {}
+    for one in maps:
+        groups.setdefault((one.map.model, one.map.policy), []).append(one)
+    return tuple(
+        Across(
+            model,
+            policy,
+            tuple(one.map.benchmark for one in group),
+            tuple(one.map.benchmark for one in group if one.verdict.evidence),
+            tuple(coord for coord in group[0].verdict.plateau if all(coord in one.verdict.plateau for one in group)),
+            group[0].axes,
+            len(group[0].values),
+        )
+        for (model, policy), group in groups.items()
+        if len(group) > 1
+    )
+
+
+def _scales(maps: Sequence[Map]) -> list[Note]:
+    """A warning where panels drawn each on its own colour scale would show one value in several colours."""
+    scales = {map_.name: style.scale([map_]) for map_ in maps}
+    if len({tuple(round(end, 1) for end in ends) for ends in scales.values()}) < 2:
+        return []
+    low, *_, high = sorted(scales.items(), key=lambda item: sum(item[1]))
+    text = (
+        f"Panels have unlike colour scales, from {low[1][0]:.1f} to {low[1][1]:.1f} ({low[0].benchmark}) up to "
+        f"{high[1][0]:.1f} to {high[1][1]:.1f} ({high[0].benchmark}): equal colours are unequal values; "
+        "kvatlas map --shared draws one scale"
+    )
+    return [Note(NoteKind.SCALES, text)]
+
+
+def _p(p: float | None) -> float | None:
+    return rounded(p, 6)
+
+
+def _contrast(contrast: Contrast, name: str = "value") -> Json:
+    limits = {name: contrast.value, "low": contrast.low, "high": contrast.high}
+    known = {key: percent(share) if math.isfinite(share) else None for key, share in limits.items()}
+    return {**known, "p": _p(contrast.p)}
+
+
+def _loses(loss: Loss | None) -> Json:
+    names = {"loses": "value", "loses_low": "low", "loses_high": "high"}
+    return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+
+
+def _comparison(comparison: Comparison) -> Json:
+    names = ("model", "benchmark", "metric", "first", "second", "cells")
+    return {
+        **{name: getattr(comparison, name) for name in names},
+        **_contrast(comparison.difference, "difference"),
+        "problems": comparison.difference.problems,
+        "pairs": comparison.difference.pairs or None,
+        "note": comparison.note or None,
+        "p_holm": _p(comparison.p_holm),
+        "p_bh": _p(comparison.p_bh),
+    }
+
+
+_NO_SETTING: Mapping[str, Any] = dict.fromkeys(("setting", "value", "low", "high", "kept_tokens_mean"))
+
+
+def _choice(choice: Choice) -> Json:
+    return {
+        **_chosen(choice.by_memory, choice),
+        "model": choice.model,
+        "benchmark": choice.benchmark,
+        "candidates": choice.candidates,
+        "plateau": choice.members,
+        "by_time": {**_chosen(choice.by_time, choice), "tied": choice.tied_by_time} if choice.by_time else None,
+        "vacuous": choice.vacuous,
+        "margin": percent(choice.margin),
+        **_loses(choice.loss),
+        "shown": choice.shown,
+        "tied": choice.tied,
+        "losses": [
+            {"setting": str(choice.settings[setting]), **_loses(loss), "shown": loss.shown, "broken": loss.broken}
+            for setting, loss in (choice.losses or {}).items()
+        ],
+        "nearest": {"setting": str(choice.nearest[0]), "more_problems": choice.nearest[1]}
+        if choice.nearest and not choice.shown
+        else None,
+    }
+
+
+def _chosen(cell: Cell | None, choice: Choice) -> Json:
+    if cell is None:
+        return dict(_NO_SETTING)
+    against = choice.against.get(cell.setting.id, {})
+    return {
+        **cell.to_dict(),
+        "may_lose": percent(choice.may_lose.get(cell.setting.id)),
+        "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
+        "kept_tokens_measured": cell.mean_kv_tokens is not None,
+        "beside": [{"setting": str(baseline), **_contrast(contrast)} for baseline, contrast in against.items()],
+    }
+
+
+def _pooled(effect: PooledEffect) -> Json:
+    return {
+        "axis": effect.axis,
+        "over": effect.over,
+        "p": _p(effect.p),
+        "adjusted_p": _p(effect.adjusted_p),
+        "levels": [{"level": level, **_contrast(contrast, "difference")} for level, contrast in effect.levels],
+        "maps": effect.maps or None,
+        "below": list(effect.below) or None,
+    }

@@ -1,0 +1,329 @@
+"""The result: the JSON's shape and numbers, and the two texts that `describe` prints of it."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvatlas.core import Grade, KvatlasError, Note, NoteKind, Setting, Status
+from kvatlas.figures.panels import metric_panels
+from kvatlas.report.map_figure import plot_sources
+from kvatlas.report.result import analyse
+from kvatlas.report.text import every_map, one_page, p_text
+from kvatlas.results import Store
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.intervals import BINOMIAL_NOTE
+from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from tests.stats.synthetic import grid, manifest, setting, traces
+
+FULL = (Setting.of("full"),)
+PUBLISHED = [f"published:dynts_r1_{name}" for name in ("llama", "qwen")]
+#: A number with a decimal point, its sign not part of it.
+DECIMAL = re.compile(r"(?<![\w.])(\d[\d,]*\.\d+)(?![\w.])")
+
+
+def of_run(chance, margin=3.0, problems=120, baselines=FULL):
+    plan = manifest(grid("dynts", "random"), problems=problems, samples=1, baselines=baselines)
+    return analyse([RunAnalysis(RunData(plan, list(traces(plan, chance)), lose_at_most=margin))])
+
+
+def loses_with_ratio(item):
+    return {0.1: 0.2, 0.3: 0.6}.get(item.values.get("ratio"), 1.0)
+
+
+def nearly_full(item):
+    return 1.0 if item.policy == "full" else 0.99
+
+
+def numbers(value):
+    if isinstance(value, dict | list):
+        return [number for item in (value.values() if isinstance(value, dict) else value) for number in numbers(item)]
+    return [abs(float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+@pytest.fixture(scope="module")
+def published():
+    return analyse(PUBLISHED)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return of_run(loses_with_ratio)
+
+
+def test_the_documented_keys_are_there_in_percent(published):
+    data = published.to_dict()
+    assert {"maps", "means", "recommendation", "notes"} <= set(data)
+    keys = {"model", "benchmark", "metric", "axes", "cells", "problems", "samples", "mean", "min", "max", "peaks",
+            "omnibus", "evidence_of_difference", "plateau", "samples_to_decide"}  # fmt: skip
+    for item in (*data["maps"], *data["means"]):
+        assert keys <= set(item)
+        assert set(item["omnibus"]) == {"statistic", "p", "method"}
+        assert all(set(peak) == {"local_window", "ratio", "value", "low", "high"} for peak in item["peaks"])
+        assert all(set(cell) == {"local_window", "ratio"} for cell in item["plateau"])
+        assert isinstance(item["samples_to_decide"], int)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    first = data["maps"][0]
+    assert (first["min"], first["max"], first["mean"]) == (39.3, 49.3, 44.36)
+    assert first["axes"] == {"local_window": [500, 1000, 2000, 3000], "ratio": [0.1, 0.2, 0.3, 0.4, 0.5]}
+    assert (first["cells"], first["problems"], first["samples"]) == (20, 30, 5)
+    peaks = [(p["local_window"], p["ratio"], p["value"]) for p in first["peaks"]]
+    assert peaks == [(1000, 0.2, 49.3), (2000, 0.3, 49.3)]
+    assert first["peaks"][0]["low"] == pytest.approx(30.85, abs=0.05)
+    assert (data["means"][0]["benchmark"], data["means"][0]["problems"]) == ("mean of 4", 298)
+
+
+def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
+    """By the bound none of the eight maps, nor their means, shows a difference; pooled, ratio 0.1 is below the rest."""
+    result = published.to_dict()
+    assert [item["evidence_of_difference"] for item in (*result["maps"], *result["means"])] == [False] * 10
+    # Standard deviations over cells against the binomial standard error of one cell, as published beside the maps.
+    spreads = [(round(m["stability"]["spread"], 2), round(m["stability"]["noise"], 2)) for m in result["maps"]]
+    assert spreads == [
+        (2.75, 4.06), (1.75, 3.63), (1.29, 2.39), (1.05, 1.58), (2.81, 4.06), (1.78, 3.87), (1.13, 2.36), (0.98, 1.59)
+    ]  # fmt: skip
+    assert [len(item["plateau"]) for item in result["maps"]] == [20] * 8
+    assert not any(effect["trend"]["supported"] for item in result["maps"] for effect in item["effects"])
+    assert [len(across["good_for_all"]) for across in result["across"]] == [20, 20]
+    (between,) = result["comparisons"]
+    assert (between["first"], between["second"]) == ("R1-Llama", "R1-Qwen")
+    assert between["low"] < between["difference"] < 0 < between["high"]
+    assert [note.kind for note in published.notes] == [NoteKind.SCALES]
+    # 500 tokens and a fifth of the other 4,500 stay after a compression: the cheapest that is not shown to be worse.
+    assert [(c["setting"], c["kept_tokens_mean"], c["shown"], c["loses"]) for c in result["recommendation"]["all"]] == [
+        ("dynts(kv_budget=5000, local_window=500, ratio=0.2)", 1400, None, None)
+    ] * 2
+    ratio = next(effect for effect in result["effects"] if effect["axis"] == "ratio")
+    assert (ratio["over"], ratio["below"][0], ratio["levels"][0]["level"]) == ("8 maps", 8, 0.1)
+    assert ratio["adjusted_p"] < 2e-4
+    assert ratio["levels"][0]["high"] < 0
+    assert next(effect for effect in result["effects"] if effect["axis"] == "local_window")["adjusted_p"] > 0.2
+    assert result["peak_p"] > 0.2
+    text, page = every_map(published), one_page(published)
+    assert "In 0 of 8 maps a difference between the cells is proven" in text
+    assert text.count("No difference between the cells is proven") == 10
+    assert "8 maps: ratio 0.1 lies 1.5 points below the rest, in 8 of 8 maps" in page
+    assert "It is not proven that a single cell stands out" in page
+
+
+def test_the_published_mean_alone_tells_its_peak_and_what_it_cannot_tell():
+    result = analyse(["published:dynts_r1_qwen_mean"])
+    (entry,) = result.to_dict()["maps"]
+    assert entry["peaks"] == [{"local_window": 2000, "ratio": 0.4, "value": 56.3, "low": None, "high": None}]
+    unknown = ("evidence_of_difference", "plateau", "may_lose", "samples_to_decide", "method")
+    assert [entry[name] for name in unknown] == [None] * 5
+    assert (set(entry["omnibus"].values()), entry["effects"]) == ({None}, [])
+    assert "a mean can only be tested together with the maps of its benchmarks" in every_map(result)
+
+
+def test_the_long_text_has_five_sections_and_every_sentence_has_its_number():
+    text = every_map(analyse(PUBLISHED[:1]))
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [
+        "# Overview", "# Components/Axes", "# Detailed Analysis", "# Key Observations", "# Interpretation",
+    ]  # fmt: skip
+    assert "49.3 (30.8–67.9) at local_window 2000, ratio 0.3" in text
+    assert text.count(BINOMIAL_NOTE.text) == 1
+    widths = {line.count("|") - line.count(r"\|") for line in text.splitlines() if line.startswith("| R1-Llama")}
+    assert widths == {11}
+    for line in text.splitlines():
+        if line.startswith("- ") or (line and line[0].isalpha()):
+            assert any(mark.isdigit() for mark in line) or BINOMIAL_NOTE.text in line, line
+
+
+def test_trends_are_claimed_where_a_test_supports_them():
+    plan = manifest(grid("dynts"), problems=40)
+    chances = {0.1: 0.1, 0.3: 0.5, 0.5: 0.9}
+    result = analyse([RunAnalysis(RunData(plan, traces(plan, lambda s: chances.get(s.values.get("ratio"), 0.9))))])
+    entry = result.to_dict()["maps"][0]
+    trends = {effect["axis"]: effect["trend"] for effect in entry["effects"]}
+    assert trends["ratio"]["supported"]
+    assert trends["ratio"]["value"] > 50
+    assert not trends["local_window"]["supported"]
+    assert {cell["ratio"] for cell in result.to_dict()["means"][0]["plateau"]} == {0.5}
+    text = every_map(result)
+    assert "Pass@1 rises along ratio from 0.1 to 0.5: +" in text
+    assert "No trend along local_window from 8 to 32 is proven" in text
+    assert "The cells differ: " in text
+
+
+def test_comparisons_baselines_and_notes_of_a_run():
+    plan = manifest(grid("dynts", "random"))
+    kept = [t for t in traces(plan, lambda s: 0.9 if s.policy == "dynts" else 0.3) if t[1].problem != "p0"]
+    result = analyse([RunAnalysis(RunData(plan, kept, partial=True))])
+    result = replace(result, notes=(Note(NoteKind.FIXED, "by hand"),))
+    data = result.to_dict()
+    first = data["comparisons"][0]
+    assert (first["first"], first["second"], first["problems"], first["note"]) == ("dynts", "random", 22, None)
+    assert 40 < first["difference"] < 80
+    assert data["maps"][0]["baselines"][0]["setting"] == "full"
+    assert all(item["p"] <= item["p_bh"] <= item["p_holm"] for item in data["comparisons"])
+    text = every_map(result)
+    for part in ("Paired comparisons: ", "< 0.001", "- by hand.\n", "PARTIAL"):
+        assert part in text
+
+
+def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
+    run = [
+        (key, replace(item, usage=replace(item.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
+        for key, item in traces(plan)
+    ]
+    result = analyse([RunAnalysis(RunData(plan, run))])
+    data = result.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert [finding["kind"] for finding in data["findings"]] == ["unanswered", "uncompressed", "no_choice"]
+    assert data["maps"][0]["validity"] == {
+        "traces": 216, "bounded": 216, "compressed": 0, "no_answer": 216, "truncated": 0, "settings": 9,
+        "identical": [], "same": False, "vacuous": "uncompressed",
+    }  # fmt: skip
+    audit = data["maps"][0]["estimates"][0]["audit"]
+    assert audit == {"problems": 12, "median": 0.0, "worst": 0, "none": 100.0, "no_choice": 100.0}
+    (choice,) = data["recommendation"]["all"]
+    assert (choice["setting"], choice["by_time"], choice["candidates"]) == (None, None, 9)
+    text = every_map(result)
+    first = "CHAIN6: 240 of 240 traces are without an answer (240) or truncated (0); they count as wrong."
+    assert text.splitlines()[2] == f"- {first}"
+    reason = "none of the 216 traces under a KV budget was compressed"
+    assert f"- tiny, CHAIN6: no setting is recommended, because {reason}.\n" in text
+    assert "cheapest" not in text
+    # Nor is one by the maps alone.
+    assert f"because {reason}" in every_map(analyse(RunAnalysis(RunData(plan, run)).maps))
+
+
+def test_maps_that_cannot_be_averaged_or_told_apart():
+    maps = read_maps("published:dynts_r1_llama")
+    narrow = replace(maps[1], axes=(maps[1].axes[0], ("ratio", (0.1,))))
+    result = analyse([maps[0], narrow])
+    assert result.means == ()
+    assert "No means over benchmarks: A mean needs equal axes" in result.notes[0].text
+    assert "mean of" not in every_map(result)
+    with pytest.raises(KvatlasError, match="was given twice"):
+        analyse([maps[0], maps[0]])
+    with pytest.raises(KvatlasError, match="no map"):
+        analyse([])
+
+
+@pytest.mark.parametrize("source", ["run", "published"])
+def test_the_page_is_short_and_every_decimal_of_it_stands_in_the_json(source, run, published):
+    result = run if source == "run" else published
+    page, known = one_page(result), numbers(result.to_dict())
+    printed = DECIMAL.findall(page.replace("p < 0.001", ""))
+    assert len(printed) > 30
+    for text in printed:
+        number, places = float(text.replace(",", "")), len(text.partition(".")[2])
+        assert any(abs(item - number) <= 0.51 * 10**-places for item in known), text
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", page)) < 350
+    assert "No trend" not in page
+
+
+def test_the_recommended_setting_is_proven_and_what_breaks_the_margin_is_marked(run):
+    page, result = one_page(run), run.to_dict()
+    (choice,) = result["recommendation"]["all"]
+    assert (choice["margin"], choice["shown"]) == (3, True)
+    assert "ratio=0.5" in choice["setting"]
+    assert choice["loses_low"] <= choice["loses"] <= choice["loses_high"] <= 3
+    assert choice["loses"] == 0
+    assert "is the cheapest setting proven to lose at most 3 points; it loses 0.0" in page
+    assert page.count("!") - 1 == 12
+    assert page.count("*") - 1 == sum(cell["shown"] for item in result["means"] for cell in item["estimates"])
+
+
+def borderline(benchmarks):
+    """By the settings of one policy alone some are shown to keep the margin, over all of a model's settings none is."""
+    plan = manifest(grid("dynts", "random", "h2o"), benchmarks=benchmarks, problems=40, samples=1)
+    chances = {"dynts": 0.98, "random": 0.8, "h2o": 0.7}
+    return plan, list(traces(plan, lambda one: chances.get(one.policy, 1.0), seed=1))
+
+
+@pytest.mark.parametrize(("benchmarks", "margin"), [(("CHAIN6",), 14), (("CHAIN6", "CHAIN8"), 7)])
+def test_marks_frames_and_recommendation_agree_in_borderline_runs(benchmarks, margin):
+    plan, stored = borderline(benchmarks)
+    analysis = RunAnalysis(RunData(plan, stored, lose_at_most=margin))
+    result = analyse([analysis])
+    data, page = result.to_dict(), one_page(result)
+    entries = data["means"] or data["maps"]
+    (choice,) = data["recommendation"]["all"]
+    decided = {entry.pop("setting"): entry for entry in choice["losses"]}
+    assert not choice["shown"]
+    assert f"No setting is proven to stay within {margin} points of the full cache" in page
+    assert page.count("*") == 1
+    assert page.count("!") - 1 == sum(entry["broken"] for entry in decided.values())
+    for one, entry in zip(result.means or result.maps, entries, strict=True):
+        assert one.map.keeps == frozenset()
+        assert "no cell is shown to lose at most" in metric_panels([one.map])[0].notes[-1].text
+        for cell in entry["estimates"]:
+            loss = decided[cell["setting"]]
+            assert loss | cell == cell | {"broken": loss["broken"]}
+
+    # The page of one policy looks them up, too.
+    alone = analyse([analysis], policy="dynts").to_dict()
+    assert (alone["means"] or alone["maps"]) == [entry for entry in entries if entry["policy"] == "dynts"]
+    assert [loss.pop("setting") for loss in alone["recommendation"]["losses"]] == list(decided)[:9]
+    assert alone["recommendation"]["losses"] == list(decided.values())[:9]
+
+
+def test_policies_in_runs_of_their_own_have_the_limits_of_one_run(tmp_path):
+    plan, stored = borderline(("CHAIN6",))
+    runs = []
+    for policy in ("dynts", "random", "h2o"):
+        own = {policy, "full"}
+        with Store.create(tmp_path / policy) as store:
+            store.put_manifest(replace(plan, expected=tuple(c for c in plan.expected if c.setting.policy in own)))
+            for key, trace in stored:
+                if trace.setting.policy in own:
+                    store.add(key, trace)
+        runs.append(tmp_path / policy)
+    whole, split = (
+        [
+            [cell["loses_low"], cell["loses_high"]]
+            for map_ in analyse(sources).to_dict()["maps"]
+            for cell in map_["estimates"]
+        ]
+        for sources in ([RunAnalysis(RunData(plan, stored))], runs)
+    )
+    # The quantile is simulated, and a new order of problems draws other numbers.
+    assert split == [pytest.approx(limits, abs=0.3) for limits in whole]
+    figure, *_ = plot_sources(runs, tmp_path / "maps.svg", lose_at_most=14)
+    assert "Outlined" not in figure.read_text("utf-8")
+
+
+def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
+    close = of_run(nearly_full, problems=40)
+    (choice,) = close.to_dict()["recommendation"]["all"]
+    assert (choice["setting"], choice["loses"], choice["shown"]) == (None, None, False)
+    lost = next(loss for loss in choice["losses"] if loss["setting"] == choice["nearest"]["setting"])["loses"]
+    page = one_page(close)
+    assert f"would take about {choice['nearest']['more_problems']:,} more problem" in page
+    assert f"if the true loss is the {abs(lost):.1f} points observed" in page
+    far = of_run(lambda one: 1.0 if one.policy == "full" else 0.7, problems=40)
+    assert far.choices[0].nearest is None
+    assert "More problems would not help: the best setting lost" in one_page(far)
+    assert of_run(nearly_full, problems=40, margin=30.0).choices[0].shown is True
+
+
+def test_without_a_full_cache_the_loss_is_unknown():
+    result = of_run(loses_with_ratio, baselines=(setting("window", 32, 0.5),))
+    (choice,) = result.to_dict()["recommendation"]["all"]
+    assert (choice["shown"], choice["loses"]) == (None, None)
+    assert "Its loss is unknown without traces of the full cache" in one_page(result)
+
+
+def test_effects_have_one_joint_test_with_limits_that_hold_together(run):
+    effects = run.to_dict()["effects"]
+    assert {"axis", "over", "p", "adjusted_p", "levels"} <= set(effects[0])
+    ratio = next(effect for effect in effects if effect["axis"] == "ratio")
+    assert ratio["over"] == "tiny | mean of 2 | dynts"
+    low = ratio["levels"][0]
+    assert (low["level"], low["difference"] < -40) == (0.1, True)
+    assert low["low"] < low["difference"] < low["high"] < 0
+    assert all(effect["p"] <= effect["adjusted_p"] for effect in effects)
+    assert re.search(r"dynts: ratio 0\.[15] lies \d+\.\d points", one_page(run))
+
+
+def test_numbers_are_printed_as_given():
+    page = one_page(analyse(read_maps("published:dynts_r1_llama")))
+    assert "49.05" in page
+    assert "49.0 " not in page
+    assert [p_text(p) for p in (0.0004, 0.0312, 1.0)] == ["< 0.001", "0.031", "1.000"]
