@@ -28,8 +28,7 @@ import torch
 from keeping import keep
 from kvatlas import benchmarks, models, policies
 from kvatlas.core import Setting, Trace
-from kvatlas.deploy.report import LENGTH_P, text_checks
-from kvatlas.deploy.texts import read
+from kvatlas.deploy.verify import LENGTH_P, read, text_checks
 from kvatlas.engine import compression
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store

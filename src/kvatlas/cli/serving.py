@@ -128,10 +128,9 @@ def verify(
     quiet: options.Quiet = False,
 ) -> None:
     """Ask an endpoint a run's problems: is it the map's cell? Exit code 1 where it is not, 3 where that is open."""
-    from kvatlas.deploy.answers import ask
-    from kvatlas.deploy.endpoint import Endpoint
-    from kvatlas.deploy.reference import Reference
-    from kvatlas.deploy.report import as_text, report
+    from kvatlas.deploy.endpoint import Endpoint, ask
+    from kvatlas.deploy.export import Reference
+    from kvatlas.deploy.verify import as_text, report
     from kvatlas.results.store import check_folder
     from kvatlas.stats.losses import Standing
     from kvatlas.stats.run_data import margin_of
@@ -145,10 +144,10 @@ def verify(
     margin = reference.run.margin if lose_at_most is None else margin_of({"lose_at_most": lose_at_most})
     read = None
     if texts:
-        from kvatlas.deploy.texts import compare
+        from kvatlas.deploy.verify import read_texts
 
         display = answers_display(f"{endpoint.url}, temperature 0", quiet)
-        read = compare(endpoint, reference, out / "texts", texts, concurrency=concurrency, on_trace=display)
+        read = read_texts(endpoint, reference, out / "texts", texts, concurrency=concurrency, on_trace=display)
     answers = ask(
         endpoint,
         reference,

@@ -1,0 +1,317 @@
+"""An endpoint's answers against a cell and the full cache: one report, as data and as sentences.
+
+Answers at temperature 0 are read here under the cell, token by token, to see where it would have written others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvatlas import policies
+from kvatlas.core import KvatlasError, Sampling, Setting, Trace
+from kvatlas.deploy.endpoint import Endpoint, Traces, ask
+from kvatlas.deploy.export import Reference
+from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy, Signal
+from kvatlas.stats.losses import NEAR, Departures, Standing, departure_p, length_shift, most_unseen, verified
+from kvatlas.stats.table import ProblemKey
+from kvatlas.sweeps.plan import run_key
+from kvatlas.sweeps.spec import parse_spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Below this p-value lengths differ: with the two sides of Pass@1 a sound endpoint is blamed in under 5 %.
+LENGTH_P = 0.005
+#: Below this p-value texts depart at the first compression.
+TEXT_P = 0.01
+#: The share of tokens far from the likeliest that numerics do not reach.
+MANY = 0.01
+#: Texts that are read together.
+BATCH_SIZE = 8
+#: More new tokens than any text has.
+_NEVER = 2**31 - 1
+
+
+def report(
+    reference: Reference, served: Traces, margin: float, texts: Sequence[Departures] | None = None
+) -> dict[str, Any]:
+    """Compare an endpoint's answers with the run; losses in percent. `texts` come from `read_texts`.
+
+    Each of the `checks` has a name, is good or not, and has a sentence. The endpoint is not that cell if `alarmed`.
+    """
+    cell = reference.traces(reference.setting)
+    full = {} if reference.setting.policy == "full" else reference.traces(Setting.of("full"))
+    most = int(reference.sampling["max_new_tokens"])
+    checks = [_prompts(cell, served), _finishes(served, most), *_lengths(cell, served, most)]
+    checks += [] if texts is None else text_checks(texts)
+    against = _against(cell, served, margin)
+    return {
+        "model": reference.model,
+        "against": str(reference.setting),
+        "margin": 100 * margin,
+        "alarmed": against["verdict"] in (Standing.WORSE, Standing.BETTER) or not all(item["good"] for item in checks),
+        "cell": against,
+        "full": _against(full, served, margin) if full else None,
+        "checks": checks,
+        "texts": None if texts is None else [vars(text) for text in texts],
+    }
+
+
+def as_text(report: dict[str, Any], name: str) -> str:
+    """The report as sentences; `name` is the endpoint's."""
+    points = f"{report['margin']:g} points"
+    verdicts = {
+        Standing.EQUIVALENT: f"equivalent within {points}",
+        Standing.WORSE: f"worse by more than {points}",
+        Standing.BETTER: f"better by more than {points}, so not that setting",
+        Standing.UNDECIDED: "not decided",
+    }
+    lines = []
+    for other, part in ((report["against"], report["cell"]), ("the full cache", report["full"])):
+        if part is not None:
+            more = f"; about {part['needed']:,} problems would decide it" if part["needed"] else ""
+            lines.append(
+                f"{name} against {other}: {verdicts[part['verdict']]}; it scores {-part['loses']:+.1f} points (95 % CI "
+                f"{-part['loses_high']:+.1f} to {-part['loses_low']:+.1f}) on {part['problems']:,} problems{more}."
+            )
+    lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in report["checks"]]
+    return "\n".join(lines)
+
+
+def _against(reference: Traces, served: Traces, margin: float) -> dict[str, Any]:
+    grades = [_by_problem(traces, lambda trace: float(trace.grade.correct)) for traces in (reference, served)]
+    result = verified(grades[0], grades[1], margin)
+    return {
+        "verdict": result.standing.value,
+        "loses": round(100 * result.loss.value, 4),
+        "loses_low": round(100 * result.loss.low, 4),
+        "loses_high": round(100 * result.loss.high, 4),
+        "problems": result.problems,
+        "needed": result.needed,
+    }
+
+
+def _by_problem(traces: Traces, value: Callable[[Trace], float]) -> dict[ProblemKey, dict[int, float]]:
+    values: dict[ProblemKey, dict[int, float]] = {}
+    for (benchmark, problem, sample), trace in traces.items():
+        values.setdefault((benchmark, problem), {})[sample] = value(trace)
+    return values
+
+
+def _check(name: str, good: bool, sentence: str) -> dict[str, Any]:
+    return {"name": name, "good": good, "sentence": sentence}
+
+
+def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
+    """A prompt that is shorter or longer than the run's went through another template or tokenizer."""
+    pairs = [(cell[key].usage.prompt_tokens, trace.usage.prompt_tokens) for key, trace in served.items() if key in cell]
+    known = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
+    if not known:
+        return _check("usage", False, "The endpoint does not say how long its prompts are (usage.prompt_tokens).")
+    shifts = Counter(shift for shift in known if shift)
+    if not shifts:
+        return _check("prompts", True, f"All {len(known):,} prompts are as long as in the run.")
+    ((shift, count),) = shifts.most_common(1)
+    share = f"{shifts.total():,} of {len(known):,} prompts are not as long as in the run, {count:,} of them by"
+    return _check("prompts", False, f"{share} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
+
+
+def _finishes(served: Traces, most: int) -> dict[str, Any]:
+    answers = [(str(trace.grade.metrics.get("finish")), trace.usage.output_tokens) for trace in served.values()]
+    faults = {
+        "have a finish reason other than stop and length": [name not in ("stop", "length") for name, _ in answers],
+        f"were cut (finish reason length) before {most:,} tokens": [
+            name == "length" and count is not None and count < most for name, count in answers
+        ],
+        f"are longer than the {most:,} tokens that were asked for": [(count or 0) > most for _, count in answers],
+        "come without usage.completion_tokens": [count is None for _, count in answers],
+    }
+    bad = "; ".join(f"{sum(found):,} {text}" for text, found in faults.items() if any(found))
+    if bad:
+        return _check("finish", False, f"Of {len(served):,} answers {bad}.")
+    finishes = sorted(Counter(name for name, _ in answers).items())
+    return _check("finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}.")
+
+
+def _lengths(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
+    if any(trace.usage.output_tokens is None for trace in served.values()):
+        return []
+    mine, theirs = (
+        _by_problem(traces, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most))
+        for traces in (cell, served)
+    )
+    shift = length_shift(mine, theirs)
+    good = shift.p >= LENGTH_P
+    end = ", as chance has it" if good else ": it writes otherwise than that cell"
+    text = f"Answers are {most * shift.value:+,.0f} tokens longer on average than in the run (p {shift.p:.2g}){end}."
+    return [_check("lengths", good, text)]
+
+
+def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
+    """Answers at temperature 0, token by token: the same model before the first compression, the same cache after."""
+    if not texts:
+        return [_check("texts", True, "No text reaches a second token behind a first compression: texts say nothing.")]
+    tokens, other, far = (
+        [sum(getattr(text, name)[side] for text in texts) for side in (0, 1)] for name in ("tokens", "other", "far")
+    )
+    parted = sum(text.other[1] > 0 for text in texts)
+    gaps = [max(text.gap[side] for text in texts) for side in (0, 1)]
+    p = departure_p(texts)
+    shares = [f"{other[side]:,} of {tokens[side]:,} tokens are not the likeliest of the cell" for side in (0, 1)]
+    before = f"Of {len(texts):,} texts at temperature 0, before the first compression {shares[0]}"
+    if far[0] > MANY * tokens[0]:
+        before += f", {far[0]:,} by more than {NEAR:g} nats: other weights, or not greedy"
+    after = f"After it {shares[1]}, in {parted:,} texts, by up to {gaps[1]:.2g} nats"
+    after += f" (before by {gaps[0]:.2g}; p {p:.2g})"
+    if p < TEXT_P:
+        after += ": from the first compression on its cache is another"
+    elif not parted:
+        after += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
+    return [
+        _check("texts before", far[0] <= MANY * tokens[0], f"{before}."),
+        _check("texts after", p >= TEXT_P, f"{after}."),
+    ]
+
+
+def read_texts(
+    endpoint: Endpoint,
+    reference: Reference,
+    folder: Path,
+    problems: int,
+    *,
+    concurrency: int = 8,
+    on_trace: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Departures]:
+    """Ask for so many answers at temperature 0, kept as a run in `folder`, and read them here under the cell.
+
+    Raises KvatlasError, before anything is asked, if the model is not here as the run had it, or the policy's choice is
+    no function of the text.
+    """
+    model, policy = _model_and_policy(reference)
+    greedy = _greedy(reference, policy, problems)
+    if not greedy.cells:
+        return []
+    answers = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
+    by_name, opening = reference.benchmarks(), "" if model.opens_thinking else model.thinking.open
+    texts = []
+    for cell in greedy.cells:
+        benchmark = by_name[cell.benchmark]
+        for problem in benchmark.problems(reference.run.manifest.spec["problems"]):
+            if problem.id in cell.problems:
+                text = answers[cell.benchmark, problem.id, 0].text
+                thinking, close, _ = text.removeprefix("<think>").partition("</think>")
+                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if close else text))
+    return read(model, policy, texts)
+
+
+def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ...], str]]) -> list[Departures]:
+    """Compare texts, each with its prompt's tokens, with the policy's greedy decoding, every token before it given.
+
+    As many tokens are read behind the first compression as before it; texts that end before it are left out. So are the
+    first token and the last, where servers strip blanks.
+    """
+    import torch
+
+    from kvatlas.engine import Engine, Request
+
+    torch.set_num_threads(1)
+    sampling = Sampling(0.0, 0, 1.0, _NEVER)
+    notes, requests = [], []
+    for prompt, text in texts:
+        first = _uncompressed(policy, len(prompt))
+        script = model.tokens(text)[:-1][: 2 * first]
+        if len(script) > first:
+            notes.append(_Notes(model, len(prompt), script, first))
+            length = replace(sampling, max_new_tokens=len(script))
+            requests.append(Request(len(notes), prompt, 0, (policy,), sampling=length, logits_processor=notes[-1]))
+    if requests:
+        for _ in Engine(model, model.load(), [policy], sampling, min(BATCH_SIZE, len(requests))).run(requests):
+            pass
+    return [note.departures() for note in notes]
+
+
+def _uncompressed(policy: Policy, prompt: int) -> int:
+    """New tokens up to the first compression, the whole cache in view; `_NEVER` if there is none."""
+    return _NEVER if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
+
+
+class _Notes:
+    """A logits processor that makes a generation follow a script, and notes the tokens that it would have written."""
+
+    def __init__(self, model: ModelHandle, prompt: int, script: tuple[int, ...], first: int) -> None:
+        self.model, self.prompt, self.script, self.first = model, prompt, script, first
+        self.near, self.other, self.far, self.gap = [0, 0], [0, 0], [0, 0], [0.0, 0.0]
+
+    def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
+        """Logits [vocabulary] that leave the script's token alone."""
+        at = len(tokens) - self.prompt
+        written, side = self.script[at], int(at >= self.first)
+        (most, second), (likeliest, _) = (part.tolist() for part in logits.float().topk(2))
+        if at:
+            self.near[side] += most - second < NEAR
+            if likeliest != written and not self._same_text(at, likeliest):
+                gap = most - float(logits[written])
+                self.other[side] += 1
+                self.far[side] += gap > NEAR
+                self.gap[side] = max(self.gap[side], gap)
+        forced = logits.new_full(logits.shape, float("-inf"))
+        forced[written] = 0
+        return forced
+
+    def _same_text(self, at: int, likeliest: int) -> bool:
+        """Whether the text goes on with that token's, so that it was cut into other tokens when it was read again."""
+        decode = self.model.tokenizer.decode
+        ahead = str(decode(list(self.script[at - 1 : at + 16]), skip_special_tokens=False))
+        return ahead.startswith(str(decode([self.script[at - 1], likeliest], skip_special_tokens=False)))
+
+    def departures(self) -> Departures:
+        """The numbers before and after the first compression."""
+        tokens = (self.first - 1, len(self.script) - self.first)
+        return Departures(tokens, tuple(self.near), tuple(self.other), tuple(self.far), tuple(self.gap))
+
+
+def _model_and_policy(reference: Reference) -> tuple[ModelHandle, Policy]:
+    """The run's model in the type that the run had, and the cell's policy; raises KvatlasError if they are not here."""
+    spec = parse_spec(dict(reference.run.manifest.spec))
+    policy = policies.of(reference.setting)
+    fault = "it never compresses" if policy.budget is None else ""
+    if policy.drawn or Signal.ANSWER in policy.observes:
+        needs = "depends on more than the text (random numbers, or a trace of the full cache)"
+        fault = f"what {policy.name!r} keeps {needs}"
+    if fault:
+        raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
+    cell = reference.cells[0]
+    benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
+    for model in (model for entry in spec.models if (model := entry.find()).name == reference.model):
+        model.check()
+        for dtype in dict.fromkeys((model.dtype, "float32", "bfloat16", "float16")):
+            typed = replace(model, options=replace(model.options, dtype=dtype))
+            if run_key(spec, typed, benchmark, policy) == cell.run_key:
+                return typed, policy
+    raise KvatlasError(
+        f"The texts of {reference.model!r} cannot be compared: here its weights, tokenizer or template, or the policy, "
+        "are not those of the run."
+    )
+
+
+def _greedy(reference: Reference, policy: Policy, problems: int) -> Reference:
+    """The same cell at temperature 0, on so many problems whose traces were compressed, each benchmark its share.
+
+    Answers are as long as they are read.
+    """
+    traces = reference.traces(reference.setting)
+    prompts = {key[:2]: trace.usage.prompt_tokens or 0 for key, trace in traces.items() if trace.usage.compressions}
+    most = 2 * max((_uncompressed(policy, prompt) for prompt in prompts.values()), default=0) + 1
+    share = -(-problems // len(reference.cells))
+    cells = []
+    for cell in reference.cells:
+        compressed = tuple(id_ for id_ in cell.problems if (cell.benchmark, id_) in prompts)[:share]
+        cells += [replace(cell, problems=compressed)] if compressed else []
+    limit = min(most, int(reference.sampling["max_new_tokens"]))
+    sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": limit}
+    return replace(reference, sampling=sampling, cells=tuple(cells))
