@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
-from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.labels import query_statistics
 from tests.command_line import Call
 
 RUN = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", "2")

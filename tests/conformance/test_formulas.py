@@ -16,7 +16,7 @@ from kvatlas.policies import CompressingPolicy, Scope, select_tokens
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.triattention import STATISTICS_FILE
 from kvatlas.predictor import answer_attention
-from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.labels import query_statistics
 from tests.conformance.agreement import TOLERANCE, Results, difference
 from tests.conformance.real import Activations, reference
 from tests.policies import formulas

@@ -19,7 +19,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.triattention import STATISTICS_FILE
-from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.labels import query_statistics
 from kvatlas.predictor.training import new_head
 from tests.engine.test_loop import endless, outcome, prompts, requests, run
 

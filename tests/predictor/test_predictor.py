@@ -1,6 +1,11 @@
+"""The DynTS head and the statistics of triattention: labels, training, storage, calibration."""
+
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,56 +13,53 @@ import torch
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.models import ModelHandle
 from kvatlas.policies.dynts import Layout, importance
-from kvatlas.predictor import REASONS, Examples, Loss, answer_attention, evaluate, examples, left_out, train
+from kvatlas.predictor import (
+    REASONS,
+    Examples,
+    Loss,
+    answer_attention,
+    evaluate,
+    label_trace,
+    left_out,
+    provenance_of,
+    save_head,
+    shards,
+    train,
+)
+from kvatlas.predictor.labels import query_statistics
 from kvatlas.predictor.training import new_head
-from tests.conftest import ARCHITECTURES
+from tests.conftest import ARCHITECTURES, WINDOW
 from tests.engine.test_loop import prompts
 
 pytestmark = pytest.mark.newest
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_labels_equal_the_rows_of_the_whole_attention_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "length"), [*((kind, 0) for kind in ARCHITECTURES), ("llama", 700), ("gemma3", 700)])
+def test_labels_equal_the_rows_of_the_whole_attention_matrix(
+    random_models: dict[str, ModelHandle], kind: str, length: int
+) -> None:
+    """Also where queries are computed in several blocks."""
     handle = random_models[kind]
-    tokens = list(prompts(handle, 1)[0])
-    start = len(tokens) - 5
+    tokens = [5 + i * 7919 % 40 for i in range(length)] or list(prompts(handle, 1)[0])
+    start = len(tokens) - (60 if length else 5)
     result, hidden = answer_attention(handle.load(), tokens, start)
     model = handle.load()
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         whole = model.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
-    wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
-    torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
+    expected = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_labels_of_several_blocks_equal_the_whole_matrix(random_models: dict[str, ModelHandle], kind: str) -> None:
-    handle = random_models[kind]
-    tokens = [5 + i * 7919 % 40 for i in range(700)]
-    start = 640
-    result, hidden = answer_attention(handle.load(), tokens, start)
-    model = handle.load()
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        whole = model.get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False, output_attentions=True)
-    wanted = torch.stack([layer[0, :, start:, :start].mean((0, 1)) for layer in whole.attentions]).mean(0)
-    assert (result - wanted).abs().max() < 1e-5
-    torch.testing.assert_close(hidden, whole.last_hidden_state[0, :start], atol=1e-4, rtol=1e-4)
-
-
-def test_examples_are_the_thinking_tokens_alone(random_models: dict[str, ModelHandle]) -> None:
+def test_labels_are_of_the_thinking_tokens_alone(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     prompt, thinking = (9, 10, 11), (12, 13, 14, 15)
     tokens = (*thinking, model.think_close, 20, 21)
-    trace = Trace(
-        "m", "b", "p", 0, Setting.of("full"), tokens, "", Grade(True, 1.0, "", Status.OK), Usage(3, 7, 4, 9, 9, 0, 0)
-    )
-    data = examples(model, model.load(), [(prompt, trace), (prompt, trace)])
-    assert data.hidden.shape == (8, model.shape.hidden)
-    assert data.trace.tolist() == [0] * 4 + [1] * 4
+    hidden, label = label_trace(model, model.load(), prompt, tokens)
+    assert hidden.shape == (4, model.shape.hidden)
     attention, _ = answer_attention(model.load(), list(prompt + tokens), 8)
-    torch.testing.assert_close(data.label[:4], attention[3:7] * 4)
+    torch.testing.assert_close(label, attention[3:7] * 4)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,175 @@ def test_inner_widths_are_the_authors() -> None:
     }
 
 
-def test_nothing_to_learn_from_is_refused() -> None:
-    empty = Examples(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+EMPTY = Examples(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+
+
+def examples_of(traces: list[tuple[torch.Tensor, torch.Tensor]]) -> Examples:
+    numbers = torch.arange(len(traces)).repeat_interleave(len(traces[0][1]))
+    return Examples(torch.cat([hidden for hidden, _ in traces]), torch.cat([label for _, label in traces]), numbers)
+
+
+def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    results = []
+    for _ in range(traces):
+        hidden = torch.randn(tokens, 8, generator=generator)
+        results.append(shards.sampled(hidden, hidden[:, 0].exp(), 0, 0))
+    return results
+
+
+def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """As they are written: each with the number of its trace's thinking tokens, of which 40 are there."""
+    return [(*part, 100 + number) for number, part in enumerate(parts(traces))]
+
+
+def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "TOKENS_PER_SHARD", 70)
+    shards.write(tmp_path, counted(), {"model": "m"})
+    assert len(list(tmp_path.glob("shard-*.safetensors"))) == 3
+    result, wanted = shards.read(tmp_path), examples_of(parts())
+    assert result.hidden.dtype is torch.float16
+    for name in ("hidden", "label", "trace"):
+        assert torch.equal(getattr(result, name), getattr(wanted, name))
+    assert result.thinking is not None
+    assert result.thinking.tolist() == [100, 101, 102, 103, 104]
+    assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
+    assert shards.is_made_from(tmp_path, {"model": "m"})
+    assert not shards.is_made_from(tmp_path, {"model": "other"})
+    # Written anew, nothing of the old stays.
+    shards.write(tmp_path, counted(1), {"model": "other"})
+    assert len(list(tmp_path.glob("shard-*.safetensors"))) == 1
+    assert int(shards.read(tmp_path).trace.max()) == 0
+
+
+def test_an_unfinished_folder_does_not_count(tmp_path: Path) -> None:
+    def broken() -> object:
+        yield counted(1)[0]
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        shards.write(tmp_path, broken(), {})  # type: ignore[arg-type]
+    assert not shards.is_made_from(tmp_path, {})
+    with pytest.raises(KvatlasError, match="cannot be read"):
+        shards.read(tmp_path)
+    shards.write(tmp_path, [], {})
     with pytest.raises(KvatlasError, match="nothing to learn from"):
-        train(empty)
+        train(shards.read(tmp_path))
+
+
+def test_sampling_keeps_pairs_order_and_range() -> None:
+    hidden = torch.arange(100.0)[:, None] * torch.tensor([1.0, 1e5])
+    label = torch.arange(100.0)
+    few, labels = shards.sampled(hidden, label, 30, 7)
+    assert few.shape == (30, 2)
+    assert torch.equal(few[:, 0].float(), labels)
+    assert torch.equal(labels, labels.sort().values)
+    assert torch.isfinite(few).all()
+    again, _ = shards.sampled(hidden, label, 30, 7)
+    assert torch.equal(few, again)
+    assert len(shards.sampled(hidden, label, 200, 7)[1]) == 100
+
+
+def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:
+    data = examples_of(parts())
+    head = train(data, steps=20, batch=64)
+    path = tmp_path / "deep" / "head.safetensors"
+    save_head(path, head, {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}})
+    assert provenance_of(path) == {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}}
+    assert json.loads(json.dumps(provenance_of(path)))
+    wide = examples_of([(torch.zeros(4, 9), torch.ones(4))])
+    with pytest.raises(KvatlasError, match="is for a hidden size of 8, the model has 9"):
+        evaluate(head, wide)
+    with pytest.raises(KvatlasError, match="nothing to be judged on"):
+        evaluate(head, EMPTY)
+
+
+@pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])
+def test_statistics_are_those_of_the_queries_before_rotation(
+    random_models: dict[str, ModelHandle], kind: str, part: str
+) -> None:
+    handle = random_models[kind]
+    model = handle.load()
+    texts = [prompt[:20] for prompt in prompts(handle, 3)]
+    result = query_statistics(handle, model, texts)
+
+    shape, planes = handle.shape, handle.shape.head_dim // 2
+    recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
+
+    def note(layer: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+            recorded[layer].append(output.reshape(-1, shape.heads, shape.head_dim).double())
+
+        return hook
+
+    for layer, block in enumerate(model.get_decoder().layers):
+        getattr(block.self_attn, part).register_forward_hook(note(layer))
+    with torch.inference_mode():
+        for text in texts:
+            model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
+    for layer in range(shape.layers):
+        queries = torch.cat(recorded[layer])
+        pairs = torch.complex(queries[..., :planes], queries[..., planes:])
+        center = torch.complex(result["center_real"][layer], result["center_imag"][layer])
+        torch.testing.assert_close(center, pairs.mean(0).to(center.dtype), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result["norm"][layer], pairs.abs().mean(0).float(), atol=1e-5, rtol=1e-4)
+    wanted = 10_000.0 ** -(torch.arange(planes) / planes)
+    torch.testing.assert_close(result["frequency"], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHandle]) -> None:
+    """A text longer than the window of mistral's layers: queries after the first layer depend on it."""
+    handle = random_models["mistral"]
+    model = handle.load()
+    text = tuple(token for prompt in prompts(handle, 4) for token in prompt)
+    assert len(text) > 3 * WINDOW
+    result = query_statistics(handle, model, [text])
+    model.set_attn_implementation("eager")
+    seen: list[torch.Tensor] = []
+    layer = model.get_decoder().layers[-1].self_attn
+    layer.q_proj.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
+    with torch.inference_mode():
+        model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)
+    halves = seen[0].view(len(text), handle.shape.heads, 2, -1)
+    norms = halves.square().sum(2).sqrt().mean(0)
+    torch.testing.assert_close(result["norm"][-1], norms, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [("softcap", "has layers with soft-capped attention"), ("s_aux", "has layers with attention sinks")],
+)
+def test_attention_that_is_more_than_a_softmax_is_refused(
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, what: str, sentence: str
+) -> None:
+    """As where the engine and the labels attend."""
+    from transformers import AttentionInterface
+
+    handle = random_models["qwen3"]
+    model, other = handle.load(), handle.load()
+    register = AttentionInterface.register
+
+    def with_more(name: str, function: Any) -> None:
+        register(name, lambda *tensors, **others: function(*tensors, **others, **{what: 30.0}))
+
+    monkeypatch.setattr(AttentionInterface, "register", with_more)
+    with pytest.raises(KvatlasError, match=sentence):
+        query_statistics(handle, model, [(5, 6, 7)])
+    with pytest.raises(KvatlasError, match=sentence):
+        answer_attention(other, [5, 6, 7], 2)
+
+
+def test_what_cannot_be_calibrated_is_said(
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = random_models["qwen3"]
+    model = handle.load()
+    with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
+        query_statistics(handle, model, [])
+    rotary = model.get_decoder().rotary_emb
+    monkeypatch.setattr(rotary, "inv_freq", rotary.inv_freq[:4])
+    with pytest.raises(KvatlasError, match="it rotates 8 of 16"):
+        query_statistics(handle, model, [(5, 6)])
+    monkeypatch.setattr(rotary, "rope_type", "dynamic")
+    with pytest.raises(KvatlasError, match="rotation of positions is not steady"):
+        query_statistics(handle, model, [(5, 6)])

@@ -24,7 +24,7 @@ from kvatlas.engine.cache import PAGE, KVCache
 from kvatlas.engine.memory import out_of_memory, peak
 from kvatlas.machine import free_memory, left_in_group
 from kvatlas.models import ModelHandle
-from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.labels import query_statistics
 from kvatlas.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps.executors import messages

@@ -1,6 +1,6 @@
 """Training of the DynTS importance head: labels from the answer's attention, the fit, and how good it is."""
 
-from kvatlas.predictor.labels import REASONS, Examples, answer_attention, examples, label_trace, left_out
+from kvatlas.predictor.labels import REASONS, Examples, answer_attention, label_trace, left_out
 from kvatlas.predictor.training import Loss, Quality, evaluate, provenance_of, save_head, train
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Quality",
     "answer_attention",
     "evaluate",
-    "examples",
     "label_trace",
     "left_out",
     "provenance_of",

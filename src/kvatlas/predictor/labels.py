@@ -1,27 +1,28 @@
-"""What the DynTS head learns from: how much the answer attends to each thinking token of a correct full-cache trace.
+"""Reading whole texts: the labels of the DynTS head, and the query statistics of `triattention`.
 
-A trace goes through the model once, with an attention function that computes what every layer needs in blocks of
-queries and, for the queries of the answer alone, adds up the weights. The matrix of all tokens by all tokens never
-exists, so that memory grows with the length of a trace and not with its square.
+A text goes through the model once, with an attention function that computes every layer in blocks of queries and shows
+its queries and keys to an observer. The matrix of all tokens by all tokens never exists, so that memory grows with the
+length of a text and not with its square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from kvatlas.core import Trace
+from kvatlas.core import KvatlasError, Trace
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.models.folder import STEADY
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 #: Why traces are left out: thinking never ended; no answer that could be read; a wrong one; no thinking token.
@@ -49,13 +50,55 @@ class Examples:
         return self.label / thinking[self.trace]
 
 
-@dataclass
-class _Watch:
-    """Collects the attention that tokens from `start` on pay to those before, summed over layers [start]."""
+#: Sees the number of a layer, its queries [heads, tokens, size], keys [KV heads, tokens, size], scale and window.
+Observer = Callable[[int, Tensor, Tensor, float, int], None]
 
-    start: int
-    total: Tensor
-    layers: int = 0
+
+def _read(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> Tensor:
+    """Read a text and return its last hidden states [tokens, hidden size]."""
+    device = model.device
+    with own_attention(model), attention_function(partial(_attend, observe=observe)):
+        output = model.get_decoder()(
+            input_ids=torch.tensor([list(tokens)], device=device),
+            position_ids=torch.arange(len(tokens), device=device)[None],
+            use_cache=False,
+        )
+    return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Any,
+    scaling: float,
+    observe: Observer,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    refuse_unsupported(others)
+    _, heads, length, size = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    window = sliding_window or length
+    # The query heads that share a KV head stand one after another: keys are never copied for each of them.
+    grouped = query.view(kv_heads, groups, length, size)
+    positions = torch.arange(length, device=query.device)
+    out = torch.empty_like(grouped)
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        back = positions[start:stop, None] - positions[:stop]
+        block = F.scaled_dot_product_attention(
+            grouped[:, :, start:stop].reshape(1, kv_heads, -1, size),
+            key[:, :, :stop],
+            value[:, :, :stop],
+            attn_mask=((back >= 0) & (back < window)).repeat(groups, 1),
+            scale=scaling,
+        )
+        out[:, :, start:stop] = block.view(kv_heads, groups, stop - start, size)
+    observe(module.layer_idx, query[0], key[0], scaling, window)
+    return out.view(1, heads, length, size).transpose(1, 2), None
 
 
 @torch.inference_mode()
@@ -65,66 +108,66 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
 
     Mean over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
     """
-    device = model.device
-    watch = _Watch(answer_start, torch.zeros(answer_start, device=device))
-    with own_attention(model), attention_function(partial(_attend, watch=watch)):
-        output = model.get_decoder()(
-            input_ids=torch.tensor([tokens], device=device),
-            position_ids=torch.arange(len(tokens), device=device)[None],
-            use_cache=False,
+    total, layers = torch.zeros(answer_start, device=model.device), 0
+
+    def observe(_: int, query: Tensor, key: Tensor, scaling: float, window: int) -> None:
+        nonlocal layers
+        heads, length, size = query.shape
+        groups = heads // len(key)
+        query, keys = query.view(len(key), groups, length, size), key.float().transpose(-1, -2)
+        positions = torch.arange(length, device=query.device)
+        share = 1.0 / (heads * (length - answer_start))
+        for first in range(answer_start, length, ROWS):
+            rows = slice(first, min(first + ROWS, length))
+            part = query[:, :, rows].float().reshape(len(key), -1, size)
+            back = positions[rows, None] - positions
+            hidden = ((back < 0) | (back >= window)).repeat(groups, 1)
+            weights = (part @ keys * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
+            total.add_(weights[..., :answer_start].sum((0, 1)) * share)
+        layers += 1
+
+    states = _read(model, tokens, observe)
+    return total / layers, states[:answer_start]
+
+
+@torch.inference_mode()
+def query_statistics(
+    handle: ModelHandle, model: PreTrainedModel, texts: Iterable[tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Means over all tokens of `texts` (token ids): center (complex, by parts) and norm [layers, heads, planes] of the
+    queries before rotation, and the rotation's frequency [planes].
+
+    Source: TriAttention, arXiv 2604.04921, section 4 and the authors' calibration. Raises KvatlasError for models whose
+    rotation depends on the length or turns only a part of each head.
+    """
+    rotary: Any = getattr(model.get_decoder(), "rotary_emb", None)
+    if rotary is None or getattr(rotary, "rope_type", None) not in STEADY:
+        raise KvatlasError(f"The model {handle.name!r} cannot be calibrated: its rotation of positions is not steady.")
+    frequency = rotary.inv_freq.double()
+    shape, planes = handle.shape, len(frequency)
+    if 2 * planes != shape.head_dim:
+        raise KvatlasError(
+            f"The model {handle.name!r} cannot be calibrated: it rotates {2 * planes} of {shape.head_dim}."
         )
-    return watch.total / watch.layers, output.last_hidden_state[0, :answer_start]
+    center = torch.zeros(shape.layers, shape.heads, planes, dtype=torch.complex128, device=model.device)
+    norm = center.real.clone()
 
+    def observe(layer: int, query: Tensor, *_: Any) -> None:
+        angles = torch.arange(query.shape[1], device=query.device)[:, None] * frequency
+        pairs = torch.complex(query[..., :planes].double(), query[..., planes:].double())
+        pairs = pairs * torch.polar(torch.full_like(angles, 1 / rotary.attention_scaling), -angles)
+        center[layer] += pairs.sum(1)
+        norm[layer] += pairs.abs().sum(1)
 
-def _attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    watch: _Watch,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    refuse_unsupported(others)
-    _, heads, length, size = query.shape
-    kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    # The query heads that share a KV head stand one after another: keys are never copied for each of them.
-    grouped = query.view(kv_heads, groups, length, size)
-    positions = torch.arange(length, device=query.device)
-    out = torch.empty_like(grouped)
-    for start in range(0, length, BLOCK):
-        stop = min(start + BLOCK, length)
-        back = positions[start:stop, None] - positions[:stop]
-        near = (back >= 0) & (back < (sliding_window or length))
-        block = F.scaled_dot_product_attention(
-            grouped[:, :, start:stop].reshape(1, kv_heads, -1, size),
-            key[:, :, :stop],
-            value[:, :, :stop],
-            attn_mask=near.repeat(groups, 1),
-            scale=scaling,
-        )
-        out[:, :, start:stop] = block.view(kv_heads, groups, stop - start, size)
-    _watch(watch, grouped, key[0], scaling, sliding_window or length)
-    return out.view(1, heads, length, size).transpose(1, 2), None
-
-
-def _watch(watch: _Watch, query: Tensor, key: Tensor, scaling: float, window: int) -> None:
-    """Add this layer's weights. query [KV heads, groups, tokens, size], key [KV heads, tokens, size]."""
-    kv_heads, groups, length, _ = query.shape
-    keys = key.float().transpose(-1, -2)
-    positions = torch.arange(length, device=query.device)
-    share = 1.0 / (kv_heads * groups * (length - watch.start))
-    for first in range(watch.start, length, ROWS):
-        rows = slice(first, min(first + ROWS, length))
-        part = query[:, :, rows].float().reshape(kv_heads, -1, query.shape[-1])
-        back = positions[rows, None] - positions
-        hidden = ((back < 0) | (back >= window)).repeat(groups, 1)
-        weights = (part @ keys * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
-        watch.total += weights[..., : watch.start].sum((0, 1)) * share
-    watch.layers += 1
+    tokens = 0
+    for text in texts:
+        _read(model, text, observe)
+        tokens += len(text)
+    if tokens == 0:
+        raise KvatlasError("There is no text to calibrate on.")
+    center, norm = center / tokens, norm / tokens
+    statistics = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
+    return {name: value.float().contiguous().cpu() for name, value in statistics.items()}
 
 
 def left_out(model: ModelHandle, trace: Trace) -> str:
@@ -154,19 +197,3 @@ def label_trace(
     attention, states = answer_attention(model, [*prompt, *tokens], len(prompt) + start)
     thinking = slice(len(prompt), len(prompt) + end)
     return states[thinking], attention[thinking] * end
-
-
-def examples(handle: ModelHandle, model: PreTrainedModel, traces: Iterable[tuple[tuple[int, ...], Trace]]) -> Examples:
-    """Labels and hidden states of all thinking tokens of correct full-cache traces, each with its prompt's ids."""
-    labelled = [label_trace(handle, model, prompt, trace.tokens) for prompt, trace in traces]
-    return join([part for part in labelled if part is not None])
-
-
-def join(parts: list[tuple[Tensor, Tensor]]) -> Examples:
-    """The tokens of traces, one after another, as (hidden states, labels) of each."""
-    if not parts:
-        return Examples(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    numbers = [torch.full((len(label),), number) for number, (_, label) in enumerate(parts)]
-    return Examples(
-        torch.cat([hidden for hidden, _ in parts]), torch.cat([label for _, label in parts]), torch.cat(numbers)
-    )

@@ -31,7 +31,7 @@ def calibrate(
     from safetensors.torch import save_file
 
     from kvatlas.engine import Engine, Request
-    from kvatlas.predictor.calibration import query_statistics
+    from kvatlas.predictor.labels import query_statistics
 
     torch.set_num_threads(1)
     if out.is_dir() or not out.parent.is_dir():
