@@ -15,7 +15,7 @@ from pathlib import Path
 from kvatlas import models
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.predictor_pipeline import Material, learn
+from kvatlas.sweeps.learning import Material, learn
 
 # The test sets: problems that nothing learns from.
 STANDARD_PROBLEMS = 300

@@ -16,7 +16,7 @@ from kvatlas.engine.graphs import CapturedStep
 from kvatlas.models import ModelHandle
 from kvatlas.models.loaded import loaded
 from kvatlas.native import load
-from kvatlas.sweeps import doctor
+from kvatlas.sweeps import checks
 from tests.engine.gpu_stand_in import Gpu, gpu
 
 __all__ = ["gpu"]
@@ -25,14 +25,14 @@ __all__ = ["gpu"]
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, Finding]]:
     """What is found on the GPU, which decodes and reads little."""
-    monkeypatch.setattr(doctor, "STEPS", 8)
-    monkeypatch.setattr(doctor, "SIZES", {"cuda": (2, 1 << 20)})
-    monkeypatch.setattr(doctor, "TOKENS", 200)
-    return lambda: {finding.name: finding for finding in doctor.check_machine()}
+    monkeypatch.setattr(checks, "STEPS", 8)
+    monkeypatch.setattr(checks, "SIZES", {"cuda": (2, 1 << 20)})
+    monkeypatch.setattr(checks, "TOKENS", 200)
+    return lambda: {finding.name: finding for finding in checks.check_machine()}
 
 
 def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "SIZES", {"cpu": (1, 1 << 24)})
+    monkeypatch.setattr(checks, "SIZES", {"cpu": (1, 1 << 24)})
     first, *lines, last = succeed("doctor", "--device", "cpu").splitlines()
     assert first == last == "```"
     assert [line.split()[:2] for line in lines][2:] == [
@@ -55,11 +55,11 @@ def test_versions_beyond_what_was_tested_are_named(tmp_path: Path, monkeypatch: 
 
     installed("kvatlas", "0.1.0", needed)
     monkeypatch.syspath_prepend(tmp_path)
-    assert next(doctor.check_machine("cpu")).status is Check.OK
+    assert next(checks.check_machine("cpu")).status is Check.OK
     for name in ("torch", "transformers"):
         installed(name, "99.0")
     importlib.invalidate_caches()
-    finding = next(doctor.check_machine("cpu"))
+    finding = next(checks.check_machine("cpu"))
     assert finding.status is Check.WARNING
     assert finding.advice.startswith("kvatlas was tested with torch<")
 

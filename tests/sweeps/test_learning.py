@@ -14,7 +14,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.predictor import provenance_of
 from kvatlas.results import Store
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.predictor_pipeline import Material, learn, left_out_as_text
+from kvatlas.sweeps.learning import Material, learn, left_out_as_text
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from kvatlas.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps.executors import messages
 from kvatlas.sweeps.job import Job, fitting
-from kvatlas.sweeps.predictor_pipeline import Material, learn
+from kvatlas.sweeps.learning import Material, learn
 from kvatlas.sweeps.work import decode
 from tests.engine.gpu_stand_in import gpu
 from tests.engine.test_loop import endless, grid, requests, run

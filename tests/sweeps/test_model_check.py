@@ -12,8 +12,8 @@ from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import Check, Finding
 from kvatlas.models import ModelHandle
-from kvatlas.sweeps import model_check
-from kvatlas.sweeps.model_check import check_model
+from kvatlas.sweeps import checks
+from kvatlas.sweeps.checks import check_model
 from tests.conftest import WINDOW
 from tests.r1 import FIRST_TEMPLATE, save_model
 
@@ -47,13 +47,13 @@ def test_another_scale_and_half_precision_are_told(tmp_path: Path, random_models
 
 
 def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelHandle) -> None:
-    generate = model_check._generate
+    generate = checks._generate
 
     def wrong(*given: Any) -> Any:
         logits, generation = generate(*given)
         return [logit + (logit == logit.max()) for logit in logits], generation
 
-    monkeypatch.setattr(model_check, "_generate", wrong)
+    monkeypatch.setattr(checks, "_generate", wrong)
     assert findings(tiny_llama)["one step"].status is Check.FAILED
 
 
@@ -101,7 +101,7 @@ def test_tags_are_looked_for_in_a_generation(make: Callable[..., ModelHandle]) -
 
 
 def written(model: ModelHandle, count: int) -> tuple[int, ...]:
-    _, generation = model_check._generate(model, model.load(), model.encode(CHAIN[0]), count)
+    _, generation = checks._generate(model, model.load(), model.encode(CHAIN[0]), count)
     return generation.tokens
 
 

@@ -227,7 +227,7 @@ def check_model(
     from kvatlas.benchmarks import asked_of
     from kvatlas.benchmarks import find as find_benchmark
     from kvatlas.models import embedded, find
-    from kvatlas.sweeps.model_check import check_model as check
+    from kvatlas.sweeps.checks import check_model as check
 
     torch.set_num_threads(1)
     chosen = find(model, **options.assignments("--model-option", model_option))
@@ -248,7 +248,7 @@ def doctor(
     """
     import torch
 
-    from kvatlas.sweeps.doctor import check_machine
+    from kvatlas.sweeps.checks import check_machine
 
     torch.set_num_threads(1)
     fence = "" if as_json else "```\n"

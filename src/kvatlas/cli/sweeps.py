@@ -365,7 +365,7 @@ def train(
     quiet: options.Quiet = False,
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
-    from kvatlas.sweeps.predictor_pipeline import Material, learn, left_out_as_text
+    from kvatlas.sweeps.learning import Material, learn, left_out_as_text
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"--out: expected a name that ends in .safetensors, got {str(out)!r}.")
@@ -408,7 +408,7 @@ def evaluate(
     quiet: options.Quiet = False,
 ) -> None:
     """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""
-    from kvatlas.sweeps.predictor_pipeline import Material, judge
+    from kvatlas.sweeps.learning import Material, judge
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} is not there.")
@@ -456,7 +456,7 @@ def calibrate(
     model_option: options.ModelOption = None,
 ) -> None:
     """Make the statistics of queries that the policy triattention needs, from prompts and the model's own traces."""
-    from kvatlas.sweeps.calibration import calibrate as write
+    from kvatlas.sweeps.learning import calibrate as write
 
     tokens = write(
         model,

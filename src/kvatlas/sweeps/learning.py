@@ -1,23 +1,25 @@
-"""Training and judging a DynTS predictor: full-cache traces by a sweep, labels of the correct ones, the head.
+"""Training and judging a DynTS predictor: full-cache traces by a sweep, labels of the correct ones, the head; and the
+query statistics of the policy triattention.
 
-Everything made on the way stays in a work folder: the traces as a run that resumes, the hidden states as shards that
-the next training reads again. One model on one device at a time.
+A work folder keeps the traces as a run that resumes, and the hidden states as shards that the next training reads
+again. One model on one device at a time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvatlas import __version__, benchmarks
-from kvatlas.core import KvatlasError, Problem, Trace, digest
+from kvatlas import __version__, benchmarks, models
+from kvatlas.core import KvatlasError, Problem, Sampling, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from kvatlas.sweeps.plan import Plan, make_plan
+from kvatlas.sweeps.plan import FULL, Plan, make_plan
 from kvatlas.sweeps.run import Progress, sweep
 from kvatlas.sweeps.spec import Spec
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.predictor import Examples
+
+W = TypeVar("W", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,11 @@ class Material:
         plan = make_plan(self.spec)
         problems: dict[str, list[Problem]] = {}
         for benchmark in plan.benchmarks:
-            there = plan.problems[benchmark.name]
-            problems[benchmark.name] = list(there[self.skip :])
+            known = plan.problems[benchmark.name]
+            problems[benchmark.name] = list(known[self.skip :])
             if len(problems[benchmark.name]) <= self.held_out:
                 raise KvatlasError(
-                    f"{benchmark.name} has {len(there)} problems; without the first {self.skip} and the last "
+                    f"{benchmark.name} has {len(known)} problems; without the first {self.skip} and the last "
                     f"{self.held_out} (held out) none is left to learn from."
                 )
         prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}
@@ -77,22 +81,20 @@ def learn(
     from kvatlas.policies.dynts import Layout
     from kvatlas.predictor import Loss, evaluate, save_head, train
 
-    form = Layout(_one_of("layout", layout, [option.value for option in Layout]))
-    aim = Loss(
-        _one_of("loss", loss or ("ranked" if form is Layout.OURS else "scaled"), [option.value for option in Loss])
-    )
+    form = _word(Layout, "layout", layout)
+    aim = _word(Loss, "loss", loss or ("ranked" if form is Layout.OURS else "scaled"))
     plan = material.plan()
     (model,) = plan.models
     sweep(plan, work / "run", replace=True, workers=workers, batch_size=batch_size, on_trace=on_trace)
-    learned, left_out = _examples(material, plan, work, held_out=False)
+    data, left_out = _examples(material, plan, work, held_out=False)
     others = _examples(material, plan, work, held_out=True) if material.held_out else None
-    head = train(learned, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
+    head = train(data, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
     provenance = _provenance(material, plan) | {
         "layout": form.value,
         "loss": aim.value,
         "steps": steps,
-        "traces": int(learned.trace[-1]) + 1,
-        "tokens": learned.label.numel(),
+        "traces": int(data.trace[-1]) + 1,
+        "tokens": data.label.numel(),
         "left_out": left_out,
         "held_out": asdict(evaluate(head, others[0])) | {"left_out": others[1]} if others else None,
     }
@@ -138,10 +140,12 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     traces were left out for each reason; KvatlasError if all were."""
     from kvatlas.predictor import REASONS, shards
 
-    tokens = 0 if held_out else material.tokens_per_trace
-    chosen = _chosen(plan, material.held_out, held_out)
+    tokens, chosen = 0 if held_out else material.tokens_per_trace, set[str]()
+    for problems in plan.problems.values():
+        cut = len(problems) - material.held_out
+        chosen |= {problem.id for problem in (problems[cut:] if held_out else problems[:cut])}
     contents = [(*name, id_, content) for name, by_id in plan.contents.items() for id_, content in by_id.items()]
-    made_from = _provenance(material, plan) | {
+    source = _provenance(material, plan) | {
         "tokens_per_trace": tokens,
         "run_keys": sorted(plan.keys.values()),
         "problems": digest(sorted(entry for entry in contents if entry[2] in chosen)),
@@ -149,8 +153,8 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     (model,) = plan.models
     left_out = dict.fromkeys(REASONS, 0) | Counter(why for _, _, why in _traces(plan, work, model, chosen) if why)
     folder = work / ("held-out" if held_out else "hidden-states")
-    if not shards.is_made_from(folder, made_from):
-        shards.write(folder, _labelled(plan, work, chosen, tokens, material.spec.seed), made_from)
+    if not shards.is_made_from(folder, source):
+        shards.write(folder, _labelled(plan, work, chosen, tokens, material.spec.seed), source)
     stored = shards.read(folder)
     if not stored.label.numel():
         raise KvatlasError(
@@ -160,19 +164,12 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     return stored, left_out
 
 
-def _one_of(option: str, given: str, valid: list[str]) -> str:
-    if given not in valid:
-        raise KvatlasError(f"{option} is {given!r}; valid are {', '.join(valid)}.")
-    return given
-
-
-def _chosen(plan: Plan, last: int, held_out: bool) -> set[str]:
-    """Ids of the problems of one side of the split."""
-    chosen: set[str] = set()
-    for problems in plan.problems.values():
-        cut = len(problems) - last
-        chosen |= {problem.id for problem in (problems[cut:] if held_out else problems[:cut])}
-    return chosen
+def _word(kind: type[W], option: str, given: str) -> W:
+    """The member of an enumeration that an option names."""
+    words = [word.value for word in kind]
+    if given not in words:
+        raise KvatlasError(f"{option} is {given!r}; valid are {', '.join(words)}.")
+    return kind(given)
 
 
 def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -196,12 +193,12 @@ def _traces(
     """Traces of this plan with the ids of their prompts, and why each is left out, if it is."""
     from kvatlas.predictor import left_out
 
-    asked = {b.name: {p.id: p for p in plan.problems[b.name]} for b in plan.benchmarks}
-    by_name = {b.name: benchmarks.asked_of(b, model.reads) for b in plan.benchmarks}
+    problems = {(name, problem.id): problem for name, own in plan.problems.items() for problem in own}
+    by_name = {benchmark.name: benchmarks.asked_of(benchmark, model.reads) for benchmark in plan.benchmarks}
     keys = set(plan.keys.values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():
-            problem = asked.get(trace.benchmark, {}).get(trace.problem)
+            problem = problems.get((trace.benchmark, trace.problem))
             if key in keys and problem is not None and trace.problem in chosen:
                 yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
 
@@ -223,3 +220,40 @@ def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
         "seed": material.spec.seed,
         "tokens_per_trace": material.tokens_per_trace,
     }
+
+
+def calibrate(
+    model: str,
+    names: Sequence[str],
+    out: Path,
+    *,
+    problems: int,
+    max_new_tokens: int,
+    model_options: Mapping[str, Any],
+) -> int:
+    """Write the query statistics that the policy triattention needs; returns the number of tokens behind them.
+
+    They are means over the model's own traces on the first `problems` of the benchmarks with these `names`. KvatlasError for a file that
+    cannot be written.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from kvatlas.engine import Engine, Request
+    from kvatlas.predictor.labels import query_statistics
+
+    torch.set_num_threads(1)
+    if out.is_dir() or not out.parent.is_dir():
+        raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in a folder that is there.")
+    handle = models.find(model, **model_options)
+    prompts = [
+        handle.encode(benchmarks.asked_of(benchmark, handle.reads).prompt(problem))
+        for benchmark in map(benchmarks.find, names)
+        for problem in benchmark.problems(problems)
+    ]
+    loaded = handle.load()
+    engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)
+    requests = [Request(number, prompt, number, (FULL,)) for number, prompt in enumerate(prompts)]
+    texts = [prompts[generation.key] + generation.tokens for generation in engine.run(requests)]
+    save_file(query_statistics(handle, loaded, texts), out, metadata={"model_weights": handle.weights_digest})
+    return sum(map(len, texts))

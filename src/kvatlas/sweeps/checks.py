@@ -1,0 +1,398 @@
+"""Checks before a sweep: this machine (`kvatlas doctor`) and a model.
+
+Of the machine: versions, device, kernels, the tokens that it decodes, the speed of its memory. Of a model: tokenizer,
+tags, layers, one step against transformers' own, a generation.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+
+from kvatlas import models, native, policies
+from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting
+from kvatlas.machine import free_memory
+from kvatlas.models import ModelHandle, Shape
+from kvatlas.models.options import Options
+from kvatlas.models.thinking import TAGS
+from kvatlas.models.tokenizer_check import check_tokenizer
+from kvatlas.noise import stream_key
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine import Generation
+
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+#: Steps that are decoded twice on this machine.
+STEPS = 64
+#: Attention of a step that is timed: Llama-3.1-8B's, the cached tokens of a sequence, and how often.
+SHAPE = Shape(layers=1, heads=32, kv_heads=8, head_dim=128, hidden=4096)
+TOKENS, REPEATS = 4096, 5
+#: Its sequences, and the bytes that are read for the bandwidth.
+SIZES = {"cpu": (4, 256 << 20), "cuda": (32, 1 << 30)}
+#: Steps of a model whose logits are compared: the prompt's, and of single tokens after it.
+COMPARED = 4
+#: Differences of logits, in their standard deviations: the most that is rounding, and the most that might be.
+ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2)}
+#: The answer of a conversation: what the template writes behind it ends a turn.
+_ANSWER = "kvatlas looks for what follows this"
+
+
+def check_machine(where: str = "auto") -> Iterator[Finding]:
+    """Findings about this machine and the device `where` (as the model option says it), as they are made."""
+    import torch
+
+    model = models.find("embedded:tiny-llama", device=Options(device=where).resolved_device())
+    # Its traces go on to the limit.
+    vars(model).update(stops=frozenset(), think_close=-1)
+    device = torch.device(model.device)
+    yield _versions()
+    yield _device(device)
+    yield _kernels(device)
+    try:
+        yield from _decoding(model, model.load())
+        yield _memory(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    except (KvatlasError, RuntimeError) as error:
+        yield Finding("decoding", Check.FAILED, " ".join(str(error).split())[:500])
+
+
+def _versions() -> Finding:
+    versions, untested = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"], []
+    tested = {item.name: item.specifier for item in map(Requirement, requires("kvatlas") or ()) if item.marker is None}
+    for name in PACKAGES:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            versions.append(f"no {name}")
+        else:
+            if name in tested and not tested[name].contains(version(name), prereleases=True):
+                untested.append(f"{name}{tested[name]}")
+    message = f"{', '.join(versions)}; {platform.platform()}"
+    if untested:
+        return Finding("versions", Check.WARNING, message, f"kvatlas was tested with {', '.join(untested)}")
+    return Finding("versions", Check.OK, message)
+
+
+def _device(device: torch.device) -> Finding:
+    import torch
+
+    free = free_memory(str(device))
+    memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
+    if device.type == "cpu":
+        processor = platform.processor() or platform.machine()
+        return Finding("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
+    properties = torch.cuda.get_device_properties(device)
+    return Finding(
+        "device",
+        Check.OK,
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
+        f"{memory} of {properties.total_memory / 2**30:.1f}; GPUs: {torch.cuda.device_count()}",
+    )
+
+
+def _kernels(device: torch.device) -> Finding:
+    if device.type != "cpu":
+        return Finding("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+    kernels = native.load()
+    if kernels is None:
+        reason = (native.why_not() or "").rstrip(".")
+        return Finding("kernels", Check.WARNING, reason, "torch computes instead, slower")
+    return Finding("kernels", Check.OK, f"native, for {kernels.target}")
+
+
+def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
+    """The same tokens from the fastest way and from plain torch, step by step; on a GPU whether steps are graphs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine, fast = _decode(handle, model, None)
+    _, plain = _decode(handle, model, "reference")
+    if engine.graphs is not None:
+        if engine.graphs.broken or not engine.graphs.steps:
+            why = engine.graphs.broken or "no step was fit to be captured"
+            yield Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
+        else:
+            yield Finding("CUDA graphs", Check.OK, f"captured: {engine.graphs.steps} of {engine.passes} passes")
+    name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
+    pairs = list(zip(fast, plain, strict=True))
+    steps = (next((n for n, (a, b) in enumerate(zip(*pair, strict=True), 1) if a != b), None) for pair in pairs)
+    differ = [step for step in steps if step is not None]
+    if differ:
+        message = f"{len(differ)} of {len(pairs)} sequences differ, the first from new token {min(differ)} on ({name})"
+        yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
+    else:
+        yield Finding("tokens", Check.OK, f"equal in {len(pairs)} sequences of {STEPS} steps ({name})")
+
+
+def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Any, list[tuple[int, ...]]]:
+    """Greedy decoding under the full cache and two policies that compress on the way."""
+    from kvatlas.engine import Engine, Request
+
+    values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+    settings = [Setting.of("full"), Setting.of("window", **values), Setting.of("random", **values)]
+    chosen = [policies.of(setting) for setting in settings]
+    engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
+    prompts = [tuple(5 + (7 * row + 3 * i) % (handle.vocabulary - 5) for i in range(8 + row)) for row in range(3)]
+    work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
+    generated = {(generation.key, generation.policy.setting.id): generation.tokens for generation in engine.run(work)}
+    return engine, [generated[key] for key in sorted(generated)]
+
+
+def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
+    """Bytes per second that are read at best, and the share of it that attention of a decoding step reaches."""
+    import torch
+
+    from kvatlas.engine.backends import backend_for
+    from kvatlas.engine.batch import ForwardBatch
+    from kvatlas.engine.cache import KVCache
+
+    rows, size = SIZES[device.type]
+    bandwidth = size / _reading(device, size)
+    backend = backend_for(device, dtype)
+    cache = KVCache(SHAPE, rows, {}, 0, device, dtype, backend.page_size)
+    sequences = [cache.begin() for _ in range(rows)]
+    for sequence in sequences:
+        cache.reserve(sequence, TOKENS)
+        sequence.length = TOKENS - 1
+    batch = ForwardBatch(cache, sequences, [[0]] * rows, [TOKENS - 1] * rows)
+    query = torch.ones(rows, SHAPE.heads, SHAPE.head_dim, device=device, dtype=dtype)
+    key = query[:, : SHAPE.kv_heads]
+    with torch.inference_mode():
+        seconds = _seconds(device, lambda: backend.attend(batch, 0, query, key, key, 0.1, None))
+    reached = rows * TOKENS * SHAPE.kv_bytes_per_token(dtype.itemsize) / seconds
+    return Finding(
+        "memory",
+        Check.OK,
+        f"read at {bandwidth / 1e9:.1f} GB/s; by attention ({backend.name}) to {rows} x {TOKENS} tokens in "
+        f"{str(dtype).removeprefix('torch.')} at {reached / 1e9:.1f} GB/s, {reached / bandwidth:.0%} of it",
+    )
+
+
+def _reading(device: torch.device, size: int) -> float:
+    """Seconds for so many bytes: a sum or a product with a vector, whichever takes fewer."""
+    import torch
+
+    table = torch.ones(size // (4 * SHAPE.hidden), SHAPE.hidden, device=device)
+    vector = table[0].clone()
+    return min(_seconds(device, table.sum), _seconds(device, lambda: table @ vector))
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """The fewest seconds of some repeats, after one to warm up."""
+    import torch
+
+    def once() -> float:
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    once()
+    return min(once() for _ in range(REPEATS))
+
+
+def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+    """Findings about a model as they are made; `messages` are a user's, the first is what the generation answers.
+
+    Nothing is decoded where something before it failed. Raises KvatlasError if there is nothing to look at.
+    """
+    _ = handle.shape, handle.tokenizer
+    prompts = [handle.prompt(message) for message in messages]
+    known = [
+        _guarded("model", _model, handle),
+        _layers(handle),
+        *check_tokenizer(handle, prompts),
+        _guarded("think tags", _tags, handle),
+        _guarded("stop tokens", _stops, handle),
+        _context(handle, prompts),
+    ]
+    yield from known
+    if any(finding.status is Check.FAILED for finding in known):
+        return
+    name, tokens = "weights", handle.tokens(prompts[0])
+    try:
+        model = handle.load()
+        yield _attention(handle, model)
+        name = "one step"
+        logits, generation = _generate(handle, model, tokens, new_tokens)
+    except KvatlasError as error:
+        yield Finding(name, Check.FAILED, str(error).rstrip("."))
+        return
+    yield _step(handle, model, tokens, logits, generation)
+    yield _generation(handle, generation, new_tokens)
+
+
+def _guarded(name: str, check: Callable[[ModelHandle], Finding], model: ModelHandle) -> Finding:
+    """The finding of a check, or the error that it raises as one."""
+    try:
+        return check(model)
+    except KvatlasError as error:
+        return Finding(name, Check.FAILED, str(error).rstrip("."))
+
+
+def _model(model: ModelHandle) -> Finding:
+    model.check()
+    stored = model.config.get("dtype") or model.config.get("torch_dtype") or "unknown"
+    kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
+    return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
+
+
+def _layers(model: ModelHandle) -> Finding:
+    shape = model.shape
+    return Finding(
+        "layers",
+        Check.OK,
+        f"{shape.layers} layers of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
+        f"{model.kv_bytes_per_token:,} bytes of keys and values a token",
+    )
+
+
+def _tags(model: ModelHandle) -> Finding:
+    name, tags = "think tags", model.thinking
+    if not tags.close:
+        return Finding(name, Check.OK, "none: the whole output is the answer")
+    tokens = model.tokens(f"so{tags.close}7")
+    if model.split(tokens) is None:
+        message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
+        return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
+    how = "one token" if tags.token is not None else "found in the text"
+    opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
+    return Finding(name, Check.OK, f"{tags.open!r} to {tags.close!r} ({how}), {opened}")
+
+
+def _stops(model: ModelHandle) -> Finding:
+    name, tokenizer = "stop tokens", model.tokenizer
+    texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
+    turn = _end_of_turn(model)
+    if turn is not None and turn not in model.stops:
+        message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
+        advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
+        return Finding(name, Check.WARNING, message, advice)
+    return Finding(name, Check.OK, " ".join(texts))
+
+
+def _end_of_turn(model: ModelHandle) -> int | None:
+    """The special token that the template writes behind an answer; None if it writes none or takes no answers."""
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = model.rendered(turns, answering=False)
+    except KvatlasError:
+        return None
+    after = model.tokens(text.partition(_ANSWER)[2].lstrip())
+    special = set(model.tokenizer.all_special_ids) | set(model.tokenizer.added_tokens_decoder)
+    return after[0] if after and after[0] in special else None
+
+
+def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
+    longest, known = max(len(model.tokens(prompt)) for prompt in prompts), model.positions
+    if known is None:
+        message = "config.json does not say how many positions there are"
+        return Finding("context", Check.WARNING, message, "see that prompt and max_new_tokens are not more")
+    if longest >= known:
+        return Finding("context", Check.FAILED, f"{known:,} positions, and a prompt has {longest:,} tokens")
+    return Finding("context", Check.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
+
+
+def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
+    """Which layers see all tokens and which a window, and the factor of the products of queries and keys."""
+    layers: dict[int, tuple[str, float]] = {}
+    refused = set()
+    for module in model.get_decoder().modules():
+        layer, scale = getattr(module, "layer_idx", None), getattr(module, "scaling", None)
+        if isinstance(layer, int) and isinstance(scale, float):
+            window = getattr(module, "sliding_window", None)
+            layers[layer] = (f"a window of {window:,}" if window else "all tokens", scale)
+            refused |= {word for word in ("sinks", "attn_logit_softcapping") if getattr(module, word, None) is not None}
+    if refused:
+        return Finding("attention", Check.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
+    if len(layers) != handle.shape.layers:
+        message = f"{len(layers)} of {handle.shape.layers} layers tell their attention scale"
+        return Finding("attention", Check.WARNING, message, "trust only the step against transformers")
+    kinds = ", ".join(
+        f"{count} layers see {kind}" for kind, count in Counter(kind for kind, _ in layers.values()).items()
+    )
+    usual = handle.shape.head_dim**-0.5
+    scales = sorted({scale for _, scale in layers.values()})
+    same = all(abs(scale - usual) < 1e-6 for scale in scales)
+    which = "head size ** -0.5" if same else f"not head size ** -0.5, which is {usual:.4g}"
+    return Finding("attention", Check.OK, f"{kinds}; scale {', '.join(f'{scale:.4g}' for scale in scales)} ({which})")
+
+
+def _generate(
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
+) -> tuple[list[Tensor], Generation[int]]:
+    """A generation with the full cache, and the logits of its first steps [vocabulary]."""
+    from kvatlas.engine import Engine, Request
+
+    logits: list[Tensor] = []
+
+    def keep(_: Sequence[int], row: Tensor) -> Tensor:
+        if len(logits) < COMPARED:
+            logits.append(row.detach().float().clone())
+        return row
+
+    full = policies.of(Setting.of("full"))
+    engine = Engine(handle, model, [full], Sampling(max_new_tokens=new_tokens), 1)
+    request = Request(0, prompt, stream_key("check", 0), (full,), logits_processor=keep)
+    (generation,) = engine.run([request])
+    return logits, generation
+
+
+def _step(
+    handle: ModelHandle,
+    model: PreTrainedModel,
+    prompt: tuple[int, ...],
+    logits: list[Tensor],
+    generation: Generation[int],
+) -> Finding:
+    """The largest difference between the engine's logits and those of transformers' own pass over the same tokens."""
+    import torch
+
+    tokens = [*prompt, *generation.tokens[: len(logits) - 1]]
+    with torch.inference_mode():
+        ids = torch.tensor([tokens], device=model.device)
+        own = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits)).logits[0, -len(logits) :].float()
+    difference = float(((torch.stack(logits) - own).abs().amax(-1) / own.std(-1)).max())
+    message = (
+        f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
+    )
+    surely, perhaps = ROUNDING[handle.dtype]
+    if difference <= surely:
+        return Finding("one step", Check.OK, message)
+    failed = not difference <= perhaps
+    return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
+
+
+def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
+    name, tags, text = "generation", model.thinking, model.text(generation.tokens)
+    count = len(generation.tokens)
+    unknown = model.tokenizer.unk_token_id
+    if unknown is not None and unknown not in model.stops and generation.tokens.count(unknown) * 5 >= count:
+        return Finding(name, Check.FAILED, f"{generation.tokens.count(unknown)} of {count} new tokens are unknown")
+    other = [tag for pair in TAGS for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
+    if other:
+        advice = f"name the text that ends thinking with think_close, {other[-1]!r} perhaps"
+        return Finding(name, Check.WARNING, f"it wrote {other[0]!r}, which is none of its think tags", advice)
+    ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
+    if not tags.close:
+        return Finding(name, Check.OK, ended)
+    if generation.thinking_end is not None:
+        return Finding(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
+    if not model.thinking_tokens(generation.tokens, None):
+        advice = f"think_open={tags.open!r} opens it in the prompt"
+        return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
+    if generation.finished:
+        advice = "such traces have no answer; see that think_close is what the model writes"
+        return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
+    return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
