@@ -47,7 +47,7 @@ USES = {
     "lm-eval": "import kvatlas.integrations.lm_eval",
     "parquet": "import pandas; pandas.DataFrame([{{'answer': 1}}]).to_parquet('x.parquet'); from kvatlas.benchmarks "
     "import tables; from pathlib import Path; tables.read_rows(Path('x.parquet'))",
-    "ray": "import ray, kvatlas.sweeps.ray_executor",
+    "ray": "import ray, kvatlas.sweeps.ray",
     "serve": "import kvatlas.server.app",
 }
 #: As if distributions were not installed whose modules are not given.

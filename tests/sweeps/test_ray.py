@@ -19,7 +19,7 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.ray_executor import WorkQueue, difference
+from kvatlas.sweeps.ray import WorkQueue, difference
 from tests.sweeps.test_run import contents
 
 pytestmark = pytest.mark.newest
@@ -134,12 +134,12 @@ def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) 
     assert "finds no folder" in str(difference(gone))
 
 
-def test_a_desk_gives_out_every_unit_once() -> None:
-    desk = WorkQueue(3)
-    assert [desk.claim(0), desk.claim(1), desk.claim(0)] == [0, 1, 2]
-    assert (desk.claim(1), desk.left(), desk.at_work()) == (None, 0, {0, 1})
-    desk.lose(0)
-    assert desk.at_work() == {1}
+def test_a_queue_gives_out_every_unit_once() -> None:
+    queue = WorkQueue(3)
+    assert [queue.claim(0), queue.claim(1), queue.left(), queue.claim(0)] == [0, 1, 1, 2]
+    assert (queue.claim(1), queue.left(), queue.takers()) == (None, 0, {0, 1})
+    queue.lose(0)
+    assert queue.takers() == {1}
 
 
 @contextmanager
@@ -173,7 +173,7 @@ JOINING = """
 import sys, ray
 from types import SimpleNamespace as Of
 from kvatlas.core import KvatlasError
-from kvatlas.sweeps.ray_executor import _connect
+from kvatlas.sweeps.ray import _connect
 try:
     _connect(ray, Of(address=sys.argv[1]))
 except KvatlasError as error:

@@ -219,6 +219,6 @@ def _fault(_: str, value: object) -> str:
 executors: Registry[Executor] = Registry(
     "executor",
     "kvatlas.executors",
-    {"local": "kvatlas.sweeps.executors:local", "ray": "kvatlas.sweeps.ray_executor:on_ray"},
+    {"local": "kvatlas.sweeps.executors:local", "ray": "kvatlas.sweeps.ray:on_ray"},
     _fault,
 )

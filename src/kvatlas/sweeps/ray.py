@@ -1,7 +1,7 @@
 """Units decoded by actors on a Ray cluster: one per GPU, or per core where there is none.
 
-A desk on the driver's node gives out the units one by one. A worker that dies, or whose node is lost, takes its
-unfinished units with it and another starts in its place; the sweep asks again for what is missing. Traces travel
+A queue on the driver's node gives out the units one by one. A worker that dies, or whose node is lost, takes its
+unfinished units with it and another starts in its place; the sweep asks again for the missing traces. Traces travel
 through Ray to the driver, which alone writes the store.
 """
 
@@ -21,12 +21,10 @@ from kvatlas.sweeps.plan import provenance
 if TYPE_CHECKING:
     from kvatlas.sweeps.job import Job
 
-#: What has to be the same on every node for traces to be the same.
+#: Packages of one version on every node, so that traces are the same.
 SAME = ("kvatlas", "torch", "transformers")
-#: How long the driver waits for a trace before it looks after its workers, in seconds.
-WAIT = 2.0
-#: How long a cluster may take to answer at all, in seconds.
-PATIENCE = 10.0
+#: Seconds that the driver waits for a trace before it looks after its workers, and for a cluster to answer at all.
+WAIT, PATIENCE = 2.0, 10.0
 #: Bytes of the object store of a Ray that is started here: traces pass through it one by one.
 OBJECT_STORE = 128 * 2**20
 
@@ -47,16 +45,10 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not pool.address:
-        # One thread each: a core too few for the workers that were asked for must not leave some of them waiting.
-        room = max(cores(), pool.workers or 0)
-        # Said in so many words, or Ray would join a cluster that somebody started on this machine.
-        ray.init(
-            address="local",
-            num_cpus=room,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE,
-            **common,
-        )
+        # One thread each: with a core too few some of the requested workers would wait.
+        size = {"num_cpus": max(cores(), pool.workers or 0), "object_store_memory": OBJECT_STORE}
+        # "local", or Ray would join a cluster that somebody started on this machine.
+        ray.init(address="local", include_dashboard=False, **size, **common)
         return
     try:
         # Ray itself would try for minutes to reach a host that does not answer.
@@ -65,56 +57,51 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
             socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
         ray.init(address=pool.address, **common)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        if _refused_token(error):
-            raise KvatlasError(
-                f"The Ray cluster {pool.address!r} asks for a token, and this driver's is missing or another one: set "
-                "RAY_AUTH_MODE=token here and on every node, with the head's ~/.ray/auth_token (or RAY_AUTH_TOKEN)."
-            ) from error
+        cause: BaseException | None = error
+        while cause is not None:
+            if "AuthenticationError" in f"{type(cause).__name__} {cause}":
+                raise KvatlasError(
+                    f"The Ray cluster {pool.address!r} asks for a token, and this driver's is missing or another one: "
+                    "set RAY_AUTH_MODE=token here and on every node, with the head's ~/.ray/auth_token (or "
+                    "RAY_AUTH_TOKEN)."
+                ) from error
+            cause = cause.__cause__ or cause.__context__
         raise KvatlasError(
-            f"The Ray cluster {pool.address!r} cannot be reached ({reason}); valid is HOST:PORT of its head node, "
-            "'auto' on a node of it, or ray://HOST:PORT."
+            f"The Ray cluster {pool.address!r} cannot be reached ({str(error).splitlines()[0]}); valid is HOST:PORT of "
+            "its head node, 'auto' on a node of it, or ray://HOST:PORT."
         ) from error
 
 
-def _refused_token(error: BaseException | None) -> bool:
-    """Whether Ray could not connect for want of a token, which only what led to its error says."""
-    while error is not None:
-        if "AuthenticationError" in f"{type(error).__name__} {error}":
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 class _Driver:
-    """Workers and what they say, in one pass over a job's units."""
+    """Workers and their messages, in one pass over a job's units."""
 
     def __init__(self, ray: Any, job: Job, pool: WorkerPool) -> None:
         self.ray = ray
         resources = ray.cluster_resources()
-        # What a model takes on this machine is known; what it will take on another node is what was asked for.
+        # The device is known on this machine; on another node it will be the requested one.
         device = job.model.options.device if pool.address else job.model.device
         gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
         self.needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
-        room = pool.workers or gpus or int(resources.get("CPU", 1))
-        self.workers = max(1, min(room, len(job.units)))
+        self.workers = max(1, min(pool.workers or gpus or int(resources.get("CPU", 1)), len(job.units)))
         self.job = ray.put(job.shared_by(self.workers))
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        )
-        self.desk = ray.remote(WorkQueue).options(num_cpus=0, scheduling_strategy=here).remote(len(job.units))
+        node = ray.get_runtime_context().get_node_id()
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        self.queue = ray.remote(WorkQueue).options(num_cpus=0, scheduling_strategy=here).remote(len(job.units))
         self.running: dict[Any, tuple[int, Any]] = {}
         self.hired = self.lost = 0
 
     def traces(self) -> Iterator[Finished]:
-        """Traces until the desk has no more units and no worker that is alive holds one."""
+        """Traces until the queue has no more units and no worker that is alive holds one."""
         for _ in range(self.workers):
             self._hire()
         try:
             while self.running:
                 ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=WAIT)
-                if not ready and self._nothing_left():
-                    return
+                if not ready:
+                    left, takers = self.ray.get([self.queue.left.remote(), self.queue.takers.remote()])
+                    # The cluster may never have had room for the workers that still run.
+                    if not left and takers.isdisjoint(number for number, _ in self.running.values()):
+                        return
                 for stream in ready:
                     message = self._next(stream)
                     if isinstance(message, str):
@@ -125,16 +112,16 @@ class _Driver:
         finally:
             for _, worker in self.running.values():
                 self.ray.kill(worker)
-            self.ray.kill(self.desk)
+            self.ray.kill(self.queue)
 
     def _hire(self) -> None:
         worker = self.ray.remote(Worker).options(**self.needs).remote()
-        stream = worker.decode.options(num_returns="streaming").remote(self.job, self.desk, self.hired)
+        stream = worker.decode.options(num_returns="streaming").remote(self.job, self.queue, self.hired)
         self.running[stream] = (self.hired, worker)
         self.hired += 1
 
     def _next(self, stream: Any) -> Finished | str | None:
-        """What a worker said next; None if it has ended. In place of a lost one another starts where units are left."""
+        """The next message of a worker; None if it has ended. A lost one is replaced if units are left."""
         errors = self.ray.exceptions
         try:
             message: Finished | str = self.ray.get(next(stream))
@@ -147,68 +134,55 @@ class _Driver:
             number, worker = self.running.pop(stream)
             self.ray.kill(worker)
             self.lost += 1
-            self.ray.get(self.desk.lose.remote(number))
+            self.ray.get(self.queue.lose.remote(number))
             # Workers that die one after the other without a trace in between will go on to do so.
-            if self.lost <= 2 * self.workers and self.ray.get(self.desk.left.remote()):
+            if self.lost <= 2 * self.workers and self.ray.get(self.queue.left.remote()):
                 self._hire()
         return None
 
-    def _nothing_left(self) -> bool:
-        """Whether all that still run are workers for which the cluster never had room, and nothing is to be done."""
-        if self.ray.get(self.desk.left.remote()):
-            return False
-        at_work = self.ray.get(self.desk.at_work.remote())
-        return not any(number in at_work for number, _ in self.running.values())
-
 
 class WorkQueue:
-    """Gives out the numbers of units, each once, and knows which workers took any."""
+    """Gives out the numbers of units, each once, and knows the workers that took any and did not die."""
 
     def __init__(self, units: int) -> None:
-        self.units, self.given = units, 0
-        self.takers: set[int] = set()
+        self._numbers, self._left = iter(range(units)), units
+        self._takers: set[int] = set()
 
     def claim(self, worker: int) -> int | None:
         """The number of the next unit; None when all are given out."""
-        self.takers.add(worker)
-        if self.given == self.units:
-            return None
-        self.given += 1
-        return self.given - 1
+        self._takers.add(worker)
+        self._left = max(0, self._left - 1)
+        return next(self._numbers, None)
 
     def lose(self, worker: int) -> None:
         """Forget a worker that died."""
-        self.takers.discard(worker)
+        self._takers.discard(worker)
 
     def left(self) -> int:
-        """Units that nobody took yet."""
-        return self.units - self.given
+        """Number of units that nobody took yet."""
+        return self._left
 
-    def at_work(self) -> set[int]:
+    def takers(self) -> set[int]:
         """Workers that took a unit at any time and did not die."""
-        return self.takers
+        return self._takers
 
 
 class Worker:
     """Decodes on one GPU or one core of some node."""
 
-    def decode(self, job: Job, desk: Any, number: int) -> Iterator[Finished | str]:
+    def decode(self, job: Job, queue: Any, number: int) -> Iterator[Finished | str]:
         """Traces as they finish; a sentence instead where this node is not like the driver's."""
         import ray
-
-        def claims() -> Iterator[int]:
-            while (unit := ray.get(desk.claim.remote(number))) is not None:
-                yield unit
 
         unlike = difference(job)
         if unlike is not None:
             yield f"A worker on the node {ray.util.get_node_ip_address()} {unlike}."
             return
-        yield from messages(job, claims())
+        yield from messages(job, iter(lambda: ray.get(queue.claim.remote(number)), None))
 
 
 def difference(job: Job) -> str | None:
-    """How this node differs from the driver's in what decides traces; None if it does not."""
+    """A clause on how this node differs from the driver's in what traces depend on; None if it does not."""
     here = provenance()
     for name in SAME:
         if here[name] != job.made_with[name]:
