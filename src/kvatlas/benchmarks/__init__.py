@@ -44,11 +44,13 @@ def find(name: str, **options: Any) -> Benchmark:
 
     One's own file may stand without `file:` where its suffix says that it is one.
 
-    `options` are those of a spec's entry: file, prompt, columns, grader. KvatlasError lists the names if there is none.
+    `options` are those of a spec's entry: file, prompt, columns, grader; empty ones are left out. KvatlasError lists
+    the names if there is none.
     """
     from kvatlas.benchmarks.public import questions
     from kvatlas.benchmarks.tables import SUFFIXES
 
+    options = {option: value for option, value in options.items() if value}
     if "@" not in name and ":" not in name and name.lower().removesuffix(".gz").endswith(SUFFIXES):
         name = f"file:{name}"
     name, _, file = name.partition("@")

@@ -206,7 +206,7 @@ def grade(
     Maps and reports show the first verdicts unless --metric names the new ones. Overruled verdicts are recorded in the
     run.
     """
-    from kvatlas.sweeps.regrade import read_overruled, regrade, write_audit
+    from kvatlas.results.regrade import read_overruled, regrade, write_audit
 
     cells, disagreements = regrade(run, grader, read_overruled(overrule) if overrule else (), audit)
     rows = [

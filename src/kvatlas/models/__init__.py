@@ -25,33 +25,33 @@ def embedded() -> list[str]:
     return [f"embedded:{path.parent.name}" for path in sorted(EMBEDDED.glob("*/config.json"))]
 
 
-def find(address: str, name: str = "", **options: Any) -> ModelHandle:
+def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     """The model of that address, called `name` (else like its address), its weights not yet loaded.
 
     `options` are those of `Options`. A local folder goes before a hub id of the same text; of a model on the hub the
     small files are fetched unless they are cached. KvatlasError says what would be valid.
     """
     chosen = Options.of(options)
-    kind, _, rest = address.partition(":")
-    if kind == "embedded" and address in embedded():
+    kind, _, rest = model.partition(":")
+    if kind == "embedded" and model in embedded():
         # Its default is the CPU everywhere: it is small, and its published figures were made there.
         chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
-        return ModelHandle(name or address, EMBEDDED / rest, chosen)
-    if address in gguf.PACKAGED:
-        if (ADAPTERS / address).is_dir():
-            chosen = replace(chosen, adapter=chosen.adapter or str(ADAPTERS / address))
-        return ModelHandle(name or address, gguf.converted(gguf.packaged(address), chosen.cache), chosen)
+        return ModelHandle(name or model, EMBEDDED / rest, chosen)
+    if model in gguf.PACKAGED:
+        if (ADAPTERS / model).is_dir():
+            chosen = replace(chosen, adapter=chosen.adapter or str(ADAPTERS / model))
+        return ModelHandle(name or model, gguf.converted(gguf.packaged(model), chosen.cache), chosen)
     if kind == "hf" and rest:
         folder = Path(rest).expanduser()
         if rest.endswith(".gguf"):
-            return ModelHandle(name or address, gguf.converted(folder, chosen.cache), chosen)
+            return ModelHandle(name or model, gguf.converted(folder, chosen.cache), chosen)
         if (folder / "config.json").is_file():
-            return ModelHandle(name or address, folder, chosen)
+            return ModelHandle(name or model, folder, chosen)
         if not folder.exists() and is_id(rest):
-            return _on_hub(Repository(rest, revision=chosen.revision, cache=chosen.cache), name or address, chosen)
-        raise KvatlasError(f"The model {address!r} is not there: {rest!r} is no folder with a config.json.")
+            return _on_hub(Repository(rest, revision=chosen.revision, cache=chosen.cache), name or model, chosen)
+        raise KvatlasError(f"The model {model!r} is not there: {rest!r} is no folder with a config.json.")
     named = ", ".join((*embedded(), *gguf.PACKAGED))
-    raise KvatlasError(f"Unknown model {address!r}; valid are {named}, hf:FOLDER, hf:FILE.gguf and hf:OWNER/NAME.")
+    raise KvatlasError(f"Unknown model {model!r}; valid are {named}, hf:FOLDER, hf:FILE.gguf and hf:OWNER/NAME.")
 
 
 def _on_hub(repository: Repository, name: str, options: Options) -> ModelHandle:

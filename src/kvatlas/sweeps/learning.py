@@ -233,8 +233,8 @@ def calibrate(
 ) -> int:
     """Write the query statistics that the policy triattention needs; returns the number of tokens behind them.
 
-    They are means over the model's own traces on the first `problems` of the benchmarks with these `names`. KvatlasError for a file that
-    cannot be written.
+    They are means over the model's own traces on the first `problems` of the benchmarks with these `names`.
+    KvatlasError for a file that cannot be written.
     """
     import torch
     from safetensors.torch import save_file

@@ -95,7 +95,7 @@ class ModelSpec(BaseModel):
 
     def find(self) -> ModelHandle:
         """The model, its weights not loaded."""
-        return models.find(self.model, self.name, **(self.model_extra or {}))
+        return models.find(**self.model_dump())
 
 
 class BenchmarkSpec(BaseModel):
@@ -111,8 +111,7 @@ class BenchmarkSpec(BaseModel):
 
     def find(self) -> Benchmark:
         """The benchmark, its problems not read."""
-        options = {"file": self.file, "prompt": self.prompt, "columns": self.columns, "grader": self.grader}
-        return benchmarks.find(self.name, **{name: value for name, value in options.items() if value})
+        return benchmarks.find(**self.model_dump())
 
 
 class Allocation(BaseModel):

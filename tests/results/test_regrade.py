@@ -14,9 +14,9 @@ from kvatlas.benchmarks import find
 from kvatlas.cli import app
 from kvatlas.core import KvatlasError, Setting, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.regrade import Overruled, regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.sweeps.regrade import Overruled, regrade
 
 ROWS = [{"question": "One and two?", "answer": "3"}, {"question": "A half?", "answer": "0.5"}]
 #: By local window: the first cell boxes, the second only ends with its number, which the code of DynTS counts.

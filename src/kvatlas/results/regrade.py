@@ -1,6 +1,6 @@
 """Grading the stored traces of a run again: by another grader or version, with verdicts that a person overruled.
 
-What a trace was graded when it was decoded stays; the new verdict is a metric beside it, `graded:NAME`.
+The first grade of a trace stays; the new verdict is a metric beside it, `graded:NAME`.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas import __version__, benchmarks
+from kvatlas import __version__, benchmarks, models
 from kvatlas.benchmarks import Benchmark, judges, tables
 from kvatlas.benchmarks.answers import OWN, check_grader
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.results import Key, Manifest, Store
+from kvatlas.results.columns import Key
 from kvatlas.results.export import replacing
-from kvatlas.results.store import GRADED
-from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
+from kvatlas.results.manifest import Manifest
+from kvatlas.results.store import GRADED, Store
 from kvatlas.text import guarded, unguarded
 
 _YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
 _CLOSE, _OPEN = "</think>", "<think>"
-#: Of an answer's text what a person is shown, in characters.
+#: Characters of the end of an answer's text that people read.
 SHOWN = 400
 
 
 @dataclass(frozen=True)
 class Overruled:
-    """What a person says of an answer to a problem, wherever it was given; of a text without one it is the end."""
+    """A person's verdict on an answer to a problem, wherever it was given; of a text without one it is the end."""
 
     benchmark: str
     problem: str
@@ -44,7 +45,7 @@ class Overruled:
 
 @dataclass
 class Regraded:
-    """One cell: how many traces were right when they were decoded, are now, and changed to right and to wrong."""
+    """The traces of one cell: all, right before and after, and those that changed to right and to wrong."""
 
     model: str
     benchmark: str
@@ -71,7 +72,7 @@ class Disagreement:
 
 @dataclass
 class _Answers:
-    """The answers to one problem: what was graded, by text, and how many traces gave it."""
+    """The answers to one problem by their texts: their grades, and the number of traces that gave them."""
 
     problem: Problem
     grades: dict[str, Grade] = field(default_factory=dict)
@@ -91,33 +92,38 @@ def regrade(
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        models, asked = _models(manifest), _benchmarks(manifest, grader)
+        handles, asked = _models(manifest), _benchmarks(manifest, grader)
         limit = manifest.spec.get("problems")
         problems = {
-            name: {problem.id: problem for problem in benchmark.problems(limit)} for name, benchmark in asked.items()
+            (name, problem.id): problem for name, benchmark in asked.items() for problem in benchmark.problems(limit)
         }
-        _check_overruled(overruled, problems)
-        said = {(entry.benchmark, entry.problem, entry.answer): entry.correct for entry in overruled}
+        for entry in overruled:
+            if (entry.benchmark, entry.problem) not in problems:
+                raise KvatlasError(
+                    f"What is overruled, {entry.problem!r} of {entry.benchmark!r}, is no problem of this run."
+                )
+        verdicts = {(entry.benchmark, entry.problem, entry.answer): entry.correct for entry in overruled}
         cells: dict[tuple[str, str, str], Regraded] = {}
         answers: dict[tuple[str, str], _Answers] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
-            problem = problems.get(trace.benchmark, {}).get(trace.problem)
+            name = trace.benchmark, trace.problem
+            problem = problems.get(name)
             if problem is None:
                 raise KvatlasError(
                     f"The problem {trace.problem!r} is not in {trace.benchmark} any more; put back the file that the "
                     "run was made with."
                 )
-            text = _answer(models.get(trace.model), trace)
+            text = _answer(handles.get(trace.model), trace)
             right = False
             if text is not None:
-                given = answers.setdefault((trace.benchmark, trace.problem), _Answers(problem))
+                given = answers.setdefault(name, _Answers(problem))
                 if text not in given.grades:
                     given.grades[text] = benchmarks.judge(asked[trace.benchmark], problem, text)
                 given.traces[text] += 1
                 grade = given.grades[text]
                 usual = grade.correct and grade.status is Status.OK
-                right = said.get((trace.benchmark, trace.problem, _named(grade, text)), usual)
+                right = verdicts.get((*name, _named(grade, text)), usual)
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, GRADED + grader: float(right)}
             cell_key = trace.model, trace.benchmark, trace.setting.id
@@ -137,7 +143,7 @@ def regrade(
 
 
 def read_overruled(path: Path) -> list[Overruled]:
-    """What a file (CSV, JSON or JSON lines) overrules: columns benchmark, problem, answer, correct, reason."""
+    """Read a person's verdicts (CSV, JSON or JSON lines): columns benchmark, problem, answer, correct, reason."""
     entries = []
     for number, row in enumerate(tables.read_rows(path), 1):
         missing = [name for name in ("benchmark", "problem", "answer", "correct") if row.get(name) is None]
@@ -152,27 +158,22 @@ def read_overruled(path: Path) -> list[Overruled]:
 
 
 def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
-    """The models that are still there: their tokenizers say where thinking ends."""
+    """The models that can still be found: their tokenizers say where thinking ends."""
     by_name = {}
     for entry in manifest.spec.get("models", ()):
-        try:
-            model = ModelSpec(**entry).find()
-        except KvatlasError:
-            continue
-        by_name[model.name] = model
+        with suppress(KvatlasError):
+            model = models.find(**entry)
+            by_name[model.name] = model
     return by_name
 
 
 def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     """The benchmarks of the run, under the grader."""
-    entries = manifest.spec.get("benchmarks")
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
-    chosen = (
-        [BenchmarkSpec(**entry).find() for entry in entries] if entries else [benchmarks.find(name) for name in names]
-    )
+    entries = manifest.spec.get("benchmarks") or [{"name": name} for name in names]
     recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     graded: dict[str, Benchmark] = {}
-    for benchmark in chosen:
+    for benchmark in (benchmarks.find(**entry) for entry in entries):
         if not isinstance(benchmark, Questions):
             if grader != OWN:
                 raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
@@ -186,14 +187,6 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     return graded
 
 
-def _check_overruled(overruled: Sequence[Overruled], problems: Mapping[str, Mapping[str, Problem]]) -> None:
-    for entry in overruled:
-        if entry.problem not in problems.get(entry.benchmark, {}):
-            raise KvatlasError(
-                f"What is overruled, {entry.problem!r} of {entry.benchmark!r}, is no problem of this run."
-            )
-
-
 def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
     """The text after the end of thinking; None where there is none."""
     if trace.grade.status is Status.TRUNCATED:
@@ -205,12 +198,12 @@ def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
 
 
 def _named(grade: Grade, text: str) -> str:
-    """What a person knows an answer by: what was found, else the end of its text."""
+    """The name of an answer for people: the extracted answer, else the end of its text."""
     return grade.answer or text.strip()[-SHOWN:]
 
 
 def _disagreements(asked: Mapping[str, Benchmark], answers: Mapping[tuple[str, str], _Answers]) -> list[Disagreement]:
-    """Answers that math-verify judges otherwise; letters and what is no short answer are not its business."""
+    """Answers that math-verify judges otherwise; not of letters and of problems without a short answer."""
     looked = [
         (name, given.problem, text, grade, given.traces[text])
         for (name, _), given in answers.items()
