@@ -1,4 +1,4 @@
-"""What Python users call: open or make a run, then look at its maps, cells, traces, comparisons, and report.
+"""The Python API: open or make a run, then read its maps, cells, traces, comparisons, and report.
 
 Everything here is in the package itself: `import kvatlas; run = kvatlas.open_run("runs/demo")`.
 """
@@ -67,7 +67,7 @@ class Description(Result):
 
 
 class Run:
-    """A run: the traces of a sweep, and what they say by one metric.
+    """A run: the traces of a sweep, looked at by one metric.
 
     `data` is what statistics take. Raises KvatlasError, in one sentence, for whatever is wrong: traces that are missing
     (unless opened as partial), a metric that the run does not have, a run without two axes where a map is asked for.
@@ -150,7 +150,7 @@ class Run:
         return list(self._analysis.choices)
 
     def describe(self) -> Description:
-        """All that the maps say: peaks, tests, plateaus, trends, comparisons, recommendations."""
+        """The result of the run: peaks, tests, plateaus, trends, comparisons, recommendations."""
         return _as(Description, analyse([self._analysis]))
 
     def report(self, path: str | Path, **options: Any) -> Path:

@@ -142,19 +142,13 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
         traces = list(islice(own, show))
     rows: list[dict[str, Any]] = []
     for measured in cells:
-        cell, estimate = measured.cell(), measured.cell().estimate
+        cell = measured.cell().to_dict()
         rows.append(
             {
                 "benchmark": measured.expected.benchmark,
-                "pass_at_1": 100 * estimate.value,
-                "low": None if estimate.low is None else 100 * estimate.low,
-                "high": None if estimate.high is None else 100 * estimate.high,
-                "problems": estimate.problems,
-                "samples": estimate.samples,
-                "mean_kv_tokens": cell.mean_kv_tokens,
-                "peak_kv_tokens": cell.peak_kv_tokens,
-                "output_tokens_mean": cell.output_tokens_mean,
-                "seconds_mean": cell.seconds_mean,
+                "pass_at_1": cell["value"],
+                "mean_kv_tokens": cell["kept_tokens_mean"],
+                **cell,
                 "verdicts": {name: measured.verdicts[name] for name in dict.fromkeys([*VERDICTS, *measured.verdicts])},
             }
         )

@@ -73,7 +73,7 @@ def check(
         compared = compare_runs(Path(first), Path(second))
         typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
         raise typer.Exit(0 if compared["same"] else 1)
-    from kvatlas.report.map_source import MapSource
+    from kvatlas.report.map_figure import MapSource
 
     maps = {name: MapSource.open(name, partial=partial).maps for name in (first, second)}
     if len(maps) < 2:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, Map, MapName
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName
 from kvatlas.figures import curves as line_charts
+from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.panels import (
+    Against,
     Frame,
     cost_change_panels,
     cost_panels,
@@ -19,16 +22,43 @@ from kvatlas.figures.panels import (
     metric_panels,
 )
 from kvatlas.figures.style import Look, check_figure, save
-from kvatlas.report.map_differences import compare
-from kvatlas.report.map_source import MapSource
 from kvatlas.report.result import of_policy
-from kvatlas.results.csv_maps import PUBLISHED
+from kvatlas.results.csv_maps import PUBLISHED, read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
-from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.maps import curves_of_run, maps_of_run, mean_map, mean_maps
 from kvatlas.stats.metrics import COSTS
+from kvatlas.stats.pairs import Differences, differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
-from kvatlas.stats.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class MapSource:
+    """A run whose maps are made when they are asked for, or the maps that a file held."""
+
+    run: RunData | None = None
+    read: Sequence[Map] = ()
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        metric: str | None = None,
+        partial: bool = False,
+        fix: Mapping[str, Any] | None = None,
+        lose_at_most: float | None = None,
+    ) -> MapSource:
+        """Open a run's folder (as `RunData.open`), a CSV map or `published:NAME`."""
+        if Path(source).is_dir():
+            return cls(RunData.open(source, metric, partial, fix, lose_at_most))
+        return cls(read=with_binomial_bounds(read_maps(source, partial)))
+
+    @cached_property
+    def maps(self) -> list[Map]:
+        """The maps, those of a file with the intervals of the binomial bound."""
+        return list(self.read) if self.run is None else maps_of_run(self.run)
 
 
 def plot_sources(
@@ -60,7 +90,7 @@ def plot_sources(
     graded = None if cost else metric or "pass@1"
 
     given = [MapSource.open(source, graded, partial, fix, lose_at_most) for source in sources]
-    runs = _runs(given)
+    runs = [source.run for source in given if source.run is not None]
     if any(run.is_line for run in runs):
         if len(sources) > 1:
             raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
@@ -70,12 +100,12 @@ def plot_sources(
                     f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out."
                 )
         return _line_chart(runs[0], out, cost, policy, look)
+    maps = [map_ for source in given for map_ in source.maps]
     if cost or against:
-        shown = _maps(given)
         if against:
             is_source = Path(against).exists() or against.startswith(PUBLISHED)
             other = MapSource.open(against, graded, partial, fix, lose_at_most) if is_source else None
-            compared = compare(shown, runs, against, other)
+            compared = compare(maps, runs, against, other)
             compared = replace(compared, maps=of_policy(compared.maps, policy))
             compared = compared.of_means() if mean else compared
             panels = (
@@ -84,41 +114,20 @@ def plot_sources(
                 else difference_panels(compared.maps, compared.differences, compared.against)
             )
         else:
-            shown = of_policy(shown, policy)
+            shown = of_policy(maps, policy)
             panels = cost_panels(mean_maps(shown) if mean else shown, cost or "")
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
-    framed = _framed(given, policy, mean, frame)
+    single = of_policy(maps, policy)
+    framed = mean_maps(single) if mean else single
+    if frame is not Frame.NONE:
+        verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
+        for analysis in joined([RunAnalysis(run) for run in runs]):
+            verdicts |= analysis.verdicts
+        framed = with_regions(framed, verdicts, runs[0].margin if runs else LOSE_AT_MOST / 100)
     unlike = next((map_ for map_ in framed if metric and map_.metric != metric), None)
     if unlike is not None:
         raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
     return save(plot(metric_panels(framed, frame), shared=shared, one_bar=mean, look=look), out, framed, look=look)
-
-
-def _framed(given: Sequence[MapSource], policy: str | None, mean: bool, frame: Frame) -> list[Map]:
-    """The maps to draw, with the regions that are framed."""
-    single = of_policy(_maps(given), policy)
-    shown = mean_maps(single) if mean else single
-    if frame is Frame.NONE:
-        return shown
-    runs = _runs(given)
-    margin = runs[0].margin if runs else LOSE_AT_MOST / 100
-    return with_regions(shown, _verdicts(runs, single, len(given)), margin)
-
-
-def _maps(given: Sequence[MapSource]) -> list[Map]:
-    return [map_ for source in given for map_ in source.maps]
-
-
-def _runs(given: Sequence[MapSource]) -> list[RunData]:
-    return [source.run for source in given if source.run is not None]
-
-
-def _verdicts(runs: Sequence[RunData], maps: Sequence[Map], sources: int) -> dict[MapName, Verdict]:
-    """From the traces of runs, and by the bound where there are CSV maps."""
-    by_map = verdicts_of_maps(maps) if len(runs) < sources else {}
-    for analysis in joined([RunAnalysis(run) for run in runs]):
-        by_map |= analysis.verdicts
-    return by_map
 
 
 def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, look: Look | None) -> list[Path]:
@@ -131,3 +140,80 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
         raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
     figure = line_charts.line_figure(chosen, cost=cost, look=look)
     return save(figure, out, data=line_charts.data_csv(chosen, cost), look=look)
+
+
+# -- differences -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The maps that are compared, what with, and the differences that are paired."""
+
+    maps: Sequence[Map]
+    against: Against
+    differences: Differences
+
+    def of_means(self) -> Compared:
+        """The same for means over benchmarks."""
+        by_policy: dict[tuple[str, str], list[Map]] = {}
+        for map_ in self.maps if self.against.others else ():
+            by_policy.setdefault((map_.model, map_.policy), []).append(map_)
+        others = {
+            MapName.of_mean(model, len(group), policy): mean_map([self.against.others[map_.name] for map_ in group])
+            for (model, policy), group in by_policy.items()
+            if len(group) > 1
+        }
+        against = Against(self.against.name, {**self.against.others, **others})
+        return Compared(mean_maps(self.maps), against, self.differences)
+
+
+def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: MapSource | None) -> Compared:
+    """Maps against a baseline, a policy, a model, or the maps of the `other` source.
+
+    Raises KvatlasError where nothing has that name, and where no map can be compared with it.
+    """
+    if other is not None:
+        return _compared(
+            maps, Path(against).name, other.maps, lambda name: name, runs, [other.run] if other.run else []
+        )
+    if any(against in map_.baselines for map_ in maps):
+        paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
+        return Compared(maps, Against(against), paired)
+    if any(against == map_.policy for map_ in maps):
+        rest = [map_ for map_ in maps if map_.policy != against]
+        return _compared(rest, against, maps, lambda name: name._replace(policy=against), runs, runs)
+    models = dict.fromkeys(map_.model for map_ in maps)
+    model = next((name for name in models if against in (name, style.model(name))), None)
+    if model is not None:
+        rest, full = [map_ for map_ in maps if map_.model != model], model
+        return _compared(rest, style.model(full), maps, lambda name: name._replace(model=full), runs, runs)
+    named = dict.fromkeys(
+        [*(name for map_ in maps for name in map_.baselines), *(map_.policy for map_ in maps), *models]
+    )
+    raise KvatlasError(
+        f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
+        f"{', '.join(filter(None, named))}."
+    )
+
+
+def _compared(
+    maps: Sequence[Map],
+    name: str,
+    theirs: Sequence[Map],
+    partner: Callable[[MapName], MapName],
+    runs: Sequence[RunData],
+    other_runs: Sequence[RunData],
+) -> Compared:
+    by_name = {(map_.name, *(axis for axis, _ in map_.axes)): map_ for map_ in theirs}
+    others = {}
+    for map_ in maps:
+        other = by_name.get((partner(map_.name), *(axis for axis, _ in map_.axes)))
+        if other is not None:
+            others[map_.name] = other
+    if not others:
+        raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
+    contrasts: dict[MapName, Mapping[CellCoord, Contrast]] = {}
+    for run in runs:
+        for other_run in other_runs:
+            contrasts |= differences_of_runs(run, other_run, partner)
+    return Compared([map_ for map_ in maps if map_.name in others], Against(name, others), contrasts)

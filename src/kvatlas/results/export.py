@@ -82,21 +82,8 @@ def csv_text(maps: Sequence[Map]) -> str:
 
 
 def _fields(cell: Cell) -> list[Any]:
-    estimate = cell.estimate
-    return [
-        *map(_percent, (estimate.value, estimate.low, estimate.high)),
-        estimate.problems,
-        estimate.samples,
-        None if cell.mean_kv_tokens is None else round(cell.mean_kv_tokens, 3),
-        cell.peak_kv_tokens,
-        None if cell.output_tokens_mean is None else round(cell.output_tokens_mean, 3),
-        cell.truncated,
-        None if cell.seconds_mean is None else round(cell.seconds_mean, 4),
-    ]
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else round(100 * value, 4)
+    fields = cell.to_dict()
+    return [fields[name] for name in ("value", *EXTRAS)]
 
 
 def _quoted(value: Any) -> str:

@@ -325,8 +325,8 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
 def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
     values = [cell.estimate.value for cell in mean.cells.values()]
     text = (
-        f"adaptive: of {len(standing.settings)} settings of all policies {int(standing.decision.shown.sum())} are "
-        f"shown to keep the margin and {int(standing.decision.broken.sum())} to break it"
+        f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "
+        f"proven to lose at most the margin and {int(standing.decision.broken.sum())} to lose more"
     )
     return Verdict(
         Basis.GROUP_SEQUENTIAL,

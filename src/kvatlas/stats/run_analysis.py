@@ -1,4 +1,4 @@
-"""All that the traces of a run support, whichever way its sweep gave out problems."""
+"""The analysis of a run: maps, tests, recommendations and comparisons, for fixed and adaptive sweeps alike."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvatlas.core import Map, MapName, Note
-from kvatlas.stats.adaptive import (
-    NO_PAIRS,
-    Standing,
-    adaptive_choices,
-    adaptive_verdicts,
-    standings,
-)
+from kvatlas.stats.adaptive import NO_PAIRS, Standing, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
@@ -25,10 +19,10 @@ from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
 
 @dataclass(frozen=True)
 class RunAnalysis:
-    """Maps, their tests, what to choose, and paired comparisons of one run, each computed when it is asked for.
+    """Maps, their tests, recommendations, and paired comparisons of one run, each computed on first use.
 
-    Of an adaptive run only what is valid at any stop: its means have verdicts, and nothing is compared in pairs.
-    `whole` are the losses of the run that these cells are a part of. Raises KvatlasError as `maps_of_run` does.
+    An adaptive run has only parts that are valid at any stop: its means have verdicts, and nothing is compared in
+    pairs. `whole` has the losses of the run that these cells are a part of. Raises KvatlasError as `maps_of_run` does.
     """
 
     run: RunData
@@ -46,7 +40,7 @@ class RunAnalysis:
 
     @cached_property
     def verdicts(self) -> Mapping[MapName, Verdict]:
-        """By map, means over benchmarks included."""
+        """The tests by map, means over benchmarks included."""
         if not self.is_adaptive:
             return verdicts(self.run, self.losses)
         return adaptive_verdicts(self._standings, self.run, maps_of_run(self.run))
@@ -58,7 +52,7 @@ class RunAnalysis:
 
     @cached_property
     def choices(self) -> Sequence[Choice]:
-        """What to choose, for each model."""
+        """The recommendation for each model."""
         if self.is_adaptive:
             return adaptive_choices(self._standings, self.run.cells, self.run.margin)
         return choices(self.run, self.losses)
@@ -76,7 +70,7 @@ class RunAnalysis:
 
     @cached_property
     def findings(self) -> Sequence[Finding]:
-        """What limits what the run can show."""
+        """Facts that limit the conclusions from the run."""
         return findings(self.run.cells)
 
     def cells_of(self, policy: str | None) -> list[CellTraces]:
@@ -94,12 +88,12 @@ class RunAnalysis:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What is left out."""
+        """Notes on parts that are left out."""
         return [NO_PAIRS] if self.is_adaptive else []
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the sweep gave out problems by what it had seen."""
+        """Return whether the sweep chose problems by the outcomes of earlier ones."""
         return bool(self.run.manifest.allocation)
 
     @cached_property
@@ -122,10 +116,12 @@ def joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
     """The maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
-    return [_with_region(map_, by_map[map_.name], margin) if map_.name in by_map else map_ for map_ in maps]
-
-
-def _with_region(map_: Map, verdict: Verdict, margin: float) -> Map:
-    losses = verdict.losses
-    keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.shown)
-    return replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
+    framed = []
+    for map_ in maps:
+        verdict = by_map.get(map_.name)
+        if verdict is not None:
+            losses = verdict.losses
+            keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.shown)
+            map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
+        framed.append(map_)
+    return framed
