@@ -26,8 +26,8 @@ from kvatlas.core import KvatlasError
 from kvatlas.stats.adaptive import decisions, in_order
 from kvatlas.stats.losses import losses
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import FULL, is_full, table
+from kvatlas.stats.table import CellTraces, matrix
+from kvatlas.stats.verdicts import FULL, is_full
 
 BLOCKS = 20
 
@@ -44,7 +44,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
     ]
     names = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
     groups = [[cell for cell in cells if cell.expected.benchmark == name] for name in names]
-    joined = table(groups, name_of)
+    joined = matrix(groups, name_of)
     if joined is None or FULL not in joined.columns:
         raise KvatlasError(f"{model} has no full cache on the problems of its grid.")
     own = joined.columns.index(FULL)
@@ -150,7 +150,11 @@ def main() -> None:
     models = {model: arrays(run, model) for model in dict.fromkeys(cell.expected.model for cell in run.cells)}
     document = {
         "bench": "adaptive",
-        "run": {"settings": len(next(iter(models.values()))["settings"]), "blocks": BLOCKS, "traces": len(run.traces)},
+        "run": {
+            "settings": len(next(iter(models.values()))["settings"]),
+            "blocks": BLOCKS,
+            "traces": sum(cell.stored for cell in run.cells),
+        },
         "models": {
             model: [measured(grid, points / 100, options.orders) for points in options.margins]
             for model, grid in models.items()

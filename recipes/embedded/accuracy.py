@@ -18,7 +18,7 @@ from typing import Any
 
 import kvatlas
 from kvatlas.results import Store
-from kvatlas.stats.table import gather
+from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 RESULTS = Path(__file__).parent / "accuracy"
@@ -52,7 +52,7 @@ def measured(model: str, benchmarks: tuple[str, ...], problems: int) -> dict[str
         sweep(make_plan(parse_spec(spec)), Path(folder))
         with Store.open(Path(folder)) as store:
             traces = list(store.traces(texts=False))
-            for gathered in gather(store.manifest(), traces):
+            for gathered in TraceTable.load(store).cells():
                 name = gathered.expected.benchmark
                 progress = [trace.grade.progress for _, trace in traces if trace.benchmark == name]
                 cell, estimate = gathered.cell(), gathered.cell().estimate

@@ -130,7 +130,7 @@ class Run:
         if made:
             return made
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
-        difference = paired_difference(system.compared(), other.compared())
+        difference = paired_difference(system.compared, other.compared)
         models = ", ".join(dict.fromkeys((system.model, other.model)))
         benchmarks = dict.fromkeys(benchmark for benchmark, _ in system.outcomes)
         return [Comparison(models, ", ".join(benchmarks), self.data.metric, first, second, 1, difference)]

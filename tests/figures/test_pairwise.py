@@ -23,7 +23,7 @@ from kvatlas.figures.pairwise import check_panels, density, names_of, numbers, p
 from kvatlas.figures.style import Look, save
 from kvatlas.stats.decay import PUBLISHED_L0
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import System, pairs_of, systems_of
+from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
 from tests.wanderers import maze_run
 
 FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return maze_run(tmp_path_factory.mktemp("pairs"), solvers)
 
 
-def systems(run: Path, metric: str = "progress") -> list[System]:
+def systems(run: Path, metric: str = "progress") -> list[ModelSetting]:
     return systems_of([RunData.open(run)], metric)
 
 
@@ -113,8 +113,8 @@ def test_colour_is_where_the_data_are_and_white_where_they_are_not(tmp_path: Pat
     # All problems at one point, at an edge: no bandwidth to estimate, nothing lost over the edge.
     corner = density(np.ones(50), np.ones(50))
     assert corner[-1, -1] == 1
-    item = System("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)}, {}, 200)
-    other = System("b", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(y)}, {}, 200)
+    item = ModelSetting("a", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(x)})
+    other = ModelSetting("b", FULL, {("B", str(i)): {0: float(v)} for i, v in enumerate(y)})
     figure = pairwise_figure([item, other], pairs_of([item, other]), "progress")
     path, *_ = save(figure, tmp_path / "f.png")
     pixels = mpl.image.imread(path)[..., :3]
@@ -130,7 +130,7 @@ def test_colour_is_where_the_data_are_and_white_where_they_are_not(tmp_path: Pat
 
 def test_names_are_as_short_as_they_can_be() -> None:
     def names(*pairs: tuple[str, Setting]) -> list[str]:
-        return names_of([System(model, setting) for model, setting in pairs])
+        return names_of([ModelSetting(model, setting) for model, setting in pairs])
 
     assert names(("hf:lab/A", FULL), ("embedded:b", FULL)) == ["A", "b"]
     assert names(("hf:lab/A", FULL), ("hf:lab/A", WINDOW)) == ["full", "window"]
@@ -143,7 +143,7 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 
 def test_too_many_panels_are_refused() -> None:
-    many = [System(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}, {}, 2) for i in range(9)]
+    many = [ModelSetting(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}) for i in range(9)]
     with pytest.raises(KvatlasError, match=r"9 systems make 36 panels, .* at most 28 \(8 systems\); name .* --only"):
         pairwise_figure(many, pairs_of(many), "progress")
     with pytest.raises(KvatlasError, match="84 systems make 3,486 panels"):
@@ -151,8 +151,8 @@ def test_too_many_panels_are_refused() -> None:
 
 
 def test_a_side_that_does_not_vary_is_said_beside_the_panel() -> None:
-    flat = System("a", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 1.0}}, {}, 2)
-    other = System("b", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 0.5}}, {}, 2)
+    flat = ModelSetting("a", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 1.0}})
+    other = ModelSetting("b", FULL, {("B", "1"): {0: 1.0}, ("B", "2"): {0: 0.5}})
     lines = numbers(pairs_of([flat, other])[0][2])
     assert lines[-1] == "Spearman undefined, a side does not vary"
     assert "ahead: y 0.0 %, x 50.0 %; equal 50.0 %" in lines
@@ -191,7 +191,7 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; valid are L, B, N, S"):
         depth_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
     with pytest.raises(KvatlasError, match=r"No benchmark of .* says the L of its problems"):
-        depth_curve(System("a", FULL, {("CHAIN4", "1"): {0: 1.0}}, {}, 1), "L")
+        depth_curve(ModelSetting("a", FULL, {("CHAIN4", "1"): {0: 1.0}}), "L")
     with pytest.raises(KvatlasError, match="9 systems are too many"):
         depth_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
 

@@ -16,7 +16,7 @@ from kvatlas.report.traces import TEXT_LIMIT, choose, coded_evictions
 from kvatlas.results import Store
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData, short_names
-from kvatlas.stats.table import gather
+from kvatlas.stats.table import TraceTable
 from tests.stats.synthetic import AXES, grid, manifest, setting, traces
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"
@@ -304,7 +304,7 @@ def test_settings_are_called_by_what_tells_them_apart():
 def test_chosen_traces_share_a_problem_and_show_both_verdicts():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=6, samples=1)
     every = list(traces(plan))
-    chosen = choose(dict(enumerate(gather(plan, every))), 2)
+    chosen = choose(dict(enumerate(TraceTable.of(plan, every).cells())), 2)
     stored = {(t.setting.id, t.problem): t.grade.correct for _, t in every}
     by_cell = {}
     for item in chosen:

@@ -5,13 +5,13 @@ import pytest
 from scipy import stats
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.stats.systems import System, correlation, pair, pairs_of
+from kvatlas.stats.systems import ModelSetting, correlation, pair, pairs_of
 
 
-def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> System:
+def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> ModelSetting:
     outcomes = {("B", str(i)): {0: float(value)} for i, value in enumerate(values)}
     about = {} if depths is None else {("B", str(i)): {"L": float(depth)} for i, depth in enumerate(depths)}
-    return System(name, Setting.of("full"), outcomes, about, len(outcomes))
+    return ModelSetting(name, Setting.of("full"), outcomes, about)
 
 
 def test_shares_and_difference_by_hand() -> None:

@@ -10,6 +10,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import check_complete, choose, systems_of, trace_of
+from kvatlas.stats.table import Missing, missing
 from tests.wanderers import maze_run
 
 FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)
@@ -30,7 +31,7 @@ def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run
     assert [(e.model, e.setting) for e in result] == [
         ("hf:lab/A-7B", FULL), ("hf:lab/A-7B", SMALL), ("hf:lab/A-7B", LARGE), ("B", FULL),
     ]  # fmt: skip
-    assert all(e.promised == 24 and e.missing == 0 and len(e.outcomes) == 12 for e in result)
+    assert all(missing(e.cells) == Missing(24, 0, 0) and len(e.outcomes) == 12 for e in result)
     assert all(e.about[outcome]["L"] > 4 for e in result for outcome in e.outcomes)
     with Store.open(run) as store:
         trace = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))

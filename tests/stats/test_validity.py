@@ -12,7 +12,7 @@ from kvatlas.results.rows import digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import gather
+from kvatlas.stats.table import TraceTable
 from kvatlas.stats.validity import Kind, findings, validities, validity
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -101,10 +101,10 @@ def test_settings_with_identical_texts_are_named_by_what_tells_them_apart() -> N
 def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     made = manifest(grid("dynts"))
     kept = [(key, texts(trace, "")) for key, trace in traces(made) if trace.problem != "p0"]
-    checked = validity(gather(made, kept))
+    checked = validity(TraceTable.of(made, kept).cells())
     assert checked is not None
     assert checked.identical == ()
-    assert validity(gather(made, [])) is None
+    assert validity(TraceTable(made).cells()) is None
 
 
 def test_traces_without_answers_are_counted_and_said_first() -> None:
@@ -123,7 +123,7 @@ def test_a_full_cache_alone_compresses_nothing_and_that_is_no_finding() -> None:
         (key, replace(trace, usage=Usage(20, 100, 80, 96, 60.0, 0, 0.1), grade=Grade(True, 1.0, "7", Status.OK)))
         for key, trace in traces(plan)
     ]
-    assert findings(gather(plan, graded)) == []
+    assert findings(TraceTable.of(plan, graded).cells()) == []
 
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:

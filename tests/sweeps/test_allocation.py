@@ -25,7 +25,7 @@ from kvatlas.results import Manifest, Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import gather
+from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.adaptive import order
 from tests.command_line import Call
@@ -58,7 +58,7 @@ def test_settings_that_break_the_margin_get_fewer_problems(adaptive: tuple[Path,
     folder, said = adaptive
     with Store.open(folder) as store:
         manifest = store.manifest()
-        cells = gather(manifest, store.traces(texts=False))
+        cells = TraceTable.of(manifest, store.traces(texts=False)).cells()
         traces = len(store.keys())
     problems = {
         (c.expected.setting.values.get("kv_budget"), c.expected.baseline): len(c.expected.problems) for c in cells

@@ -13,7 +13,7 @@ from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
     from kvatlas.core import Note
-    from kvatlas.stats.systems import System
+    from kvatlas.stats.systems import ModelSetting
 
 app = typer.Typer()
 
@@ -179,7 +179,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 def _systems(
     runs: list[Path], metric: str, only: list[str] | None, partial: bool, benchmarks: list[str] | None = None
-) -> tuple[list[System], list[Note]]:
+) -> tuple[list[ModelSetting], list[Note]]:
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.systems import check_complete, choose, systems_of
 

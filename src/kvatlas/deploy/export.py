@@ -17,6 +17,7 @@ from kvatlas.policies.triattention import TriAttention, load_statistics
 from kvatlas.results import Expected
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, systems_of
+from kvatlas.stats.table import select
 from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -52,12 +53,9 @@ class Reference:
 
     def traces(self, setting: Setting) -> dict[tuple[str, str, int], Trace]:
         """Return the run's traces of a setting by benchmark, problem and sample; empty if it has none."""
-        cells = [cell for cell in self.run.manifest.expected if (cell.model, cell.setting) == (self.model, setting)]
-        keys = {(cell.run_key, cell.benchmark) for cell in cells}
-        columns = self.run.columns
-        rows = columns.records["setting"] == columns.number.get(setting.id, -1)
+        cells = select(self.run.cells, model=self.model, setting=setting)
         with self.run.store() as store:
-            return {key[2:]: store.trace(key) for key in sorted(columns.keys(rows)) if (key[0], key[2]) in keys}
+            return {key[2:]: store.trace(key) for key in sorted(key for cell in cells for key in cell.stored_keys())}
 
     def benchmarks(self) -> dict[str, Benchmark]:
         """Return the benchmarks as the run asked them; raises KvatlasError if this version asks or grades otherwise."""

@@ -16,7 +16,7 @@ from kvatlas.figures.style import Look, canvas, line_axes, settle, title, wrappe
 from kvatlas.stats.decay import PUBLISHED_L0, Decay, fit
 from kvatlas.stats.intervals import pass_at_1
 from kvatlas.stats.maps import POLICY, Curve
-from kvatlas.stats.systems import System
+from kvatlas.stats.systems import ModelSetting
 from kvatlas.stats.table import ProblemKey
 from kvatlas.text import guarded
 
@@ -163,7 +163,7 @@ class DepthCurve:
     decays: tuple[Decay, ...] = ()
 
 
-def depth_curve(system: System, by: str, *, decay: bool = False) -> DepthCurve:
+def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthCurve:
     """Estimates in up to 8 bins of equally many problems (for L), or at each value, of the problems that say theirs.
 
     Raises KvatlasError if none does.
@@ -181,7 +181,7 @@ def depth_curve(system: System, by: str, *, decay: bool = False) -> DepthCurve:
     return DepthCurve(tuple(points), tuple(decays))
 
 
-def _says(system: System, key: ProblemKey, by: str) -> bool:
+def _says(system: ModelSetting, key: ProblemKey, by: str) -> bool:
     return system.about.get(key, {}).get(by) is not None
 
 
@@ -198,8 +198,8 @@ def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
 
 
 def depth_figure(
-    success: Sequence[System],
-    progress: Sequence[System],
+    success: Sequence[ModelSetting],
+    progress: Sequence[ModelSetting],
     names: Sequence[str],
     *,
     by: str = "L",

@@ -16,7 +16,7 @@ from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
 from kvatlas.figures.style import LEAST_TYPE, Look, canvas, colour_bar, fitting, save, settle, title, wrapped
 from kvatlas.stats.intervals import Floats
-from kvatlas.stats.systems import Correlation, Pair, System
+from kvatlas.stats.systems import Correlation, ModelSetting, Pair
 from kvatlas.text import guarded
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _PLACES, _SHARE = 4, 0.5
 _VALUES = 11
 
 
-def names_of(systems: Sequence[System]) -> list[str]:
+def names_of(systems: Sequence[ModelSetting]) -> list[str]:
     """The shortest names that tell the systems apart: the model, the setting, or both, with parameters if need be."""
     models, policies = {e.model for e in systems}, {e.setting.policy for e in systems}
     if len({e.setting for e in systems}) == 1:
@@ -66,7 +66,7 @@ def names_of(systems: Sequence[System]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{e.model} {e.setting}" for e in systems]
 
 
-def check_panels(systems: Sequence[System]) -> None:
+def check_panels(systems: Sequence[ModelSetting]) -> None:
     """Raise KvatlasError if so many systems make more panels than a figure holds."""
     panels = math.comb(len(systems), 2)
     if panels > MOST_PANELS:
@@ -76,7 +76,7 @@ def check_panels(systems: Sequence[System]) -> None:
         )
 
 
-def _whole_name(name: str, system: System) -> str:
+def _whole_name(name: str, system: ModelSetting) -> str:
     """A name with the window and the ratio of its setting, where it does not say them."""
     values = system.setting.values
     left = [f"{key}={values[key]}" for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
@@ -84,7 +84,7 @@ def _whole_name(name: str, system: System) -> str:
 
 
 def pairwise_figure(
-    systems: Sequence[System],
+    systems: Sequence[ModelSetting],
     pairs: Sequence[tuple[int, int, Pair]],
     metric: str,
     notes: Sequence[Note] = (),
@@ -191,7 +191,7 @@ def numbers(pair: Pair, intervals: bool = True) -> list[str]:
 
 
 def save_pairwise(
-    figure: Figure, path: Path, systems: Sequence[System], metric: str, *, look: Look | None = None
+    figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str, *, look: Look | None = None
 ) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]

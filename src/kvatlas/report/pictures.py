@@ -11,7 +11,7 @@ from kvatlas.figures import style
 from kvatlas.figures.style import rendered
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import System, pairs_of, systems_of
+from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
 
 #: Systems of the pairwise figure: six panels.
 SYSTEMS = 4
@@ -47,7 +47,7 @@ def pictures(run: RunData, maps: Sequence[Map]) -> list[Picture]:
 
 def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
     """Baselines and each policy's highest cell against each other; None where progress says no more than right."""
-    progress = run.columns.records["progress"]
+    progress = run.table.records["progress"]
     if not ((progress > 0) & (progress < 1)).any():
         return None
     from kvatlas.figures.pairwise import names_of, pairwise_figure
@@ -61,7 +61,7 @@ def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
     return Picture("Every two against each other.", about, rendered(figure, ".png", _DOTS))
 
 
-def _chosen(systems: Sequence[System], maps: Sequence[Map]) -> list[System]:
+def _chosen(systems: Sequence[ModelSetting], maps: Sequence[Map]) -> list[ModelSetting]:
     """The baselines of each model and the highest cell of each of its maps, means before single benchmarks."""
     wanted: dict[tuple[str, str], None] = {}
     for model in dict.fromkeys(map_.model for map_ in maps):

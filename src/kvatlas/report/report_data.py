@@ -18,12 +18,12 @@ from kvatlas.report.sources import Sources
 from kvatlas.report.text import say
 from kvatlas.report.traces import choose, trace_document
 from kvatlas.report.verdicts import cards
-from kvatlas.results import Store, TraceColumns
+from kvatlas.results import Store
 from kvatlas.stats.maps import curves_of_run, flat_maps, mean_maps
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData, short_names
-from kvatlas.stats.table import CellTraces
+from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import Finding
 
 FULL = Setting.of("full")
@@ -151,8 +151,8 @@ def _traces(
         is not None
     }
     # A token takes about seven bytes of the page; only where all may fit are all tried.
-    tokens = np.nansum(run.columns.records["output_tokens"])
-    chosen = choose(cells, len(run.columns) if per_cell and 7 * tokens < limit else per_cell)
+    tokens = np.nansum(run.table.records["output_tokens"])
+    chosen = choose(cells, len(run.table.records) if per_cell and 7 * tokens < limit else per_cell)
     shown, documents, size = [], [], 0
     # In turns over the cells, so that a limit takes from all of them alike.
     order = sorted(range(len(chosen)), key=lambda index: _turn(chosen, index))
@@ -165,7 +165,7 @@ def _traces(
         shown.append(trace)
         documents.append(made)
     loaded_models = LoadedModels(sources)
-    pairs = _with_full(store, run.columns, shown) if measure else []
+    pairs = _with_full(store, run, shown) if measure else []
     by_name = {
         "measured": measured(shown, loaded_models, measure),
         "departs": departures(pairs, loaded_models, DEPARTURES * measure),
@@ -177,10 +177,10 @@ def _traces(
     return documents, len(documents) == sum(cell.stored for cell in cells.values())
 
 
-def _with_full(store: Store, columns: TraceColumns, shown: Sequence[Trace]) -> list[tuple[Trace, Trace | None]]:
+def _with_full(store: Store, run: RunData, shown: Sequence[Trace]) -> list[tuple[Trace, Trace | None]]:
     """Each trace with the full cache's of the same sample, where the run has one."""
-    names = columns.records["model"][full := columns.records["setting"] == columns.number.get(FULL.id, -1)]
-    keys = {(columns.names[name], *key[2:]): key for name, key in zip(names, columns.keys(full), strict=True)}
+    full = select(run.cells, setting=FULL)
+    keys = {(cell.expected.model, *key[2:]): key for cell in full for key in cell.stored_keys()}
     pairs = []
     for trace in shown:
         key = keys.get((trace.model, trace.benchmark, trace.problem, trace.sample))

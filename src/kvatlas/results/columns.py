@@ -6,12 +6,11 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +42,6 @@ _PACKED = Struct("<8i2B8dQ16s")
 _UNKNOWN = bytes(16)
 #: Records that are joined at once.
 _CHUNK = 10_000
-
-
-class Metric(NamedTuple):
-    """A metric of some of the traces: their `rows` and its values, or None where these are texts."""
-
-    name: str
-    rows: Ints
-    values: Floats | None
 
 
 def record(small: Sequence[Any], written: bytes, made_with: str, number: Callable[[str], int]) -> tuple[bytes, bytes]:
@@ -114,17 +105,6 @@ class TraceColumns:
     def __len__(self) -> int:
         return len(self.records)
 
-    def keys(self, rows: NDArray[Any]) -> Iterator[Key]:
-        """The keys of the traces at some places, or of those where a mask is true."""
-        names, columns = self.names, ("run_key", "setting", "benchmark", "problem", "sample")
-        for run_key, setting, benchmark, problem, sample in self.records[list(columns)][rows].tolist():
-            yield names[run_key], names[setting], names[benchmark], names[problem], sample
-
-    @cached_property
-    def number(self) -> dict[str, int]:
-        """The places of the texts."""
-        return {name: number for number, name in enumerate(self.names)}
-
     def by_cell(self) -> dict[tuple[str, str, str], Ints]:
         """The places of the traces by run key, setting id and benchmark."""
         count, names = len(self.names), self.records[["run_key", "setting", "benchmark"]]
@@ -139,22 +119,19 @@ class TraceColumns:
             for (run_key, setting, benchmark), rows in zip(firsts, groups, strict=True)
         }
 
-    def metrics(self, counted: NDArray[np.bool_]) -> Iterator[Metric]:
-        """The metrics of the traces that count, each once for all of these that have the same metrics."""
+    def metrics(self) -> dict[str, Floats]:
+        """The metrics by name: a number for each trace, NaN where it has none or a text."""
         codes, which = np.unique(self.records["metrics"], return_inverse=True)
         kinds: list[dict[str, bool]] = [json.loads(self.names[code]) for code in codes]
         widths = np.array([len(own) for own in kinds], int)[which]
         begins = np.cumsum(widths) - widths
+        found: dict[str, Floats] = {}
         for group, own in enumerate(kinds):
-            rows = np.flatnonzero(counted & (which == group))
-            for place, (name, is_text) in enumerate(own.items() if len(rows) else ()):
-                yield Metric(name, rows, None if is_text else self.measured[begins[rows] + place])
-
-    def metrics_of_all(self, rows: NDArray[np.bool_]) -> set[str]:
-        """The metrics that all of these traces have."""
-        return set.intersection(
-            *(set(json.loads(self.names[code])) for code in np.unique(self.records["metrics"][rows]))
-        )
+            rows = np.flatnonzero(which == group)
+            for place, (name, is_text) in enumerate(own.items()):
+                if not is_text:
+                    found.setdefault(name, np.full(len(self), math.nan))[rows] = self.measured[begins[rows] + place]
+        return found
 
 
 def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:

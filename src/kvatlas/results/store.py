@@ -257,11 +257,14 @@ class Store:
 
     def tokens_per_second(self) -> float:
         """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
-        records = self.columns().records
-        known = records[(records["seconds"] > 0) & (records["output_tokens"] >= 0)]
-        if not len(known):
+        tokens = seconds = 0.0
+        for columns in self.columns():
+            known = (columns.records["seconds"] > 0) & (columns.records["output_tokens"] >= 0)
+            tokens += float(columns.records["output_tokens"][known].sum())
+            seconds += float(columns.records["seconds"][known].sum())
+        if not seconds:
             raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
-        return float(known["output_tokens"].sum() / known["seconds"].sum())
+        return tokens / seconds
 
     def keys(self) -> set[Key]:
         """The keys (run key, setting id, benchmark, problem, sample) of all traces in the store."""
@@ -279,13 +282,25 @@ class Store:
                 for run_key, setting, name, problem, numbers in rows
             }
 
-    def columns(self) -> TraceColumns:
-        """All traces without their tokens and texts.
+    def columns(self, most: int = 100_000) -> Iterator[TraceColumns]:
+        """All traces as they are now, without their tokens and texts, at most so many at once.
 
         Raises KvatlasError where they are not what was written; of a store of an earlier version all is read for it.
         """
         with self._damage_sentences():
-            return self._all_columns()
+            self._connection.execute("BEGIN")  # a sweep may write meanwhile
+            try:
+                (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
+                last, found, added = 0, 0, most
+                while added == most:
+                    last, columns = self._columns(last, most)
+                    added = len(columns)
+                    found += added
+                    yield columns
+                if found != count:
+                    raise ValueError(f"{count:,} traces are stored and {found:,} are listed")
+            finally:
+                self._connection.execute("COMMIT")
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
         """All traces with their run keys, in key order; without their tokens and text if `texts` is false.
@@ -317,17 +332,6 @@ class Store:
             last, records, measured = join(self._connection.execute(query, (after, most)))
             self._read_names()
         return max(last, after), TraceColumns(records, measured, tuple(self._places))
-
-    def _all_columns(self) -> TraceColumns:
-        self._connection.execute("BEGIN")  # a sweep may write meanwhile
-        try:
-            (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
-            _, found = self._columns()
-        finally:
-            self._connection.execute("COMMIT")
-        if len(found) != count:
-            raise ValueError(f"{count:,} traces are stored and {len(found):,} are listed")
-        return found
 
     def _made_rows(self, number: Callable[[str], int], after: int = 0, most: int = -1) -> Iterator[Row]:
         """The rows of `records` that traces without them would have; ValueError for one that is damaged."""

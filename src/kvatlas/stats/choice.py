@@ -16,9 +16,9 @@ from kvatlas.stats.inference import Contrast
 from kvatlas.stats.losses import Loss
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
-from kvatlas.stats.table import CellTraces
+from kvatlas.stats.table import CellTraces, matrix
 from kvatlas.stats.validity import validity
-from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of, table
+from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
     made = []
     for model, benchmarks in by_benchmark(run).items():
         rows = list(benchmarks.values())
-        cells = table(rows, id_of)
+        cells = matrix(rows, id_of)
         if cells is None:
             continue
         best = inference.plateau(cells.means, cells.strata)
@@ -136,7 +136,7 @@ def _against(
             + [b for b in baselines if (b.expected.benchmark, b.expected.setting) == (benchmark, baseline)]
             for benchmark, group in benchmarks.items()
         ]
-        cells = table(rows, lambda cell: (cell.expected.baseline, id_of(cell)))
+        cells = matrix(rows, lambda cell: (cell.expected.baseline, id_of(cell)))
         if cells is None or (True, baseline.id) not in cells.columns:
             continue
         other = cells.columns.index((True, baseline.id))

@@ -12,7 +12,7 @@ from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, No
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.intervals import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names, varied
-from kvatlas.stats.table import CellTraces
+from kvatlas.stats.table import CellTraces, missing
 from kvatlas.stats.validity import together, validity
 
 #: Versions that decide which tokens are drawn.
@@ -50,30 +50,22 @@ def maps_of_run(run: RunData) -> list[Map]:
 
 def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map") -> None:
     """Raise KvatlasError where traces are missing, unless `partial`, and where all are."""
-    promised, missing = _missing(cells)
-    if missing == promised:
-        raise KvatlasError(f"The run has none of its {promised} traces yet, so there is no {what} to draw.")
-    if missing and not partial:
-        holes = sum(cell.stored < cell.promised for cell in cells)
+    lacking = missing(cells)
+    if lacking.traces == lacking.promised:
+        raise KvatlasError(f"The run has none of its {lacking.promised} traces yet, so there is no {what} to draw.")
+    if lacking.traces and not partial:
         raise KvatlasError(
-            f"{missing} of {promised} traces are missing, in {holes} of {len(cells)} cells; the missing ones are often "
-            "the hardest problems, so finish the sweep, or draw what is there with --partial."
+            f"{lacking.traces} of {lacking.promised} traces are missing, in {lacking.cells} of {len(cells)} cells; the "
+            "missing ones are often the hardest problems, so finish the sweep, or draw what is there with --partial."
         )
-
-
-def _missing(cells: Sequence[CellTraces]) -> tuple[int, int]:
-    """How many traces are promised, and how many of them are missing."""
-    promised = sum(cell.promised for cell in cells)
-    return promised, promised - sum(cell.stored for cell in cells)
 
 
 def partial_note(cells: Sequence[CellTraces], counted: bool = True) -> tuple[Note, ...]:
     """A note where traces are missing; where `counted` it says in how many cells."""
-    promised, missing = _missing(cells)
-    holes = sum(cell.stored < cell.promised for cell in cells)
-    where = f", in {holes} cell{'s' * (holes > 1)}" if counted else ""
-    text = f"PARTIAL: {missing} of {promised} traces are missing{where}"
-    return (Note(NoteKind.PARTIAL, text),) if missing else ()
+    lacking = missing(cells)
+    where = f", in {lacking.cells} cell{'s' * (lacking.cells > 1)}" if counted else ""
+    text = f"PARTIAL: {lacking.traces} of {lacking.promised} traces are missing{where}"
+    return (Note(NoteKind.PARTIAL, text),) if lacking.traces else ()
 
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:

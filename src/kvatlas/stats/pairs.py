@@ -14,8 +14,8 @@ from kvatlas.stats.inference import Contrast, benjamini_hochberg, chosen_best, h
 from kvatlas.stats.intervals import Floats
 from kvatlas.stats.losses import Difference, paired_difference
 from kvatlas.stats.run_data import Axes, RunData, short_names
-from kvatlas.stats.table import CellTraces, aligned
-from kvatlas.stats.verdicts import table, with_means
+from kvatlas.stats.table import CellTraces, aligned, matrix
+from kvatlas.stats.verdicts import with_means
 
 SELECTED = "the best cell was chosen on these same traces, which flatters it"
 CHOSEN = (
@@ -124,8 +124,9 @@ def _with_baseline(
     difference, note = _difference([(best, baseline)]), SELECTED
     if difference is None:
         return None
-    rivals = [cell for cell in group if best.measured_problems <= cell.measured_problems]
-    cells = table([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
+    known = best.measured_problems
+    rivals = [cell for cell in group if known <= cell.measured_problems]
+    cells = matrix([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
     if difference.value > 0 and cells is not None:
         p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
         difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
@@ -217,7 +218,7 @@ def _contrasts(parts: Sequence[_Sides], axes: Axes) -> dict[CellCoord, Contrast]
         names |= {id(cell): ("theirs", cell.expected.setting.id) for cell in theirs.values()}
         names |= {id(cell): ("mine", cell.expected.setting.id) for cell in mine}
         groups.append([*mine, *theirs.values()])
-    cells = table(groups, lambda cell: names[id(cell)])
+    cells = matrix(groups, lambda cell: names[id(cell)])
     if cells is None:
         return {}
     at = {name: number for number, name in enumerate(cells.columns)}

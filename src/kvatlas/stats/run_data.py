@@ -11,7 +11,7 @@ from typing import Any
 from kvatlas.core import KvatlasError, MapName, Setting, Trace
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
-from kvatlas.stats.table import CellTraces, gather
+from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.text import spelled
 
 Axes = tuple[str, str]
@@ -112,14 +112,14 @@ LOSE_AT_MOST = 3.0
 class RunData:
     """What a run promised, its traces, and how they are looked at.
 
-    `traces` are columns, or `(run key, trace)` pairs that become columns; `metric` is any that the run has
-    (`stats.metrics`). With `partial` missing traces are noted and no error. `fix` holds axes beyond two to
+    `traces` are the run's table, or columns or `(run key, trace)` pairs that become one; `metric` is any that the run
+    has (`stats.metrics`). With `partial` missing traces are noted and no error. `fix` holds axes beyond two to
     one value each. `chosen` are the cells to look at instead of all of the run's. `folder` is where the run is stored.
     `lose_at_most` points against the full cache are asked for; the sweep's own where None.
     """
 
     manifest: Manifest
-    traces: TraceColumns | Iterable[tuple[str, Trace]] = ()
+    traces: TraceTable | TraceColumns | Iterable[tuple[str, Trace]] = ()
     metric: str = "pass@1"
     partial: bool = False
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -141,17 +141,20 @@ class RunData:
         A text in `fix` is read as the axis has it: `fix={"ratio": "0.3"}`. KvatlasError for a folder without a run.
         """
         with Store.open(Path(folder)) as store:
-            manifest, traces = store.manifest(), store.columns()
+            table = TraceTable.load(store)
+        manifest = table.manifest
         fixed = {name: _axis_value(manifest, name, value) for name, value in (fix or {}).items()}
-        return cls(manifest, traces, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
+        return cls(manifest, table, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "traces", TraceColumns.of(self.traces))
+        if not isinstance(self.traces, TraceTable):
+            object.__setattr__(self, "traces", TraceTable.of(self.manifest, self.traces))
 
     @property
-    def columns(self) -> TraceColumns:
-        """The traces."""
-        return TraceColumns.of(self.traces)
+    def table(self) -> TraceTable:
+        """The promised traces."""
+        assert isinstance(self.traces, TraceTable)
+        return self.traces
 
     def store(self) -> Store:
         """The store with the whole traces; KvatlasError where the run is not from a folder."""
@@ -162,7 +165,7 @@ class RunData:
     @cached_property
     def cells(self) -> Sequence[CellTraces]:
         """The promised cells with their traces; KvatlasError for a metric that the run does not have."""
-        return gather(self.manifest, self.columns, self.metric) if self.chosen is None else self.chosen
+        return self.table.cells(self.metric) if self.chosen is None else self.chosen
 
     @cached_property
     def axes(self) -> Axes:

@@ -3,106 +3,94 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
 from kvatlas.stats.inference import Contrast, mean_contrast
+from kvatlas.stats.intervals import Floats
 from kvatlas.stats.losses import strata_of
-from kvatlas.stats.metrics import Measure, Rule
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import ProblemKey, add_traces, cells_of
+from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, missing
 
 
-@dataclass
-class System:
+@dataclass(frozen=True)
+class ModelSetting:
     """A model under a setting. `outcomes[benchmark, problem][sample]` is the metric, in [0, 1].
 
-    `about[benchmark, problem]` says how hard the problem is; `missing` counts promised traces that are not there,
-    `unmeasured` those of which the metric is unknown. With a `rule` the metric is made of a problem's samples together,
-    for maj@K of their `votes`.
+    `about[benchmark, problem]` says how hard the problem is; `cells` are those of its traces.
     """
 
     model: str
     setting: Setting
-    outcomes: dict[ProblemKey, dict[int, float]] = field(default_factory=dict)
-    about: dict[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
-    promised: int = 0
-    unmeasured: int = 0
-    rule: Rule | None = None
-    votes: dict[ProblemKey, dict[int, Hashable]] = field(default_factory=dict)
+    outcomes: Mapping[ProblemKey, Mapping[int, float]] = field(default_factory=dict)
+    about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
+    cells: tuple[CellTraces, ...] = ()
 
     @property
-    def missing(self) -> int:
-        return self.promised - self.unmeasured - sum(len(samples) for samples in self.outcomes.values())
-
     def compared(self) -> Mapping[ProblemKey, Mapping[int, float]]:
-        """What paired comparisons compare: the grades by sample, or a value for each problem where a rule makes it."""
-        return self.outcomes if self.rule is None else {key: {0: value} for key, value in self.means().items()}
+        """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
+        has_rule = any(cell.rule is not None for cell in self.cells)
+        return _joined(cell.compared() for cell in self.cells) if has_rule else self.outcomes
 
     def means(self) -> dict[ProblemKey, float]:
         """The metric of each problem: the mean over samples, or what its rule makes of them.
 
         Raises KvatlasError where a problem has fewer samples than the rule needs.
         """
-        if self.rule is not None:
-            grades = {key: [samples[n] for n in sorted(samples)] for key, samples in self.outcomes.items()}
-            votes = {key: [samples[n] for n in sorted(samples)] for key, samples in self.votes.items()}
-            self.rule.check(grades)
-            return dict(zip(grades, map(float, self.rule.values(grades, votes)), strict=True))
-        return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.outcomes.items()}
+        return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
+
+
+def _joined(parts: Iterable[Mapping[ProblemKey, Mapping[int, float]]]) -> dict[ProblemKey, dict[int, float]]:
+    joined: dict[ProblemKey, dict[int, float]] = {}
+    for part in parts:
+        for problem, samples in part.items():
+            joined.setdefault(problem, {}).update(samples)
+    return joined
 
 
 def systems_of(
     runs: Sequence[RunData], metric: str = "progress", benchmarks: Sequence[str] | None = None
-) -> list[System]:
-    """All systems of some runs, in the order of their manifests, on these benchmarks or on all.
+) -> list[ModelSetting]:
+    """All models under their settings of some runs, in the order of the manifests, on these benchmarks or on all.
 
-    `metric` is any that the runs have (`stats.metrics`). Raises KvatlasError for one that they do not have,
-    for a benchmark that no run has, and where two runs hold the same trace.
+    `metric` is any that the runs have (`stats.metrics`). Raises KvatlasError for one that they do not have, for a
+    benchmark that no run has, and where two runs hold the same trace.
     """
     there = list(dict.fromkeys(cell.benchmark for run in runs for cell in run.manifest.expected))
     for asked in benchmarks or ():
         if asked not in there:
             raise KvatlasError(f"No run has the benchmark {asked!r}; there are: {', '.join(there)}.")
-    by_name: dict[tuple[str, Setting], System] = {}
-    measures = [Measure(run.manifest, metric) for run in runs]
-    for run, measure in zip(runs, measures, strict=True):
-        cells = cells_of(run.manifest, measure)
-        add_traces(cells, run.columns, measure)
-        for cell in cells:
-            expected = cell.expected
-            if benchmarks and expected.benchmark not in benchmarks:
-                continue
-            name = expected.model, expected.setting
-            system = by_name.setdefault(name, System(*name, rule=measure.rule))
-            system.promised += cell.promised
-            system.unmeasured += cell.unmeasured
-            about = run.manifest.about.get(expected.benchmark, {})
-            system.about.update({(expected.benchmark, id_): about[id_] for id_ in expected.problems if id_ in about})
-            for problem, samples in cell.outcomes().items():
-                own = system.outcomes.setdefault((expected.benchmark, problem), {})
-                if again := own.keys() & samples.keys():
-                    raise KvatlasError(
-                        f"Two of the runs hold sample {min(again)} of {problem} for {expected.model} under "
-                        f"{expected.setting}; compare runs that do not overlap."
-                    )
-                own.update(samples)
-            for problem, votes in cell.votes().items():
-                system.votes.setdefault((expected.benchmark, problem), {}).update(votes)
-    for measure in measures:
-        measure.check(measures)
-    return [system for system in by_name.values() if system.outcomes]
+    for run in runs:
+        run.table.check(metric, [other.table for other in runs])
+    cells = [
+        cell
+        for run in runs
+        for cell in run.table.cells(metric)
+        if not benchmarks or cell.expected.benchmark in benchmarks
+    ]
+    check_distinct(cells)
+    by_name: dict[tuple[str, Setting], list[CellTraces]] = {}
+    for cell in cells:
+        by_name.setdefault((cell.expected.model, cell.expected.setting), []).append(cell)
+    about: dict[ProblemKey, Mapping[str, Any]] = {}
+    for run in runs:
+        for benchmark, known in run.manifest.about.items():
+            about |= {(benchmark, problem): values for problem, values in known.items()}
+    systems = [
+        ModelSetting(*name, _joined(cell.outcomes() for cell in own), about, tuple(own))
+        for name, own in by_name.items()
+    ]
+    return [system for system in systems if system.outcomes]
 
 
-def choose(systems: Sequence[System], names: Sequence[str]) -> list[System]:
+def choose(systems: Sequence[ModelSetting], names: Sequence[str]) -> list[ModelSetting]:
     """The systems that the names say, each exactly one, in the order of the names; all of them without any name.
 
     A name is words that must all fit: a model, a policy (`*` stands for anything), `PARAMETER=VALUE`. So `full`,
@@ -125,7 +113,7 @@ def choose(systems: Sequence[System], names: Sequence[str]) -> list[System]:
     return chosen
 
 
-def _fits(word: str, system: System) -> bool:
+def _fits(word: str, system: ModelSetting) -> bool:
     parameter, equals, value = word.partition("=")
     if equals:
         return parameter in system.setting.values and str(system.setting.values[parameter]) == value
@@ -135,37 +123,38 @@ def _fits(word: str, system: System) -> bool:
 
 def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -> Trace:
     """The trace of one problem and sample, of the system that the name fits; KvatlasError if that is not one."""
-    keys = {(cell.run_key, cell.setting.id, cell.benchmark) for cell in run.manifest.expected}
-    there = run.columns.records["sample"] == sample
-    there &= run.columns.records["problem"] == run.columns.number.get(problem, -1)
-    with run.store() as store:
-        matching = [store.trace(key) for key in run.columns.keys(there) if key[:3] in keys]
-    fitting = choose([System(trace.model, trace.setting) for trace in matching], [name] if name else [])
+    cells = [
+        cell
+        for cell in run.table.cells()
+        if problem in cell.place and sample < cell.expected.samples and cell.there[cell.place[problem], sample]
+    ]
+    systems = [ModelSetting(cell.expected.model, cell.expected.setting, cells=(cell,)) for cell in cells]
+    fitting = choose(systems, [name] if name else [])
     if len(fitting) != 1:
-        named = "; ".join(f"{trace.model} {trace.setting}" for trace in matching) or "none"
+        named = "; ".join(f"{system.model} {system.setting}" for system in systems) or "none"
         raise KvatlasError(f"Name one system with sample {sample} of {problem}; there are: {named}.")
-    return next(t for t in matching if (t.model, t.setting) == (fitting[0].model, fitting[0].setting))
+    (cell,) = fitting[0].cells
+    with run.store() as store:
+        return store.trace(cell.key(problem, sample))
 
 
-def check_complete(systems: Sequence[System], partial: bool) -> list[Note]:
+def check_complete(systems: Sequence[ModelSetting], partial: bool) -> list[Note]:
     """Notes for a figure of these systems; KvatlasError where traces are missing and `partial` is false."""
-    missing = sum(system.missing for system in systems)
-    if not missing:
+    lacking = missing([cell for system in systems for cell in system.cells])
+    if not lacking.traces:
         return []
-    promised = sum(system.promised for system in systems)
     if not partial:
         raise KvatlasError(
-            f"{missing} of {promised} traces are missing; finish the runs, or compare what is there with --partial."
+            f"{lacking.traces} of {lacking.promised} traces are missing; finish the runs, or compare what is there "
+            "with --partial."
         )
-    return [Note(NoteKind.PARTIAL, f"PARTIAL: {missing} of {promised} traces are missing")]
+    return [Note(NoteKind.PARTIAL, f"PARTIAL: {lacking.traces} of {lacking.promised} traces are missing")]
 
 
 #: Resamples of problems behind the intervals of correlations.
 RESAMPLES = 2000
 #: Differences of means up to this count as being on the line.
 EQUAL = 1e-9
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -179,7 +168,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Pair:
-    """System x against system y. `x`, `y` [problems] are means over samples; `depth` [problems] is L where known.
+    """ModelSetting x against system y. `x`, `y` [problems] are means over samples; `depth` [problems] is L where known.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
     `difference` is the mean of x - y over benchmarks of equal weight, with its 95 % interval. Correlations are None
@@ -211,14 +200,14 @@ class Pair:
         }
 
 
-def pairs_of(systems: Sequence[System], seed: int = 0) -> list[tuple[int, int, Pair]]:
+def pairs_of(systems: Sequence[ModelSetting], seed: int = 0) -> list[tuple[int, int, Pair]]:
     """Every pair of systems by their places in the sequence, first with second, first with third, and so on."""
     if len(systems) < 2:
         raise KvatlasError(f"A comparison needs two or more systems; there is {len(systems)}.")
     return [(i, j, pair(systems[i], systems[j], seed)) for i, j in combinations(range(len(systems)), 2)]
 
 
-def pair(first: System, second: System, seed: int = 0) -> Pair:
+def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
     """Compare two systems on the problems that both have; KvatlasError if there are fewer than two."""
     mine, theirs = first.means(), second.means()
     places = tuple(key for key in mine if key in theirs)

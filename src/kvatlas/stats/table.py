@@ -1,78 +1,232 @@
-"""From the traces of a run to its cells: which traces count where, and what a cell costs."""
+"""The trace table: the promised traces of a run as columns of numbers, without tokens and texts.
+
+It decides which traces a run promises, which of them are missing, and which ones several runs hold twice.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, Outcome, Trace
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, Trace
 from kvatlas.policies.audit import audit_setting
-from kvatlas.results.columns import RECORD, STATUS, Floats, Ints, TraceColumns
-from kvatlas.results.manifest import Expected, Manifest
-from kvatlas.results.rows import COSTS
-from kvatlas.stats.intervals import pass_at_1
-from kvatlas.stats.metrics import RIGHT, Measure, Rule
+from kvatlas.results import Key, Manifest, Store, TraceColumns
+from kvatlas.results.columns import RECORD, STATUS
+from kvatlas.results.rows import COSTS as TRACE_COSTS
+from kvatlas.stats.intervals import Floats, Ints, pass_at_1
+from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, RULES, SCREENED, Rule, rule
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
-
-#: The fields of a trace that a cell has.
-_FIELDS = ("status", "correct", *COSTS, "answer", "written", "made_with")
-_KEPT = np.dtype([(name, RECORD[name]) for name in _FIELDS])
+#: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
+_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
+_PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
 _STATUSES = {number: status for status, number in STATUS.items()}
+_AND_COSTS = f", and for maps the costs {', '.join(COSTS)}."
+
+
+class TraceTable:
+    """The promised traces of a run: one place for each problem and sample of each promised cell.
+
+    Cells are in the manifest's order, the problems of a cell in the order of their names, the samples of a problem side
+    by side. `records` [places] has the numbers of each trace: `status` is 0 where it is missing, costs are NaN where
+    they are unknown, `made_with` and `metrics` are codes of the texts in `versions` and `kinds`. `measured[name]`
+    [places] is a metric of the benchmark itself, NaN where a trace lacks it or where it is a text.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        orders = {problems: _numbered(problems) for problems in dict.fromkeys(c.problems for c in manifest.expected)}
+        self._orders = [orders[cell.problems] for cell in manifest.expected]
+        sizes = [len(order) * cell.samples for order, cell in zip(self._orders, manifest.expected, strict=True)]
+        self._begins = list(accumulate(sizes, initial=0))
+        self._cells_of: dict[tuple[str, str, str], list[int]] = {}
+        for number, cell in enumerate(manifest.expected):
+            self._cells_of.setdefault((cell.run_key, cell.setting.id, cell.benchmark), []).append(number)
+        self.records: NDArray[np.void] = np.zeros(self._begins[-1], _PLACE)
+        for name in ("progress", *TRACE_COSTS):
+            self.records[name] = math.nan
+        self.measured: dict[str, Floats] = {}
+        self.versions: dict[str, int] = {}
+        self.kinds: dict[str, int] = {}
+        self.additions = 0
+        self._grades: dict[str, Floats] = {}
+
+    @classmethod
+    def of(cls, manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceTable:
+        """The table of a manifest with these traces, columns or pairs of run key and trace."""
+        table = cls(manifest)
+        table.append(TraceColumns.of(traces))
+        return table
+
+    @classmethod
+    def load(cls, store: Store, manifest: Manifest | None = None) -> TraceTable:
+        """The table of a stored run, of its own manifest or another one; KvatlasError where the store is damaged."""
+        table = cls(manifest or store.manifest())
+        for columns in store.columns():
+            table.append(columns)
+        return table
+
+    def append(self, columns: TraceColumns) -> None:
+        """Add traces, in place of earlier ones of the same places.
+
+        A trace counts where its run key, setting, benchmark, problem and sample are promised; all others (an earlier
+        sweep's, another seed's) are passed over. Cells of models with the same weights share their traces.
+        """
+        rows, places = self._placed(columns)
+        records = columns.records[rows]
+        for name in _COPIED:
+            self.records[name][places] = records[name]
+        for name, codes in (("made_with", self.versions), ("metrics", self.kinds)):
+            texts, which = np.unique(records[name], return_inverse=True)
+            known = [codes.setdefault(columns.names[text], len(codes)) for text in texts]
+            self.records[name][places] = np.array(known, int)[which]
+        for values in self.measured.values():
+            values[places] = math.nan
+        for name, values in columns.metrics().items():
+            own = self.measured.setdefault(name, np.full(len(self.records), math.nan))
+            own[places] = values[rows]
+        self.additions += 1
+        self._grades.clear()
+
+    def _placed(self, columns: TraceColumns) -> tuple[Ints, Ints]:
+        """The rows of the promised traces, and the place of each."""
+        rows, places = [np.zeros(0, int)], [np.zeros(0, int)]
+        orders: dict[int, Ints] = {}
+        problems, samples = columns.records["problem"], columns.records["sample"]
+        for key, own in columns.by_cell().items():
+            for number in self._cells_of.get(key, ()):
+                order, width = self._orders[number], self.manifest.expected[number].samples
+                if id(order) not in orders:
+                    orders[id(order)] = np.array([order.get(name, -1) for name in columns.names])
+                problem, sample = orders[id(order)][problems[own]], samples[own]
+                promised = (problem >= 0) & (sample >= 0) & (sample < width)
+                rows.append(own[promised])
+                places.append(self._begins[number] + problem[promised] * width + sample[promised])
+        return np.concatenate(rows), np.concatenate(places)
+
+    def cells(self, metric: str = "pass@1") -> list[CellTraces]:
+        """The promised cells in the manifest's order, graded by a metric that the run has.
+
+        They follow what is appended. Raises KvatlasError for a metric that the run does not have.
+        """
+        self.check(metric)
+        return [CellTraces(self, number, metric) for number in range(len(self._orders))]
+
+    def span(self, number: int) -> slice:
+        """The places of a cell."""
+        return slice(self._begins[number], self._begins[number + 1])
+
+    def order(self, number: int) -> Mapping[str, int]:
+        """The problems of a cell, numbered in their order."""
+        return self._orders[number]
+
+    def grades(self, metric: str) -> Floats:
+        """[places]: the metric in [0, 1]; NaN where the trace is missing or its metric unknown.
+
+        A trace without an answer counts 0 in a metric of the benchmark itself.
+        """
+        if metric not in self._grades:
+            status, there = self.records["status"], self.records["status"] > 0
+            if metric == "progress":
+                values = self.records["progress"]
+            elif metric in METRICS or rule(metric) is not None:
+                values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
+            else:
+                values = self.measured.get(metric, np.full(len(there), math.nan))
+                values = values if self.manifest.screened else np.nan_to_num(values)
+            self._grades[metric] = np.where(there, values, math.nan)
+        return self._grades[metric]
+
+    # -- which metrics a run has -----------------------------------------------------------------------------------
+
+    def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
+        """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
+        common = metric in METRICS or rule(metric) is not None
+        if metric in SCREENED if self.manifest.screened else common:
+            return
+        valid = ", ".join(self._valid(metric, among or [self]))
+        if metric in COSTS:
+            raise KvatlasError(
+                f"{metric!r} is a cost and no grade: `kvatlas map --metric {metric}` draws it; valid here are: {valid}."
+            )
+        if self.manifest.screened:
+            raise KvatlasError(
+                f"This run is a screen, which says where settings depart from the full cache and knows no {metric!r}; "
+                f"valid metrics are: {valid}{_AND_COSTS}"
+            )
+        everywhere, others = self._own_metrics()
+        if metric not in {*self.measured, *others}:
+            raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}{_AND_COSTS}")
+        if metric in others or (everywhere is not None and metric not in everywhere):
+            raise KvatlasError(
+                f"Not every trace was graded by {metric!r} with a number from 0 to 1; valid are: {valid}{_AND_COSTS}"
+            )
+
+    def _valid(self, metric: str, among: Sequence[TraceTable]) -> list[str]:
+        if self.manifest.screened:
+            return list(SCREENED)
+        samples = min((cell.samples for table in among for cell in table.manifest.expected), default=1)
+        rules = f"{', '.join(RULES)} (K up to {samples})"
+        measured = [table._own_metrics() for table in among]
+        own = set.intersection(*((everywhere or set()) - others for everywhere, others in measured)) - {metric}
+        return [*METRICS, *([rules] if samples > 1 else []), *sorted(own)]
+
+    def _own_metrics(self) -> tuple[set[str] | None, set[str]]:
+        """The benchmark's metrics that all answered traces have (None without any), and those that are no share."""
+        kinds: list[Mapping[str, bool]] = [json.loads(text) for text in self.kinds]
+        status, codes = self.records["status"], self.records["metrics"]
+        is_answered = np.isin(status, [STATUS[status] for status in Status if status.answered])
+        answered = [set(kinds[code]) for code in np.unique(codes[is_answered])]
+        others = {name for code in np.unique(codes[status > 0]) for name, text in kinds[code].items() if text}
+        for name, values in self.measured.items():
+            known = values[~np.isnan(values)]
+            others |= set() if ((known >= 0) & (known <= 1)).all() else {name}
+        return set.intersection(*answered) if answered else None, others
+
+
+def _numbered(problems: Iterable[str]) -> dict[str, int]:
+    return {problem: number for number, problem in enumerate(sorted(set(problems)))}
 
 
 class CellTraces:
-    """The traces of one promised cell, as tables [problem, sample] with `problems` in the order of their names.
+    """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
-    `grades` are NaN where a trace is missing or its metric unknown. `traces` has the fields of `results.columns.RECORD`
-    that are needed: its `status` is 0 where a trace is missing, costs are NaN where they are unknown. With a `rule` the
-    metric is made of a problem's samples together. In an `adaptive` sweep how many problems a cell has depends on
-    their outcomes. Of a `screened` run the grades are no Pass@1.
+    `place` numbers the problems in the order of their names. `traces` are the cell's part of the table's `records`.
+    With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep how many problems a cell
+    has depends on their outcomes. Of a `screened` run the grades are no Pass@1.
     """
 
-    def __init__(
-        self, expected: Expected, rule: Rule | None = None, adaptive: bool = False, screened: bool = False
-    ) -> None:
-        self.expected, self.rule, self.adaptive, self.screened = expected, rule, adaptive, screened
-        self.problems = tuple(sorted(set(expected.problems)))
-        self.place = {problem: number for number, problem in enumerate(self.problems)}
-        self.grades: Floats = np.full((len(self.problems), expected.samples), math.nan)
-        self.traces: NDArray[np.void] = np.zeros(self.grades.shape, _KEPT)
-        for name in COSTS:
-            self.traces[name] = math.nan
-        self._versions: dict[str, int] = {}
-        self._cell: Cell | None = None
+    def __init__(self, table: TraceTable, number: int, metric: str) -> None:
+        self.table, self.number, self.metric = table, number, metric
+        self.expected = table.manifest.expected[number]
+        self.place = table.order(number)
+        self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
+        self.rule: Rule | None = None if self.screened else rule(metric)
+        self.traces = table.records[table.span(number)].reshape(len(self.place), self.expected.samples)
+        self._cell: tuple[int, Cell] | None = None
 
-    def promised_of(self, columns: TraceColumns, rows: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
-        """Those of the rows of this setting that are promised, and their places (problem, sample)."""
-        places = np.full(len(columns.names), -1)
-        for problem, place in self.place.items():
-            number = columns.number.get(problem)
-            if number is not None:
-                places[number] = place
-        problem, sample = places[columns.records["problem"][rows]], columns.records["sample"][rows]
-        promised = (problem >= 0) & (sample >= 0) & (sample < self.expected.samples)
-        return rows[promised], (problem[promised], sample[promised])
+    @property
+    def grades(self) -> Floats:
+        """The metric, NaN where a trace is missing or its metric unknown."""
+        return self.table.grades(self.metric)[self.table.span(self.number)].reshape(self.traces.shape)
 
-    def add(self, columns: TraceColumns, rows: Ints, at: tuple[Ints, Ints], values: Floats) -> None:
-        """Take these rows at these places, with these values of the metric."""
-        records = columns.records[rows]
-        made_with, which = np.unique(records["made_with"], return_inverse=True)
-        versions = [self._versions.setdefault(columns.names[name], len(self._versions)) for name in made_with]
-        for name in _FIELDS[:-1]:
-            self.traces[name][at] = records[name]
-        self.traces["made_with"][at] = np.array(versions, int)[which]
-        self.grades[at] = values
-        self._cell = None
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The problems in the order of their names."""
+        return tuple(self.place)
 
     @property
     def there(self) -> NDArray[np.bool_]:
-        """[problem, sample]: whether the trace is there."""
+        """Whether each trace is there."""
         return np.asarray(self.traces["status"] > 0)
 
     @property
@@ -81,24 +235,26 @@ class CellTraces:
         return int(np.count_nonzero(self.traces["status"]))
 
     @property
+    def promised(self) -> int:
+        """How many traces this cell is to have."""
+        return len(self.expected.problems) * self.expected.samples
+
+    @property
     def measured(self) -> bool:
         """Whether the metric is known of any trace of this cell."""
         return not bool(np.isnan(self.grades).all())
 
     @property
-    def measured_problems(self) -> frozenset[str]:
+    def measured_problems(self) -> set[str]:
         """The problems of which the metric of a trace is known."""
-        return frozenset(self._by_problem(self.grades))
+        known = np.flatnonzero((~np.isnan(self.grades)).sum(1))
+        problems = self.problems
+        return {problems[place] for place in known}
 
     @property
     def unmeasured(self) -> int:
         """Of how many traces the metric is unknown: they count in costs and in no grade."""
         return int(np.count_nonzero(self.there & np.isnan(self.grades)))
-
-    @property
-    def promised(self) -> int:
-        """How many traces this cell is to have."""
-        return len(self.expected.problems) * self.expected.samples
 
     @property
     def verdicts(self) -> Counter[Outcome]:
@@ -113,14 +269,23 @@ class CellTraces:
     @property
     def made_with(self) -> Counter[str]:
         """How many traces were decoded by which versions."""
-        counts = np.bincount(self.traces["made_with"][self.there], minlength=len(self._versions))
-        return Counter({text: count for text, count in zip(self._versions, counts.tolist(), strict=True) if count})
+        counts = np.bincount(self.traces["made_with"][self.there], minlength=len(self.table.versions))
+        return Counter({text: n for text, n in zip(self.table.versions, counts.tolist(), strict=True) if n})
 
     @property
     def prompts(self) -> dict[str, int]:
         """The lengths of the problems' prompts where they are known."""
         lengths = np.nan_to_num(self.traces["prompt_tokens"], nan=-1).max(1).tolist()
-        return {problem: int(length) for problem, length in zip(self.problems, lengths, strict=True) if length >= 0}
+        return {problem: int(length) for problem, length in zip(self.place, lengths, strict=True) if length >= 0}
+
+    def key(self, problem: str, sample: int) -> Key:
+        """The key of a trace in the store."""
+        return self.expected.run_key, self.expected.setting.id, self.expected.benchmark, problem, sample
+
+    def stored_keys(self) -> list[Key]:
+        """The keys in the store of the traces that are there."""
+        problems = self.problems
+        return [self.key(problems[problem], sample) for problem, sample in np.argwhere(self.there).tolist()]
 
     def cost_means(self, cost: str) -> dict[str, float]:
         """The mean of a cost for each problem of which it is known."""
@@ -133,9 +298,9 @@ class CellTraces:
 
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
-        if self._cell is None:
+        if self._cell is None or self._cell[0] != self.table.additions:
             peaks = self._known("peak_kv_tokens")
-            self._cell = Cell(
+            cell = Cell(
                 self.expected.setting,
                 self._estimate(),
                 mean_kv_tokens=self._mean("mean_kv_tokens"),
@@ -146,7 +311,8 @@ class CellTraces:
                 unmeasured=self.unmeasured,
                 audit=self.audit(),
             )
-        return self._cell
+            self._cell = self.table.additions, cell
+        return self._cell[1]
 
     def _known(self, cost: str) -> list[float]:
         """A cost of every trace; nothing where it is unknown of one."""
@@ -169,90 +335,159 @@ class CellTraces:
         """What comparisons compare: the grades by problem and sample, or [problem, 1] what a rule makes of them."""
         if self.rule is None:
             return self.grades
-        grades = self._by_problem(self.grades)
-        values = np.full((len(self.problems), 1), math.nan)
-        values[[self.place[problem] for problem in grades], 0] = self.rule.values(grades, self._votes())
+        values = np.full((len(self.place), 1), math.nan)
+        for problem, value in self.means().items():
+            values[self.place[problem]] = value
         return values
 
-    def compared(self) -> dict[tuple[str, str], dict[int, float]]:
-        """The known `values` by (benchmark, problem) and sample."""
-        values = self._by_sample(self.values())
-        return {(self.expected.benchmark, problem): samples for problem, samples in values.items()}
+    def means(self) -> dict[str, float]:
+        """The metric of each problem: the mean over its samples, or what the rule makes of them.
 
-    def outcomes(self) -> dict[str, dict[int, float]]:
-        """The known grades by problem and sample."""
+        Raises KvatlasError where a problem has fewer samples than the rule needs.
+        """
+        grades = self._by_problem(self.grades)
+        if self.rule is None:
+            return {problem: math.fsum(samples) / len(samples) for problem, samples in grades.items()}
+        self.rule.check(grades)
+        return dict(zip(grades, self.rule.values(grades, self._votes()).tolist(), strict=True))
+
+    def outcomes(self) -> dict[ProblemKey, dict[int, float]]:
+        """The known grades by benchmark and problem, and by sample."""
         return self._by_sample(self.grades)
 
-    def votes(self) -> dict[str, dict[int, Hashable]]:
-        """For maj@K what tells answers apart, `RIGHT` or None, by problem and sample; else nothing."""
-        if self.rule is None or self.rule.kind != "maj":
-            return {}
-        answers = self.traces["answer"]
-        return {
-            problem: {n: RIGHT if value else int(answers[self.place[problem], n]) or None for n, value in own.items()}
-            for problem, own in self.outcomes().items()
-        }
+    def compared(self) -> dict[ProblemKey, dict[int, float]]:
+        """The known `values` by benchmark and problem, and by sample."""
+        return self._by_sample(self.values())
 
-    def _by_sample(self, table: Floats) -> dict[str, dict[int, float]]:
-        rows = zip(self.problems, table.tolist(), strict=True)
+    def _by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
+        rows = zip(self.place, values.tolist(), strict=True)
         known = {problem: {n: value for n, value in enumerate(row) if not math.isnan(value)} for problem, row in rows}
-        return {problem: own for problem, own in known.items() if own}
+        return {(self.expected.benchmark, problem): own for problem, own in known.items() if own}
 
-    def _by_problem(self, table: Floats) -> dict[str, list[float]]:
-        known = ~np.isnan(table)
-        rows = zip(self.problems, table, known, strict=True)
+    def _by_problem(self, values: Floats) -> dict[str, list[float]]:
+        known = ~np.isnan(values)
+        rows = zip(self.place, values, known, strict=True)
         return {problem: row[there].tolist() for problem, row, there in rows if there.any()}
 
     def _votes(self) -> dict[str, list[Hashable]]:
-        return {problem: list(own.values()) for problem, own in self.votes().items()}
+        """For maj@K what tells answers apart, `RIGHT` or None; else nothing."""
+        if self.rule is None or self.rule.kind != "maj":
+            return {}
+        rows = zip(self.place, self.grades.tolist(), self.traces["answer"].tolist(), strict=True)
+        votes: dict[str, list[Hashable]] = {
+            problem: [RIGHT if right else answer or None for right, answer in zip(grades, answers, strict=True)
+                      if not math.isnan(right)]
+            for problem, grades, answers in rows
+        }  # fmt: skip
+        return {problem: own for problem, own in votes.items() if own}
 
 
-def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
-    """What cells compare side by side: problems, and values [problem, cell, sample], NaN where one is not known."""
-    tables = [cell.values() for cell in cells]
-    problems = dict.fromkeys(problem for cell in cells for problem in cell.problems)
-    places = {problem: number for number, problem in enumerate(problems)}
+# -- several cells -----------------------------------------------------------------------------------------------------
+
+
+def select(
+    cells: Iterable[CellTraces],
+    *,
+    model: str | None = None,
+    benchmark: str | None = None,
+    policy: str | None = None,
+    setting: Setting | None = None,
+    baseline: bool | None = None,
+) -> list[CellTraces]:
+    """The cells with these values."""
+    return [
+        cell
+        for cell in cells
+        if model in (None, cell.expected.model)
+        and benchmark in (None, cell.expected.benchmark)
+        and policy in (None, cell.expected.setting.policy)
+        and setting in (None, cell.expected.setting)
+        and baseline in (None, cell.expected.baseline)
+    ]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """How many of the `promised` traces of some cells are missing (`traces`), and in how many `cells`."""
+
+    promised: int
+    traces: int
+    cells: int
+
+
+def missing(cells: Sequence[CellTraces]) -> Missing:
+    """Count the missing traces of some cells."""
+    lacking = [cell.promised - cell.stored for cell in cells]
+    return Missing(sum(cell.promised for cell in cells), sum(lacking), sum(count > 0 for count in lacking))
+
+
+def check_distinct(cells: Iterable[CellTraces]) -> None:
+    """Raise KvatlasError where two runs hold the same trace."""
+    earlier: dict[Hashable, list[CellTraces]] = {}
+    for cell in cells:
+        for other in earlier.setdefault(cell.expected.name, []):
+            _, values = aligned([cell, other], [cell.there.astype(float), other.there.astype(float)])
+            twice = np.argwhere((values > 0).all(1))
+            if len(twice):
+                problem, sample = twice[0]
+                raise KvatlasError(
+                    f"Two of the runs hold sample {sample} of {cell.problems[problem]} for {cell.expected.model} under "
+                    f"{cell.expected.setting}; compare runs that do not overlap."
+                )
+        earlier[cell.expected.name].append(cell)
+
+
+def aligned(cells: Sequence[CellTraces], tables: Sequence[Floats] | None = None) -> tuple[tuple[str, ...], Floats]:
+    """Cells of one benchmark side by side: problems, and values [problem, cell, sample], NaN where one is not known.
+
+    The values are what comparisons compare, or the given tables [problem, sample] of the cells.
+    """
+    tables = [cell.values() for cell in cells] if tables is None else tables
+    places = {problem: number for number, problem in enumerate(dict.fromkeys(p for cell in cells for p in cell.place))}
     values = np.full((len(places), len(cells), max(table.shape[1] for table in tables)), math.nan)
     for number, (cell, table) in enumerate(zip(cells, tables, strict=True)):
-        values[[places[problem] for problem in cell.problems], number, : table.shape[1]] = table
+        values[[places[problem] for problem in cell.place], number, : table.shape[1]] = table
     return tuple(places), values
 
 
-def add_traces(cells: Iterable[CellTraces], columns: TraceColumns, measure: Measure) -> None:
-    """Give the cells their traces.
+@dataclass(frozen=True)
+class GradeMatrix:
+    """Cells side by side on the problems and samples that all of them have.
 
-    A trace counts where its run key, setting, benchmark, problem and sample are the promised ones; all others (an
-    earlier sweep's, another seed's) are passed over.
+    `grades` is [problems, cells, samples], NaN where a problem has fewer samples; `strata` numbers the benchmark of
+    each problem; `left_out` counts problems that not every cell has. `means` [problems, cells] are over samples.
     """
-    rows = columns.by_cell()
-    found = []
-    for cell in cells:
-        own = rows.get((cell.expected.run_key, cell.expected.setting.id, cell.expected.benchmark))
-        if own is not None:
-            found.append((cell, *cell.promised_of(columns, own)))
-    counted = np.zeros(len(columns), bool)
-    for _, own, _ in found:
-        counted[own] = True
-    values = measure(columns, counted)
-    for cell, own, at in found:
-        cell.add(columns, own, at, values[own])
+
+    columns: tuple[Any, ...]
+    grades: Floats
+    strata: Ints
+    left_out: int = 0
+    means: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "means", np.nanmean(self.grades, axis=2))
 
 
-def cells_of(manifest: Manifest, measure: Measure) -> list[CellTraces]:
-    """The promised cells in the manifest's order, without traces."""
-    adaptive, screened = bool(manifest.allocation), manifest.screened
-    return [CellTraces(expected, measure.rule, adaptive, screened) for expected in manifest.expected]
+def matrix(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> GradeMatrix | None:
+    """The cells of one or more benchmarks, named by `column`; names that not all benchmarks have are left out.
 
-
-def gather(
-    manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]], metric: str = "pass@1"
-) -> list[CellTraces]:
-    """The promised cells in the manifest's order, each with its traces.
-
-    Raises KvatlasError for a metric that the run does not have.
+    None where no problem has a sample that all cells have.
     """
-    measure = Measure(manifest, metric)
-    cells = cells_of(manifest, measure)
-    add_traces(cells, TraceColumns.of(traces), measure)
-    measure.check()
-    return cells
+    measured = [{column(cell): cell for cell in cells if cell.measured} for cells in benchmarks]
+    columns = [name for name in measured[0] if all(name in others for others in measured[1:])] if measured else []
+    rows: list[Floats] = []
+    strata: list[int] = []
+    left_out = 0
+    for number, cells in enumerate(measured if columns else ()):
+        _, values = aligned([cells[name] for name in columns])
+        known = ~np.isnan(values)
+        shared = np.asarray(known.all(1))
+        rows += [row[:, samples] for row, samples in zip(values, shared, strict=True) if samples.any()]
+        strata += [number] * int(shared.any(1).sum())
+        left_out += int((known.any((1, 2)) & ~shared.any(1)).sum())
+    if not rows or len(set(strata)) < len(measured):
+        return None
+    grades = np.full((len(rows), len(columns), max(row.shape[1] for row in rows)), math.nan)
+    for index, row in enumerate(rows):
+        grades[index, :, : row.shape[1]] = row
+    return GradeMatrix(tuple(columns), grades, np.array(strata), left_out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ import numpy as np
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
 from kvatlas.stats import inference
 from kvatlas.stats.inference import Contrast, Need, Plateau, Test
-from kvatlas.stats.intervals import LEVEL, Floats, Ints
+from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.losses import Loss, losses_by_name
 from kvatlas.stats.run_data import Axes, RunData
-from kvatlas.stats.table import CellTraces, aligned
+from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
 
 T = TypeVar("T")
 _TIE = 1e-9
@@ -88,49 +88,6 @@ class Verdict:
         return max((self.may_lose.get(coord, 0.0) for coord in self.plateau), default=None)
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells side by side on the problems and samples that all of them have.
-
-    `grades` is [problems, cells, samples], NaN where a problem has fewer samples; `strata` numbers the benchmark of
-    each problem; `left_out` counts problems that not every cell has.
-    """
-
-    columns: tuple[Hashable, ...]
-    grades: Floats
-    strata: Ints
-    left_out: int = 0
-    means: Floats = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "means", np.nanmean(self.grades, axis=2))
-
-
-def table(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> Table | None:
-    """The cells of one or more benchmarks, named by `column`; names that not all benchmarks have are left out.
-
-    None where no problem has a sample that all cells have.
-    """
-    measured = [{column(cell): cell for cell in cells if cell.measured} for cells in benchmarks]
-    columns = [name for name in measured[0] if all(name in others for others in measured[1:])] if measured else []
-    rows: list[Floats] = []
-    strata: list[int] = []
-    left_out = 0
-    for number, cells in enumerate(measured if columns else ()):
-        _, values = aligned([cells[name] for name in columns])
-        known = ~np.isnan(values)
-        shared = np.asarray(known.all(1))
-        rows += [row[:, samples] for row, samples in zip(values, shared, strict=True) if samples.any()]
-        strata += [number] * int(shared.any(1).sum())
-        left_out += int((known.any((1, 2)) & ~shared.any(1)).sum())
-    if not rows or len(set(strata)) < len(measured):
-        return None
-    grades = np.full((len(rows), len(columns), max(row.shape[1] for row in rows)), math.nan)
-    for index, row in enumerate(rows):
-        grades[index, :, : row.shape[1]] = row
-    return Table(tuple(columns), grades, np.array(strata), left_out)
-
-
 def by_benchmark(run: RunData) -> dict[str, dict[str, list[CellTraces]]]:
     """The grid cells of all policies, by model and benchmark."""
     grid: dict[str, dict[str, list[CellTraces]]] = {}
@@ -149,7 +106,7 @@ def losses_of(run: RunData) -> GridLosses:
     grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, Loss]]()
     for model, on in set(map(_family, with_means(run.groups).values())):
         named = [name for name in grid[model] if name in on and (model, name) in full]
-        cells = table([[full[model, name], *grid[model][name]] for name in named], id_of)
+        cells = matrix([[full[model, name], *grid[model][name]] for name in named], id_of)
         if len(named) == len(on) and cells is not None and cells.columns[0] == FULL.id:
             differences = (cells.means[:, 1:] - cells.means[:, :1]).T
             made[model, on] = losses_by_name(list(map(str, cells.columns[1:])), differences, cells.strata, run.margin)
@@ -187,7 +144,7 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
     """
     by_map: dict[MapName, Verdict] = {}
     for name, groups in with_means(run.groups).items():
-        cells = table(groups, lambda cell: cell.coord(run.axes))
+        cells = matrix(groups, lambda cell: cell.coord(run.axes))
         if cells is not None:
             lost = losses.get(_family(groups))
             at = {id_of(cell): cell.coord(run.axes) for cell in groups[0]}
@@ -196,7 +153,7 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
     return by_map
 
 
-def verdict(cells: Table, axes: Axes) -> Verdict:
+def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
     """The verdict on a table whose columns are pairs of values of the two `axes`."""
     places: list[CellCoord] = [(column[0], column[1]) for column in cells.columns if isinstance(column, tuple)]
     values = inference.weights(cells.strata) @ cells.means

@@ -15,7 +15,7 @@ from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.stats.adaptive import Decision, begin, complete, cut, known, look
 from kvatlas.stats.run_data import margin_of
-from kvatlas.stats.table import gather
+from kvatlas.stats.table import TraceTable, select
 from kvatlas.sweeps.plan import Plan
 
 
@@ -75,8 +75,8 @@ class Adaptive:
             promise = self.manifest()
             self.store.put_manifest(promise)
             self.decode(model, promise.expected)
-            cells = gather(self.plan.manifest(), self.store.columns())
-            own = [cell for cell in cells if cell.expected.model == model.name]
+            table = TraceTable.load(self.store, self.plan.manifest())
+            own = select(table.cells(), model=model.name)
             settings, seen = known(own, self.orders, self.sizes, self.blocks)
             if not complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")

@@ -14,7 +14,7 @@ from typing import Any
 from kvatlas.core import KvatlasError
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
-from kvatlas.stats.table import gather
+from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps.plan import FULL, Plan
 from kvatlas.sweeps.run import Progress, promised, sweep
 from kvatlas.sweeps.spec import Allocation
@@ -67,7 +67,7 @@ def screen(
 def unanswered(folder: Path) -> list[str]:
     """A sentence for each model and benchmark of a screen of whose full-cache traces some have no answer."""
     with Store.open(folder) as store:
-        cells = gather(store.manifest(), store.columns(), "answer_kept")
+        cells = TraceTable.load(store).cells("answer_kept")
     # All settings read the same traces, so that any one of them tells how many lack an answer.
     first = {(cell.expected.model, cell.expected.benchmark): cell for cell in reversed(cells)}
     return [

@@ -14,9 +14,9 @@ from kvatlas.report.page_json import MISSING, RIGHT, in_order, marks
 from kvatlas.report.sources import Sources
 from kvatlas.report.traces import trace_document
 from kvatlas.results import Key, Manifest, Store
-from kvatlas.stats.metrics import Measure, usual_metric
+from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import CellTraces, add_traces, cells_of
+from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.view.run_json import Table, analysed, counts, quick
 
 #: Rows that are read at once, so that what was asked for meanwhile is answered in between.
@@ -41,8 +41,8 @@ class RunView:
         self.manifest = manifest
         self.sources = Sources.of(manifest)
         self.metric = usual_metric(manifest)
-        self._grade = Measure(manifest, self.metric)
-        self.cells = cells_of(manifest, self._grade)
+        self.table = TraceTable(manifest)
+        self.cells = self.table.cells(self.metric)
         by_size = sorted(manifest.expected, key=lambda cell: len(cell.problems))
         self.problems = {cell.benchmark: cell.problems for cell in by_size}
         self.marks = [self._marks(cell) for cell in self.cells]
@@ -67,7 +67,7 @@ class RunView:
         before, added = self._row, ROWS
         while added == ROWS:
             self._row, columns = store.added(self._row, ROWS)
-            add_traces(self.cells, columns, self._grade)
+            self.table.append(columns)
             added, self.done = len(columns), sum(cell.stored for cell in self.cells)
         changed = self._row != before or self._seen < 0
         self._seen = version
@@ -81,7 +81,7 @@ class RunView:
 
     @property
     def _run(self) -> RunData:
-        return RunData(self.manifest, (), self.metric, True, self.fix, self.cells, self.folder)
+        return RunData(self.manifest, self.table, self.metric, True, self.fix, self.cells, self.folder)
 
     def _marks(self, cell: CellTraces) -> str:
         return marks(cell, self.problems[cell.expected.benchmark])
