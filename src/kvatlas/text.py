@@ -83,11 +83,6 @@ def _is_formula(text: str) -> bool:
     return False
 
 
-def text_fields(owner: type) -> frozenset[str]:
-    """Names of the fields of a dataclass that are declared as text: `str`, `str | None`, or words of an enumeration."""
-    return frozenset(field.name for field in fields(owner) if _is_text(field))
-
-
 def read_value(owner: type, name: str, text: str) -> Any:
     """The value that `text` spells for a field of a dataclass.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.models import ModelHandle, Shape
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, Reference, Signal
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, Signal
 from tests.policies.scenes import Noted
 
 NAME = "SmolLM2-135M-Instruct"
@@ -179,10 +179,10 @@ def activations(handle: ModelHandle) -> Activations:
     return Activations(handle, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **stored)
 
 
-def reference(real: Activations, answer: int) -> Reference:
+def reference(real: Activations, answer: int) -> ReferenceTrace:
     """The text as a finished trace whose last `answer` tokens are its answer."""
     start = len(real.tokens) - answer
     total = torch.zeros(start, dtype=torch.float64)
     for layer in range(real.model.shape.layers):
         total += real.weights(layer)[:, start:, :start].mean((0, 1)) / real.model.shape.layers
-    return Reference(real.tokens, total.float())
+    return ReferenceTrace(real.tokens, total.float())

@@ -17,7 +17,7 @@ from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.graphs import CapturedStep, CudaGraphRunner
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights
-from kvatlas.policies import Policy, Reference, Signal
+from kvatlas.policies import Policy, ReferenceTrace, Signal
 from tests.engine.gpu_stand_in import Gpu, gpu, moved
 from tests.engine.test_loop import endless, outcome
 
@@ -58,7 +58,7 @@ def decode(
     chosen = tuple(setting(name, prompt) for name in names)
     device = next(model.parameters()).device
     engine = Engine(handle, model, chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 40, backend)
-    reference = Reference(tuple(range(5, 45)), torch.linspace(0, 1, 40).to(device))
+    reference = ReferenceTrace(tuple(range(5, 45)), torch.linspace(0, 1, 40).to(device))
     prompts = [tuple(5 + (7 * row + 3 * i) % 100 for i in range(prompt + row)) for row in range(1 + (prompt == LONG))]
     work = [Request(row, ids, 100 + row, chosen, reference=reference) for row, ids in enumerate(prompts)]
     with warnings.catch_warnings():

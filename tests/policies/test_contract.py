@@ -213,7 +213,7 @@ def test_window_keeps_the_newest_and_random_a_uniform_subset_per_head() -> None:
         ({"local_window": 0}, "local_window is 0; valid are whole numbers of tokens from 1 up"),
         ({"kv_budget": 12.5}, "kv_budget is 12.5"),
         ({"local_window": 40}, "valid are windows from 1 to 39"),
-        ({"ratio_over": "all"}, "valid are 'older' and 'thinking'"),
+        ({"ratio_over": "all"}, "valid are 'older', 'thinking'"),
         ({"keep_prompt": 1}, "keep_prompt is 1"),
         ({"strict_budget": "yes"}, "strict_budget is 'yes'; valid are true and false"),
         ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),

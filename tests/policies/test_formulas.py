@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, Reference, Scope, rkv, similar_keys
+from kvatlas.policies import CacheView, CompressingPolicy, ReferenceTrace, Scope, rkv
 from tests.policies import formulas
 from tests.policies.scenes import SHAPE, Noted, assert_keeps, scene
 
@@ -80,7 +80,7 @@ def test_redundancy_is_that_of_the_matrix(
     keys: str, threshold: float, spare_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over several blocks: where most keys repeat another soon, where hardly one does, and at the edges."""
-    monkeypatch.setattr(similar_keys, "BLOCK", 64)
+    monkeypatch.setattr(rkv, "BLOCK", 64)
     random = torch.Generator().manual_seed(0)
     noise = torch.randn(2, 1 if keys == "one" else 500, 16, generator=random)
     key = {
@@ -246,5 +246,5 @@ def test_oracle(shared: int, answered: bool) -> None:
     theirs = [*cached.tokens().tolist(), *[7] * 40]
     if shared < len(theirs) - 40:
         theirs[shared] += 1
-    cached = replace(cached, reference=Reference(tuple(theirs), attention) if answered else None)
+    cached = replace(cached, reference=ReferenceTrace(tuple(theirs), attention) if answered else None)
     assert_keeps(policy, cached, formulas.oracle(policy, cached))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,36 +38,49 @@ def policies(
     from kvatlas.policies import PRESETS
     from kvatlas.policies import policies as registry
 
-    chosen = [registry.get(name)] if name else [*dict(registry.items()).values(), *map(registry.get, PRESETS)]
-    rows = [_policy_row(policy) for policy in chosen]
+    rows = [_policy_row(chosen) for chosen in ([name] if name else [*dict(registry.items()), *PRESETS])]
     if as_json:
         print_rows(rows, as_json)
     elif name:
-        _explain(chosen[0], rows[0])
+        _explain(rows[0])
     else:
         short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in rows]
         print_rows([row for row in short if row["name"] not in PRESETS], one_line=True)
         typer.echo(f"\nPresets, methods as somebody ran them: {', '.join(PRESETS)}.\nIn full: kvatlas policies NAME")
 
 
-def _policy_row(policy: Any) -> dict[str, Any]:
-    """Return a policy as data; `published` are the values of parameters in its paper."""
-    preset = getattr(policy, "preset", None)
-    parameters = {field.name: "required" if field.default is MISSING else field.default for field in fields(policy)}
-    return {
-        "name": policy.name,
+def _policy_row(name: str) -> dict[str, Any]:
+    """Return a policy, or a preset of one, as data; `published` are the values of parameters in its paper."""
+    from kvatlas.policies import PRESETS, parameters
+    from kvatlas.policies import policies as registry
+
+    policy, preset = registry.get(name), PRESETS.get(name)
+    values = {item.name: "required" if item.default is MISSING else item.default for item in parameters(policy)}
+    row = {
+        "name": name,
         "summary": policy.summary,
         "paper": policy.paper,
-        "scope": str(preset.values.get("scope", policy.scope) if preset else policy.scope),
+        "scope": str(policy.scope),
         "observes": sorted(signal.value for signal in policy.observes),
-        "parameters": parameters | (dict(preset.values) if preset else {}),
+        "parameters": values,
         "published": dict(policy.published),
-        "preset": preset and {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
+        "preset": None,
         "description": _unindented((policy.__doc__ or "").strip()),
     }
+    if preset:
+        row |= {
+            "summary": preset.summary,
+            "paper": f"as run for {preset.paper}",
+            "scope": str(preset.values.get("scope", policy.scope)),
+            "parameters": values | dict(preset.values),
+            "published": {},
+            "preset": {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
+            "description": f"{preset.says}\n\nSource: {preset.source}.",
+        }
+    return row
 
 
-def _explain(policy: Any, row: dict[str, Any]) -> None:
+def _explain(row: dict[str, Any]) -> None:
     from kvatlas.policies import CompressingPolicy
 
     typer.echo(f"{row['name']}: {row['summary']}")
@@ -78,7 +91,7 @@ def _explain(policy: Any, row: dict[str, Any]) -> None:
     for name, default in row["parameters"].items():
         published = f"   (published: {row['published'][name]})" if name in row["published"] else ""
         typer.echo(f"  {name} = {default}{published}")
-    if issubclass(policy, CompressingPolicy):
+    if "kv_budget" in row["parameters"]:
         shared = (CompressingPolicy.__doc__ or "").partition("\n\n")[2].rstrip()
         typer.echo(f"\nParameters of every policy that compresses:\n{_unindented(shared)}")
 

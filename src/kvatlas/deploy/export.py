@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.policies import CompressingPolicy, share
+from kvatlas.policies import CompressingPolicy, parameters, share
 from kvatlas.policies.triattention import TriAttention, load_statistics
 from kvatlas.results import Expected
 from kvatlas.stats.run_data import RunData
@@ -134,7 +134,7 @@ def export_setting(
     if base not in target.policies:
         raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
     values, changed = _kept(policy, target.only.get("budget_over"), prompt)
-    able = {field.name: target.only.get(field.name, field.default) for field in fields(policy)}
+    able = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
     able |= {word: values[word] for word in target.takes if word in values}
     if base in target.windows:
         window = target.windows[base]
@@ -161,7 +161,7 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
 
     A ratio is exact where it and the target's budget count the same, and else with a typical prompt.
     """
-    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
     del values["ratio"], values["ratio_over"]
     if policy.every:
         return values, []

@@ -10,7 +10,7 @@ from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import CachedSequence
 from kvatlas.engine.evictions import EvictionLog
 from kvatlas.engine.signals import Signals
-from kvatlas.policies import Policy, Reference
+from kvatlas.policies import Policy, ReferenceTrace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class Request(Generic[K]):
     prompt: tuple[int, ...]
     stream: int
     policies: tuple[Policy, ...]
-    reference: Reference | None = None
+    reference: ReferenceTrace | None = None
     script: tuple[int, ...] = ()
     sampling: Sampling | None = None
     stopping_criterion: Callable[[Sequence[int]], bool] | None = None

@@ -1,25 +1,67 @@
-"""Which tokens stay: one file per method, found by name."""
+"""Policies, which tokens stay: one file per method, found by name; presets are data."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.policies.base import (
     CacheView,
     CompressingPolicy,
     Policy,
-    Reference,
+    ReferenceTrace,
     Scope,
     Signal,
     Step,
+    choice_param,
+    float_param,
+    int_param,
+    parameters,
     scope_param,
     select_tokens,
+    share,
 )
-from kvatlas.policies.budget import share
-from kvatlas.policies.presets import PRESETS, policy_of
-from kvatlas.policies.valid_values import choice_param, float_param, int_param
 from kvatlas.registry import Registry
 
 
+@dataclass(frozen=True)
+class Preset:
+    """A method as somebody ran it, where their code does something else than the method's own paper.
+
+    values: parameters of `policy` that are fixed; the others are the user's.
+    paper: for which it was run so.
+    source: the files that were read, in a repository at a commit.
+    says: what that code does.
+    """
+
+    policy: str
+    values: Mapping[str, Any]
+    paper: str
+    source: str
+    says: str
+
+    @property
+    def summary(self) -> str:
+        """The policy and the fixed values as text."""
+        return f"{self.policy} with {self.fixed}"
+
+    @property
+    def fixed(self) -> str:
+        """The fixed values as text."""
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
+
+#: By name, METHOD@WHO, as they are named wherever a policy is.
+PRESETS: Mapping[str, Preset] = {
+    name: Preset(**entry)
+    for name, entry in json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8")).items()
+}
+
+
 def _fault(name: str, value: object) -> str:
-    """What keeps a plug-in's object from being a policy."""
+    """Return the reason why a plug-in's object is no policy."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
         return f"it is {value!r}; valid are subclasses of kvatlas.policies.CompressingPolicy"
     if getattr(value, "name", None) != name:
@@ -32,42 +74,45 @@ def _fault(name: str, value: object) -> str:
 
 
 class Policies(Registry[type[Policy]]):
-    """Policies by name; METHOD@WHO is a preset of one."""
+    """Policies by name; METHOD@WHO, a preset, has the policy that it sets the parameters of."""
 
     def get(self, name: str) -> type[Policy]:
-        return policy_of(name) if "@" in name else super().get(name)
+        if "@" in name and name not in PRESETS:
+            raise KvatlasError(f"Unknown preset {name!r}; valid are: {', '.join(PRESETS)}.")
+        return super().get(PRESETS[name].policy if name in PRESETS else name)
 
 
+#: Names, modules and classes.
+_OURS = """
+full base Full; window window Window; random random Random; dynts dynts DynTS; dynts-random dynts_random DynTSRandom;
+dynts-bottom dynts_bottom DynTSBottom; dynts-noprompt dynts_noprompt DynTSNoPrompt; streaming streaming Streaming;
+sepllm sepllm SepLLM; h2o h2o H2O; snapkv snapkv SnapKV; rkv rkv RKV; tova tova TOVA; keydiff keydiff KeyDiff;
+lazyeviction lazyeviction LazyEviction; vase vase VaSE; triattention triattention TriAttention; oracle oracle Oracle
+"""
 policies = Policies(
     "policy",
     "kvatlas.policies",
     {
-        "full": "kvatlas.policies.full:Full",
-        "window": "kvatlas.policies.window:Window",
-        "random": "kvatlas.policies.random:Random",
-        "dynts": "kvatlas.policies.dynts:DynTS",
-        "dynts-random": "kvatlas.policies.dynts_random:DynTSRandom",
-        "dynts-bottom": "kvatlas.policies.dynts_bottom:DynTSBottom",
-        "dynts-noprompt": "kvatlas.policies.dynts_noprompt:DynTSNoPrompt",
-        "streaming": "kvatlas.policies.streaming:Streaming",
-        "sepllm": "kvatlas.policies.sepllm:SepLLM",
-        "h2o": "kvatlas.policies.h2o:H2O",
-        "snapkv": "kvatlas.policies.snapkv:SnapKV",
-        "rkv": "kvatlas.policies.rkv:RKV",
-        "tova": "kvatlas.policies.tova:TOVA",
-        "keydiff": "kvatlas.policies.keydiff:KeyDiff",
-        "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
-        "vase": "kvatlas.policies.vase:VaSE",
-        "triattention": "kvatlas.policies.triattention:TriAttention",
-        "oracle": "kvatlas.policies.oracle:Oracle",
+        name: f"kvatlas.policies.{module}:{kind}"
+        for name, module, kind in (entry.split() for entry in _OURS.strip().split(";"))
     },
     _fault,
 )
 
 
 def of(setting: Setting) -> Policy:
-    """The policy of a setting, its parameters checked."""
-    return policies.get(setting.policy).of(setting)
+    """Return the policy of a setting, its parameters checked; KvatlasError for another value than a preset's."""
+    kind = policies.get(setting.policy)
+    preset = PRESETS.get(setting.policy)
+    if preset is None:
+        return kind.of(setting)
+    for name, value in setting.values.items():
+        if name in preset.values and value != preset.values[name]:
+            raise KvatlasError(
+                f"The preset {setting.policy!r} fixes {name} = {preset.values[name]}, {value!r} was asked for; leave "
+                f"it out, or take the policy {preset.policy!r}."
+            )
+    return kind.of(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
 
 
 __all__ = [
@@ -76,7 +121,7 @@ __all__ = [
     "CompressingPolicy",
     "KvatlasError",
     "Policy",
-    "Reference",
+    "ReferenceTrace",
     "Scope",
     "Signal",
     "Step",
@@ -84,6 +129,7 @@ __all__ = [
     "float_param",
     "int_param",
     "of",
+    "parameters",
     "policies",
     "scope_param",
     "select_tokens",

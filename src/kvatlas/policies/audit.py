@@ -33,7 +33,7 @@ class AuditedCell:
 
 
 def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
-    """The audit of a setting for prompts of these lengths in tokens; None if it never compresses, or without prompts.
+    """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts.
 
     It reckons with the first compression, while the model still thinks: later ones find the same number of older
     tokens and the same prompt.
@@ -69,7 +69,7 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
 
 
 def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
-    """Two sentences that name the cells in which all policies keep the same tokens; None if there is none."""
+    """Return two sentences that name the cells in which all policies keep the same tokens; None if there is none."""
     rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
     # A ratio of 0 or 1 leaves nothing to choose, and says so itself.
     blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values.get("ratio", 0.5) < 1]
@@ -86,7 +86,7 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
     tried = any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
     over = "" if tried else ", or with ratio_over thinking"
-    least, most = (f"{100 * share:.0f}" for share in (blocked[-1].audit.no_choice, blocked[0].audit.no_choice))
+    least, most = (f"{100 * cell.audit.no_choice:.0f}" for cell in (blocked[-1], blocked[0]))
     span = most if least == most else f"{least} to {most}"
     return (
         f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in {span} % of problems: "
@@ -95,7 +95,7 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
 
 
 def varying(cells: Sequence[AuditedCell]) -> list[str]:
-    """The parameters of the rule in which these cells differ."""
+    """Return the parameters of the rule in which these cells differ."""
     rules = [dict(cell.rule) for cell in cells]
     names = dict.fromkeys(name for rule in rules for name in rule)
     return [name for name in names if len({rule.get(name) for rule in rules}) > 1]

@@ -7,22 +7,21 @@ see while the model decodes it declares in `observes` and, if it has to remember
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies.budget import Budget, share
-from kvatlas.policies.scores import fitted
-from kvatlas.policies.valid_values import Words
-from kvatlas.text import text_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.models import ModelHandle, Shape
+
 
 #: Parameters that a setting names only where they have another value.
 UNNAMED: Mapping[str, Any] = {"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"}
@@ -102,7 +101,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ReferenceTrace:
     """A finished full-cache trace: token ids, the prompt's included, and the mean attention [tokens before the answer]
     that its answer pays to each token before it."""
 
@@ -137,7 +136,7 @@ class CacheView:
     window: Callable[[int], int | None]
     scaling: Callable[[int], float]
     tokens: Callable[[], Tensor]
-    reference: Reference | None = None
+    reference: ReferenceTrace | None = None
 
     def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
         """Scores [KV heads, cached] of every layer as [..., cached], averaged over what shares one choice."""
@@ -147,6 +146,82 @@ class CacheView:
         scores = torch.stack([score(layer) for layer in range(self.model.shape.layers)])
         scores = scores.mean(0, keepdim=True) if layers == 1 else scores
         return scores.mean(1, keepdim=True) if heads == 1 else scores
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The parameters `kv_budget`, `budget_over`, `every` and `every_from` of a policy."""
+
+    tokens: int
+    over: str
+    every: int
+    every_from: str
+
+    def tokens_with(self, prompt: int) -> int:
+        """Return the budget as a length of the cache."""
+        return self.tokens + (prompt if self.over == "thinking" else 0)
+
+    def most(self, prompt: int) -> int:
+        """Return the greatest length of the cache that a compression waits for, for prompts below the budget."""
+        return self.tokens_with(prompt) + self.every
+
+    def due(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at which the next compression fires, `cached` of `position` tokens being there.
+
+        `cached` equals `position` before the first one. Tokens kept above the budget (prompt and answer) delay it.
+        """
+        limit = self.tokens_with(prompt)
+        if not self.every:
+            return limit
+        if self.every_from == "budget":
+            return self.every + (limit if cached == position else max(limit, cached))
+        # The first position that has its turn, at which more than the budget is cached.
+        turn = 1 if self.every_from == "start" else prompt
+        earliest = position + max(1, limit + 1 - cached)
+        return cached + earliest + (turn - earliest) % self.every - position
+
+
+@lru_cache(maxsize=4096)
+def share(ratio: float, tokens: int) -> int:
+    """Return floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
+    return math.floor(Fraction(str(ratio)) * tokens)
+
+
+def parameter(valid: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
+    """Declare a parameter by the values that `accepts` takes, and their words for an error sentence."""
+    return field(default=default, metadata={"valid": valid, "accepts": accepts}, **options)
+
+
+def int_param(default: int, least: int) -> int:
+    """Declare a parameter that is a whole number from `least` up."""
+    result: int = parameter(f"whole numbers from {least} up", _numbers(int, least), default)
+    return result
+
+
+def float_param(default: float, least: float, most: float = math.inf) -> float:
+    """Declare a parameter that is a number from `least` to `most`."""
+    limits = f"from {least} up" if most == math.inf else f"from {least} to {most}"
+    result: float = parameter(f"numbers {limits}", _numbers(float, least, most), default)
+    return result
+
+
+def choice_param(default: str, *others: str, **options: Any) -> Any:
+    """Declare a parameter that is one of several words."""
+    words = (default, *others)
+    return parameter(", ".join(repr(str(word)) for word in words), words.__contains__, default, **options)
+
+
+def scope_param(default: Scope) -> Any:
+    """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
+    return parameter(", ".join(repr(scope.value) for scope in Scope), tuple(Scope).__contains__, default)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _numbers(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | kind) and not isinstance(value, bool) and least <= value <= most
 
 
 @dataclass(frozen=True)
@@ -169,6 +244,12 @@ class Policy:
     scope = Scope.GLOBAL
     #: Recent queries that it must see when a compression fires (QUERIES).
     queries = 0
+    #: The preset that set the parameters, METHOD@WHO (presets.json): its name then. No parameter itself.
+    preset: str = field(default="", kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.preset:
+            object.__setattr__(self, "name", self.preset)
 
     @property
     def budget(self) -> Budget | None:
@@ -176,14 +257,14 @@ class Policy:
         return None
 
     @classmethod
-    def of(cls, setting: Setting) -> Self:
-        """The policy with a setting's parameters; KvatlasError for unknown, missing or invalid ones."""
-        known = [field.name for field in fields(cls)]
-        for name in setting.values:
-            if name not in known:
-                valid = ", ".join(known) or "none"
-                raise KvatlasError(f"The policy {cls.name!r} has no parameter {name!r}; valid are: {valid}.")
-        values = setting.values
+    def of(cls, setting: Setting, preset: str = "") -> Self:
+        """Return the policy with a setting's parameters; KvatlasError for unknown, missing or invalid ones."""
+        known = [item.name for item in parameters(cls)]
+        values, name = setting.values, preset or cls.name
+        unknown = next((word for word in values if word not in known), None)
+        if unknown:
+            valid = ", ".join(known) or "none"
+            raise KvatlasError(f"The policy {name!r} has no parameter {unknown!r}; valid are: {valid}.")
         if values.get("every") and "ratio" in known:
             if "ratio" in values:
                 raise KvatlasError(
@@ -191,31 +272,27 @@ class Policy:
                     "kv_budget is what stays."
                 )
             values["ratio"] = 1.0
-        missing = [name for name in ("kv_budget", "local_window", "ratio") if name in known and name not in values]
+        missing = [word for word in ("kv_budget", "local_window", "ratio") if word in known and word not in values]
         if missing:
-            raise KvatlasError(f"The policy {cls.name!r} needs a value for {', '.join(missing)}.")
-        return cls(**values)
+            raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}.")
+        return cls(**values, preset=preset)
 
     @property
     def setting(self) -> Setting:
         """The setting that this policy is, defaults included; the scope is named where it is not the method's own, a
         strict budget, what the budget counts and how often it compresses where they are not the published rule."""
-        parameters = {field.name: getattr(self, field.name) for field in fields(self)}
-        if parameters.get("scope") == type(self).scope:
-            del parameters["scope"]
-        for name, usual in UNNAMED.items():
-            if parameters.get(name, usual) == usual:
-                parameters.pop(name, None)
-        if "every" in parameters:
-            del parameters["ratio"], parameters["ratio_over"]
-        return Setting.of(self.name, **parameters)
+        usual = {**UNNAMED, "scope": type(self).scope}
+        values = {item.name: getattr(self, item.name) for item in parameters(self)}
+        values = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        if "every" in values:
+            del values["ratio"], values["ratio_over"]
+        return Setting.of(self.name, **values)
 
     @cached_property
     def observer(self) -> tuple[Any, ...]:
         """Settings with equal observers see and note the same: the loop calls `observe` once for all of them."""
-        shared = {field.name for field in fields(CompressingPolicy)}
-        own = [getattr(self, field.name) for field in fields(self) if field.name not in shared]
-        return (self.name, *own)
+        shared = {item.name for item in fields(CompressingPolicy)}
+        return (self.name, *(getattr(self, item.name) for item in fields(self) if item.name not in shared))
 
     def check(self, model: ModelHandle) -> None:
         """Raise KvatlasError if the policy cannot work on this model; called when planned, before any weight loads."""
@@ -230,6 +307,19 @@ class Policy:
     def score(self, cached: CacheView) -> Tensor:
         """Importance [cached] or [..., cached] of each cached token: the highest stay. Ties go to the older token."""
         raise KvatlasError(f"The policy {self.name!r} has no score.")
+
+
+def parameters(policy: Policy | type[Policy]) -> list[Field[Any]]:
+    """Return the fields of a policy that its user sets."""
+    return [item for item in fields(policy) if item.name != "preset"]
+
+
+@dataclass(frozen=True)
+class Full(Policy):
+    """The full cache, the reference for every setting. It has no parameters and never compresses."""
+
+    name = "full"
+    summary = "keeps every token (no compression)"
 
 
 @dataclass(frozen=True)
@@ -253,32 +343,26 @@ class CompressingPolicy(Policy):
         there are more than kv_budget.
     """
 
-    kv_budget: int
-    local_window: int
-    ratio: float
-    ratio_over: str = "older"
-    keep_prompt: bool = True
-    strict_budget: bool = field(default=False, kw_only=True)
-    budget_over: str = field(default="cache", kw_only=True)
-    every: int = field(default=0, kw_only=True)
-    every_from: str = field(default="budget", kw_only=True)
+    kv_budget: int = parameter("whole numbers of tokens from 2 up", _numbers(int, 2))
+    local_window: int = parameter("whole numbers of tokens from 1 up", _numbers(int, 1))
+    ratio: float = parameter("shares from 0 to 1", _numbers(float, 0, 1))
+    ratio_over: str = choice_param("older", "thinking")
+    keep_prompt: bool = parameter("true and false", _is_flag, True)
+    strict_budget: bool = parameter("true and false", _is_flag, False, kw_only=True)
+    budget_over: str = choice_param("cache", "thinking", kw_only=True)
+    every: int = parameter("whole numbers of tokens, 0 for at the budget", _numbers(int, 0), 0, kw_only=True)
+    every_from: str = choice_param("budget", "start", "prompt", kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, smallest in (("kv_budget", 2), ("local_window", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-                raise KvatlasError(f"{name} is {value!r}; valid are whole numbers of tokens from {smallest} up.")
-        for parameter in fields(self):
-            for valid in parameter.metadata.values():
-                valid.check(parameter.name, getattr(self, parameter.name))
-        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
-            raise KvatlasError(f"ratio is {self.ratio!r}; valid are shares from 0 to 1.")
-        if self.ratio_over not in ("older", "thinking"):
-            raise KvatlasError(f"ratio_over is {self.ratio_over!r}; valid are 'older' and 'thinking'.")
-        for name in ("keep_prompt", "strict_budget"):
-            if not isinstance(getattr(self, name), bool):
-                raise KvatlasError(f"{name} is {getattr(self, name)!r}; valid are true and false.")
-        self.budget.check()
+        super().__post_init__()
+        for item in parameters(self):
+            value, valid, accepts = getattr(self, item.name), item.metadata.get("valid"), item.metadata.get("accepts")
+            if valid is None and isinstance(item.default, str):
+                valid, accepts = "texts", lambda value: isinstance(value, str)
+            if accepts is not None and not accepts(value):
+                raise KvatlasError(f"{item.name} is {value!r}; valid are {valid}.")
+        if self.every_from != "budget" and not self.every:
+            raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
         for name, valid in (("ratio_over", "older"), ("budget_over", "cache")):
             if self.strict_budget and getattr(self, name) != valid:
                 raise KvatlasError(
@@ -294,9 +378,6 @@ class CompressingPolicy(Policy):
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
                 f"valid are windows from 1 to {self.kv_budget - 1}."
             )
-        for name in text_fields(type(self)):
-            if not isinstance(getattr(self, name), str):
-                raise KvatlasError(f"{name} is {getattr(self, name)!r}; valid are texts.")
         object.__setattr__(self, "ratio", float(self.ratio))
         object.__setattr__(self, "scope", Scope(self.scope))
 
@@ -322,19 +403,16 @@ class CompressingPolicy(Policy):
             )
 
 
-def scope_param(default: Scope) -> Scope:
-    """The parameter `scope`, for policies whose scores differ between layers and heads."""
-    parameter: Scope = field(default=default, metadata={"valid": Words(tuple(Scope))})
-    return parameter
-
-
 def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int) -> tuple[int, int]:
-    """Of `older` tokens of which so many are `protected`, of these so many the prompt's: how many protected ones stay,
-    and how many of the others."""
+    """Return how many protected tokens stay, and how many of the others.
+
+    Of `older` tokens so many are `protected`, of these so many the `prompt`'s.
+    """
     if policy.every:
         room = policy.kv_budget - policy.local_window
+        counted = protected - (prompt if policy.budget_over == "thinking" else 0)
         certain = min(protected, room) if policy.strict_budget else protected
-        return certain, policy.budget.chosen(policy.local_window, older, protected, prompt)
+        return certain, min(older - protected, max(0, room - counted))
     if policy.ratio_over == "thinking":
         return protected, share(policy.ratio, older - protected)
     kept = share(policy.ratio, older)
@@ -370,10 +448,46 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
     chosen = policy.filled(cached, protected, chosen)
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
-    scores = fitted(policy.name, policy.score(cached), cached.positions, protected)
+    scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
     # Tokens that stay in any case come before those whose score is infinite, too.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
     order = order[..., : certain + chosen]
     window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)
+
+
+def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
+    """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
+
+    `scores` is what the policy gave, `positions` [..., cached] are those of the cache, `protected` [..., older] marks
+    the tokens that stay in any case: what they score has no meaning. Infinite scores are valid. KvatlasError for scores
+    that are no tensor of real numbers, have another shape than [cached] or [..., cached], or are NaN.
+    """
+    import torch
+
+    wanted = tuple(positions.shape)
+    if not isinstance(scores, torch.Tensor) or scores.is_complex():
+        kind = f"a tensor of {scores.dtype}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        raise KvatlasError(
+            f"The policy {policy!r} scored its tokens with {kind}; valid is a tensor of real numbers of the shape "
+            f"{wanted} or {wanted[-1:]}."
+        )
+    shape = tuple(scores.shape)
+    # One number for every choice, or the same for some of them.
+    sizes = zip(reversed(shape), reversed(wanted), strict=False)
+    fits = len(shape) <= len(wanted) and all(size in (1, there) for size, there in sizes)
+    if shape[-1:] != wanted[-1:] or not fits:
+        raise KvatlasError(
+            f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {wanted} (layers, "
+            f"KV heads, tokens); valid are {wanted} and {wanted[-1:]}."
+        )
+    older = protected.shape[-1]
+    filled = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    wrong = int(filled.isnan().sum())
+    if wrong:
+        raise KvatlasError(
+            f"The policy {policy!r} gave {wrong} scores that are not a number (NaN) among {int((~protected).sum())} "
+            f"that decide, of the shape {shape}; valid are numbers, infinite ones included."
+        )
+    return filled

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import CacheView, CompressingPolicy
-from kvatlas.policies.valid_values import choice_param, int_param
+from kvatlas.policies.base import CacheView, CompressingPolicy, choice_param, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, scope_param
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
-from kvatlas.policies.valid_values import choice_param, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvatlas.policies.base import CacheView, CompressingPolicy
-from kvatlas.policies.valid_values import int_param
+from kvatlas.policies.base import CacheView, CompressingPolicy, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, scope_param
+from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, int_param, scope_param
 from kvatlas.policies.made_files import beside, by_content, check_made_with, first_content
-from kvatlas.policies.valid_values import int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

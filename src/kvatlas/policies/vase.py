@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvatlas.noise import uniform
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, places, scope_param
-from kvatlas.policies.budget import share
+from kvatlas.policies.base import (
+    CacheView,
+    CompressingPolicy,
+    Scope,
+    Signal,
+    float_param,
+    int_param,
+    places,
+    scope_param,
+    share,
+)
 from kvatlas.policies.recent import logits, observing, pooled
-from kvatlas.policies.valid_values import float_param, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, digest
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
-from kvatlas.policies import Policy, Reference
+from kvatlas.policies import Policy, ReferenceTrace
 from kvatlas.sweeps.plan import WorkItem, provenance
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def fitting(job: Job, policies: Sequence[Policy]) -> int:
 
 def reference(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
-) -> Reference | None:
+) -> ReferenceTrace | None:
     """What the answer of a full-cache trace attended to, by a second pass over it; None for a trace without one."""
     from kvatlas.predictor import answer_attention
 
@@ -102,4 +102,4 @@ def reference(
         return None
     whole = prompt + tokens
     attention, _ = answer_attention(model, list(whole), len(prompt) + split[1])
-    return Reference(whole, attention)
+    return ReferenceTrace(whole, attention)
