@@ -13,15 +13,13 @@ Prints one JSON document.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas.core import KvatlasError
 from kvatlas.stats.adaptive import decisions, in_order
 from kvatlas.stats.losses import losses
@@ -54,7 +52,11 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
     for cell in cells:
         by_name.setdefault(name_of(cell), []).append(cell)
     # The order of the rows of a table.
-    rows = [(group[0].expected.benchmark, item) for group in groups for item in dict.fromkeys(_problems(group))]
+    rows = [
+        (group[0].expected.benchmark, item)
+        for group in groups
+        for item in dict.fromkeys(problem for cell in group for problem in cell.problems)
+    ]
     both = np.array([[_tokens(by_name[name]).get(row, (0, 0)) for row in rows] for name in (*settings, FULL)])
     tokens, trunks = both[..., 0], both[..., 1]
     trunks[-1] = np.minimum(tokens[-1], trunks[:-1].max(0))
@@ -71,10 +73,6 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
         "tokens": tokens,
         "trunks": trunks,
     }
-
-
-def _problems(cells: list[CellTraces]) -> list[str]:
-    return [problem for cell in cells for problem in cell.problems]
 
 
 def _tokens(cells: list[CellTraces]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -140,12 +138,7 @@ def _median(shares: tuple[float, ...], chosen: list[bool]) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a finished run of a full grid")
-    parser.add_argument("--orders", type=int, default=20, help="orders of the problems")
-    parser.add_argument("--margins", type=float, nargs="+", default=[7, 10, 15, 20], help="points")
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, "run", orders=20, margins=[7.0, 10.0, 15.0, 20.0])
     run = RunData.open(options.run)
     models = {model: arrays(run, model) for model in dict.fromkeys(cell.expected.model for cell in run.cells)}
     document = {
@@ -160,7 +153,7 @@ def main() -> None:
             for model, grid in models.items()
         },
     }
-    keep(document, options.out)
+    keep(options, **document)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ head the attention of the queries of the second half is added up, by key. `sink`
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas import models, policies
 from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting
@@ -92,18 +91,12 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", metavar="MODEL=BENCHMARK", default=["embedded:tiny-llama=CHAIN10"])
-    parser.add_argument("--problems", type=int, default=20)
-    parser.add_argument("--max-new-tokens", type=int, default=700)
-    parser.add_argument("--figure", type=Path)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, models=["embedded:tiny-llama=CHAIN10"], problems=20, max_new_tokens=700, figure=Path)
     torch.set_num_threads(1)
     results = [measured(*model.split("="), args.problems, args.max_new_tokens) for model in args.models]
     if args.figure:
         drawn(results, args.figure)
-    keep({"bench": "attention_shape", "models": results}, args.out)
+    keep(args, bench="attention_shape", models=results)
 
 
 if __name__ == "__main__":

@@ -2,32 +2,123 @@
 
     python bench/calibration.py [--quick] [--final] [--out FILE]
 
-Problems have success chances of the kinds in bench/spreads.py, samples are drawn from these; `--final` uses the kinds
-that were kept back and no others. Cells of a map are alike as settings that share the beginning of a trace are (a
-normal copula with correlation `likeness` to the power of the distance on the grid). Prints one JSON document;
+Problems have success chances of the kinds below, samples are drawn from these. A third of the kinds is kept back: the
+constants of the methods were chosen on the others, and `--final` uses the `KEPT` ones and no others. Cells of a map are
+alike as settings that share the beginning of a trace are (a normal copula with correlation `likeness` to the power of
+the distance on the grid). Prints one JSON document;
 bench/results/calibration.json holds a whole run of each.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-import spreads
+from common import arguments
 from kvatlas.stats import inference
 from kvatlas.stats.adaptive import replay
 from kvatlas.stats.bare_maps import axis_effect
 from kvatlas.stats.intervals import Z, interval, p_value, score
 from kvatlas.stats.losses import losses
-from spreads import Floats
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+#: A chance, or the parameters of a Beta distribution of chances.
+Chance = float | tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Problems that come with a `share`; `chance` of the first setting, of the second `other` (None: the same)."""
+
+    share: float
+    chance: Chance
+    other: Chance | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mixture of kinds. Chances of two settings on one problem are drawn with the same quantile."""
+
+    name: str
+    kinds: Sequence[Kind]
+
+    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """The chances of both settings."""
+        which = rng.choice(len(self.kinds), size=shape, p=[kind.share for kind in self.kinds])
+        first, second = np.zeros(shape), np.zeros(shape)
+        for number, kind in enumerate(self.kinds):
+            own = which == number
+            mine = _drawn(kind.chance, int(own.sum()), rng)
+            first[own] = mine
+            second[own] = mine if kind.other is None else _drawn(kind.other, int(own.sum()), rng)
+        return first, second
+
+    def means(self) -> tuple[float, float]:
+        """The means of both settings over problems."""
+        first = sum(kind.share * _mean(kind.chance) for kind in self.kinds)
+        return first, sum(kind.share * _mean(kind.chance if kind.other is None else kind.other) for kind in self.kinds)
+
+
+def _drawn(chance: Chance, count: int, rng: np.random.Generator) -> Floats:
+    return rng.beta(*chance, count) if isinstance(chance, tuple) else np.full(count, chance)
+
+
+def _mean(chance: Chance) -> float:
+    return chance[0] / sum(chance) if isinstance(chance, tuple) else chance
+
+
+def _one(name: str, *kinds: tuple[float, Chance]) -> Spread:
+    return Spread(name, [Kind(share, chance) for share, chance in kinds])
+
+
+def _two(name: str, *kinds: tuple[float, Chance, Chance]) -> Spread:
+    return Spread(name, [Kind(*kind) for kind in kinds])
+
+
+#: Difficulty under one setting.
+SINGLE = (
+    _one("U-shaped", (1, (0.3, 0.3))), _one("hard", (1, (0.6, 2.0))), _one("easy", (1, (2.0, 0.3))),
+    _one("even", (1, (1.0, 1.0))), _one("nearly all right", (1, (3.0, 0.15))), _one("all alike at 0.98", (1, 0.98)),
+    _one("all alike at 0.5", (1, 0.5)), _one("5 % collapse", (0.95, 0.995), (0.05, 0.1)),
+    _one("2 % collapse", (0.98, 1.0), (0.02, 0.0)), _one("rarely right", (0.97, 0.0), (0.03, 0.9)),
+)  # fmt: skip
+SINGLE_KEPT = (
+    _one("harder", (1, (0.3, 1.2))), _one("nearly all wrong", (1, (0.1, 3.0))),
+    _one("3 % collapse", (0.97, 0.99), (0.03, 0.0)), _one("saturated with a tail", (0.9, 0.98), (0.1, (1.0, 1.0))),
+    _one("all alike at 0.995", (1, 0.995)),
+)  # fmt: skip
+#: Two settings; the second is the one that may lose.
+PAIRS = (
+    _two("equal, U-shaped", (1, (0.3, 0.3), (0.3, 0.3))), _two("the same chances", (0.5, 0.9, 0.9), (0.5, 0.3, 0.3)),
+    _two("3 % collapse", (0.97, 0.95, 0.95), (0.03, 0.95, 0.0)),
+    _two("equal means, 3 % collapse", (0.97, 0.90, 0.93), (0.03, 0.97, 0.0)),
+    _two("saturated", (0.99, 0.999, 0.999), (0.01, 0.9, 0.2)), _two("4 points for all", (1, 0.6, 0.56)),
+)  # fmt: skip
+PAIRS_KEPT = (
+    _two("6 % collapse on hard problems", (0.5, 0.1, 0.1), (0.44, 0.9, 0.9), (0.06, 0.9, 0.05)),
+    _two("equal means, 5 % gain", (0.95, 0.80, 0.76), (0.05, 0.05, 0.81)), _two("a cliff", (0.8, 0.98, 0.97), (0.2,
+    0.9, 0.1)),
+)  # fmt: skip
+#: What the settings of a map lose: on which share of problems an answer is lost and gained, setting by setting.
+LOSSES = {
+    "like the demo": (np.r_[np.linspace(0.005, 0.06, 12), np.linspace(0.08, 0.7, 28)], np.full(40, 0.02)),
+    "flat, just beyond the margin": (np.full(20, 0.0501), np.full(20, 0.02)),
+    "collapse, just beyond the margin": (np.full(20, 0.0301), np.zeros(20)),
+    "little lost": (np.full(20, 0.015), np.full(20, 0.012)),
+    "half of them harmless": (np.repeat([0.01, 0.06], 10), np.full(20, 0.008)),
+}
+LOSSES_KEPT = {
+    "cliffs": (np.where(np.arange(20) % 2 == 0, 0.0351, 0.3), np.full(20, 0.005)),
+    "nothing lost": (np.full(20, 0.01), np.full(20, 0.01)),
+    "a step, in no order of cost": (np.where(np.arange(30) * 7 % 30 < 8, 0.012, 0.12), np.full(30, 0.01)),
+}
 
 PROBLEMS = (30, 60, 200, 500)
 SAMPLES = (1, 5, 16, 64)
@@ -42,7 +133,7 @@ def share(hits: Any) -> float:
 
 def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    kinds = spreads.SINGLE_KEPT if final else spreads.SINGLE
+    kinds = SINGLE_KEPT if final else SINGLE
     for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
         chance, _ = spread.draw((rounds, problems), rng)
         truth = spread.means()[0]
@@ -58,7 +149,7 @@ def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 
 def pairs(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    kinds = spreads.PAIRS_KEPT if final else spreads.PAIRS
+    kinds = PAIRS_KEPT if final else PAIRS
     for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
         first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw((rounds, problems), rng))
         truth = spread.means()[1] - spread.means()[0]
@@ -76,7 +167,7 @@ def pairs(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 def means_over_benchmarks(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     """Four benchmarks of unlike sizes and kinds: values of one setting, and differences of two."""
     rows = []
-    single, double = (spreads.SINGLE_KEPT, spreads.PAIRS_KEPT) if final else (spreads.SINGLE, spreads.PAIRS)
+    single, double = (SINGLE_KEPT, PAIRS_KEPT) if final else (SINGLE, PAIRS)
     for sizes, samples in itertools.product(((60,) * 4, (30, 30, 40, 198)), (1, 5, 16)):
         strata = np.repeat(np.arange(4), sizes)
         for start in range(0, len(single), 2):
@@ -99,16 +190,14 @@ def means_over_benchmarks(rounds: int, rng: np.random.Generator, final: bool) ->
     return rows
 
 
-def _means(
-    spread: spreads.Spread, shape: tuple[int, int], samples: int, rng: np.random.Generator
-) -> tuple[Floats, Floats]:
+def _means(spread: Spread, shape: tuple[int, int], samples: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
     first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw(shape, rng))
     return first, second
 
 
 def pass_at_k(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    for spread in spreads.SINGLE_KEPT if final else spreads.SINGLE[:5]:
+    for spread in SINGLE_KEPT if final else SINGLE[:5]:
         for problems, (samples, k) in itertools.product((30, 198), ((8, 4), (64, 16))):
             truth = float(np.mean(1 - (1 - spread.draw((400_000,), rng)[0]) ** k))
             wrong = samples - rng.binomial(samples, spread.draw((rounds, problems), rng)[0])
@@ -171,7 +260,7 @@ def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 def recommendation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     """Whole grids and adaptive sweeps on the same traces: is a setting recommended that breaks the margin?"""
     rows = []
-    for name, (lost, gained) in (spreads.LOSSES_KEPT if final else spreads.LOSSES).items():
+    for name, (lost, gained) in (LOSSES_KEPT if final else LOSSES).items():
         true, costs = lost - gained, np.arange(len(lost))[::-1].astype(float)
         for problems, likeness in ((240, 0.0), (240, 0.6), (600, 0.6)):
             runs = [_recommended(lost, gained, true, costs, problems, likeness, rng) for _ in range(rounds)]
@@ -235,13 +324,9 @@ PARTS: tuple[tuple[Part, int], ...] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
-    parser.add_argument("--final", action="store_true", help="the kinds of problems that were kept back")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[part.__name__ for part, _ in PARTS], help="one part alone")
-    parser.add_argument("--out", type=Path, help="add the document to this file, under `tuned` or `final`")
-    options = parser.parse_args()
+    options = arguments(
+        __doc__, quick=False, final=False, seed=0, only={"choices": [part.__name__ for part, _ in PARTS]}
+    )
     document: dict[str, Any] = {"bench": "calibration", "seed": options.seed, "quick": options.quick}
     for part, rounds in PARTS:
         if options.only in (None, part.__name__):

@@ -13,17 +13,15 @@ document.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas import native
 
 PAGE = 128
@@ -99,11 +97,7 @@ def measured(calls: Calls, limits: Calls, rounds: int, repeats: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="the first case of each kernel, few bytes")
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=7, quick=False)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     kernels = native.load()
@@ -147,7 +141,7 @@ def main() -> None:
             cases["linear"].append(
                 named | case(linear(kernels, inputs, outputs, rows, layers), layer_bytes * layers, flops)
             )
-    keep({"bench": "kernels", "torch": torch.__version__, "target": kernels.target, **cases}, options.out)
+    keep(options, bench="kernels", target=kernels.target, **cases)
 
 
 if __name__ == "__main__":

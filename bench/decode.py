@@ -4,7 +4,6 @@
     python bench/decode.py --full --out bench/results/decode.json      # batch 1, 8, 32 at 1k, 4k, 16k where they fit
     python bench/decode.py --cases 8x4096 --demo 0
     python bench/decode.py --cases --against TREE/src     # the demo's grid alone, in turns with another source tree
-    python bench/decode.py --kvpress ENV/bin/python       # kvpress' decoding press too, in an environment of its own
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
 Times are CPU seconds of that thread, so that other processes disturb less. Every arm decodes the same batch at the same
@@ -27,25 +26,22 @@ processes, in turns with another tree where one is given. Prints one JSON docume
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
 import kvatlas
-from filled import FilledEngine, bench_model
-from keeping import keep
+from common import FilledEngine, arguments, bench_model, keep
 from kvatlas import native, policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.models import ModelHandle
@@ -182,11 +178,7 @@ class Case:
 
     def measure(self, steps: int, rounds: int, machine: Machine) -> dict[str, Any]:
         """Medians over rounds in which the arms and what the machine can do take turns."""
-        arms: dict[str, Callable[[int], float]] = {
-            "window": self.window,
-            "dynamic": self.dynamic,
-            "generate": self.generate,
-        }
+        arms = {"window": self.window, "dynamic": self.dynamic, "generate": self.generate}
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         overhead, reading, computing = [], [], []
         for turn in range(-1, rounds):
@@ -200,8 +192,8 @@ class Case:
                     if name == "window":
                         overhead.append(1 - self.engine.forward_seconds / steps / taken)
         spread = {
-            "window": statistics.median(self.window_compression() for _ in range(3)) / self.cycle,
-            "dynamic": statistics.median(self.dynamic_compression() for _ in range(3)) / self.cycle,
+            "window": median(self.window_compression() for _ in range(3)) / self.cycle,
+            "dynamic": median(self.dynamic_compression() for _ in range(3)) / self.cycle,
             "generate": 0.0,
         }
         whole = {name: [taken + spread[name] for taken in result] for name, result in seconds.items()}
@@ -213,11 +205,9 @@ class Case:
             "kept": self.kept,
             "step_ms": {name: _ms(result) for name, result in seconds.items()},
             "compression_ms_per_step": {name: round(1000 * result, 3) for name, result in spread.items()},
-            "tokens_per_second": {
-                name: round(self.batch / statistics.median(result), 1) for name, result in whole.items()
-            },
+            "tokens_per_second": {name: round(self.batch / median(result), 1) for name, result in whole.items()},
             "speed_against": {
-                name: round(statistics.median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
+                name: round(median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
                 for name in whole
                 if name != "window"
             },
@@ -226,19 +216,17 @@ class Case:
                 "flops": self.flops,
                 "reading_ms": _ms(reading),
                 "computing_ms": _ms(computing),
-                "bound": "memory" if statistics.median(reading) >= statistics.median(computing) else "compute",
-                "share": round(
-                    statistics.median(limit / s for limit, s in zip(limits, seconds["window"], strict=True)), 3
-                ),
+                "bound": "memory" if median(reading) >= median(computing) else "compute",
+                "share": round(median(limit / s for limit, s in zip(limits, seconds["window"], strict=True)), 3),
             },
-            "bandwidth": round(statistics.median(self.read_bytes / item for item in reading)),
-            "flops_per_second": round(statistics.median(self.flops / item for item in computing)),
-            "overhead": round(statistics.median(overhead), 4),
+            "bandwidth": round(median(self.read_bytes / item for item in reading)),
+            "flops_per_second": round(median(self.flops / item for item in computing)),
+            "overhead": round(median(overhead), 4),
         }
 
 
 def _ms(seconds: list[float]) -> float:
-    return round(1000 * statistics.median(seconds), 2)
+    return round(1000 * median(seconds), 2)
 
 
 QUICK = [(1, 1024), (8, 1024), (8, 4096), (32, 1024)]
@@ -263,26 +251,16 @@ def demo(problems: int, rounds: int, against: Path | None) -> dict[str, Any]:
         "settings": by_name["this"][0]["settings"],
         "decoded_tokens": {name: runs[0]["decoded_tokens"] for name, runs in by_name.items()},
         "seconds": {name: [run["seconds"] for run in runs] for name, runs in by_name.items()},
-        "tokens_per_cpu_second": {name: round(statistics.median(rate)) for name, rate in rates.items()},
+        "tokens_per_cpu_second": {name: round(median(rate)) for name, rate in rates.items()},
     }
     if against:
         both = zip(rates["this"], rates["against"], strict=True)
-        result["speed_against"] = round(statistics.median(own / other for own, other in both), 2)
+        result["speed_against"] = round(median(own / other for own, other in both), 2)
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--cases", nargs="*", metavar="BATCHxTOKENS")
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--demo", type=int, default=8, metavar="PROBLEMS", help="of the demo's grid; 0: none")
-    parser.add_argument("--against", type=Path, metavar="SRC", help="another source tree, for the demo's grid")
-    parser.add_argument("--kvpress", type=Path, metavar="PYTHON", help="the interpreter of an environment with kvpress")
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, full=False, cases={"nargs": "*"}, steps=4, rounds=5, layers=12, demo=8, against=Path)
     torch.set_num_threads(1)
 
     cases = FULL if options.full else QUICK
@@ -300,35 +278,18 @@ def main() -> None:
                 continue
             assert machine is not None
             case = Case(handle, model, batch, tokens)
-            result = case.measure(options.steps, options.rounds, machine)
-            if options.kvpress:
-                # Not in turns with the others: a process of its own right after them.
-                result["kvpress"] = _kvpress(options.kvpress, folder, case, options.steps, options.rounds)
-            outcome.append(result)
+            outcome.append(case.measure(options.steps, options.rounds, machine))
             del case
         parameters = model.num_parameters()
     keep(
-        {
-            "bench": "decode",
-            "options": {"steps": options.steps, "rounds": options.rounds},
-            "torch": torch.__version__,
-            "machine": platform.processor() or platform.machine(),
-            "kernels": getattr(native.load(), "target", None),
-            "parameters": parameters,
-            "results": outcome,
-            "left_out_for_memory": left_out,
-            "demo": demo(options.demo, options.rounds, options.against) if options.demo else None,
-        },
-        options.out,
+        options,
+        bench="decode",
+        kernels=getattr(native.load(), "target", None),
+        parameters=parameters,
+        results=outcome,
+        left_out_for_memory=left_out,
+        demo=demo(options.demo, options.rounds, options.against) if options.demo else None,
     )
-
-
-def _kvpress(python: Path, folder: str, case: Case, steps: int, rounds: int) -> dict[str, Any]:
-    words = [str(item) for item in (case.batch, case.tokens, case.kept, case.cycle, steps, rounds)]
-    program = str(Path(__file__).with_name("kvpress_peer.py"))
-    done = subprocess.run([str(python), program, folder, *words], capture_output=True, text=True, check=True)
-    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return document
 
 
 if __name__ == "__main__":

@@ -21,13 +21,9 @@ from importlib.resources import files
 import torch
 import yaml
 
+from kvatlas import sweeps
 from kvatlas.engine import Engine, Request
 from kvatlas.noise import stream_key
-
-try:
-    from kvatlas import sweeps
-except ImportError:  # its name in older trees
-    from kvatlas import sweep as sweeps
 
 MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
 

@@ -11,7 +11,6 @@ the store right after the blow, and none may be reported twice. Prints one JSON 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -29,7 +28,7 @@ from typing import Any
 
 import torch
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Trace
@@ -287,12 +286,7 @@ KINDS = {"driver": driver, "disk": disk, "worker": worker, "ray-worker": ray_wor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--moments", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, kinds={"nargs": "+", "choices": KINDS, "default": list(KINDS)}, moments=20, seed=0)
     torch.set_num_threads(1)
     plan = make_plan(parse_spec(spec()))
     assert plan.keys
@@ -311,7 +305,7 @@ def main() -> None:
             ledger = Ledger(plan, wanted, options.moments)
             KINDS[kind](ledger, rng, folders, typical)
             by_name[kind] = {"seed": options.seed, **ledger.to_json()}
-            keep({"bench": "faults", "traces": plan.traces, "whole": whole(by_name), "kinds": by_name}, options.out)
+            keep(options, bench="faults", traces=plan.traces, whole=whole(by_name), kinds=by_name)
     sys.exit(not whole(by_name))
 
 

@@ -10,12 +10,11 @@ sign-flip p.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from common import arguments, keep
 from kvatlas.results import Store
 from kvatlas.stats.intervals import pass_at_1
 from kvatlas.stats.losses import paired_difference
@@ -40,10 +39,7 @@ def difference(outcomes: Outcomes, other: Outcomes) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=100, help="index of the first problem that counts")
-    parser.add_argument("--problems", type=int, default=60, help="problems of each benchmark from there on")
-    options = parser.parse_args()
+    options = arguments(__doc__, first=100, problems=60)
     spec = {
         "models": MODELS,
         "benchmarks": BENCHMARKS,
@@ -64,7 +60,7 @@ def main() -> None:
     by_name = {
         model: summary({name[1:]: stored for name, stored in grades.items() if name[0] == model}) for model in MODELS
     }
-    print(json.dumps({"bench": "fresh_problems", "options": vars(options), "models": by_name}))
+    keep(options, bench="fresh_problems", models=by_name)
 
 
 def summary(grades: dict[tuple[str, float | None], Outcomes]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ the hardware named; without a GPU and without --tiny one sentence and exit code 
 
 from __future__ import annotations
 
-import argparse
 import platform
 import statistics
 import sys
@@ -25,8 +24,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from filled import endless
-from keeping import keep
+from common import arguments, endless, keep
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
@@ -115,16 +113,9 @@ def alike(tokens: Sequence[int], other: Sequence[int]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--budget", type=int, default=5000)
-    parser.add_argument("--window", type=int, default=2000)
-    parser.add_argument("--ratio", type=float, default=0.3)
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=6000)
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(
+        __doc__, tiny=False, batches=[1, 4, 16, 64], budget=5000, window=2000, ratio=0.3, prompt=256, tokens=6000
+    )
     if not options.tiny and not torch.cuda.is_available():
         print("bench/gpu.py needs a GPU that PyTorch can use; --tiny tries it on this CPU.", file=sys.stderr)
         sys.exit(2)
@@ -145,16 +136,12 @@ def main() -> None:
                     same = [alike(trace, other) for trace, other in zip(*traces, strict=True)]
                     results[-1]["same_tokens"] = round(statistics.mean(same), 1)
     keep(
-        {
-            "bench": "gpu",
-            "options": {name: str(value) if name == "out" else value for name, value in vars(options).items()},
-            "torch": torch.__version__,
-            "hardware": platform.processor() or platform.machine() if options.tiny else torch.cuda.get_device_name(),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "parameters": model.num_parameters(),
-            "results": results,
-        },
-        options.out,
+        options,
+        bench="gpu",
+        hardware=platform.processor() or platform.machine() if options.tiny else torch.cuda.get_device_name(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        parameters=model.num_parameters(),
+        results=results,
     )
 
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas.core import EvictionTrace, Grade, Status, Trace, Usage
 from kvatlas.models import find
 from kvatlas.results import Expected, Store
@@ -101,22 +100,14 @@ def of_a_run(scratch: Path, problems: int, samples: int, tokens: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=500)
-    parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=50)
-    parser.add_argument("--long-problems", type=int, default=102, help="of the run of long traces; 0 for none")
-    parser.add_argument("--long-samples", type=int, default=16)
-    parser.add_argument("--long-tokens", type=int, default=8_000)
-    parser.add_argument("--scratch", type=Path, help="folder for the runs (default: the system's)")
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    args = parser.parse_args()
+    long: dict[str, Any] = {"long_problems": 102, "long_samples": 16, "long_tokens": 8_000}
+    args = arguments(__doc__, problems=500, samples=64, tokens=50, **long, scratch=Path)
     sizes = [(args.problems, args.samples, args.tokens), (args.long_problems, args.long_samples, args.long_tokens)]
     # As many short traces as there are long ones, to see what their length costs.
     sizes.append((args.long_problems, args.long_samples, args.tokens))
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
         runs = [of_a_run(Path(scratch), *size) for size in sizes if size[0]]
-    keep({"bench": "large_run", "settings": 61, "processors": os.cpu_count(), "runs": runs}, args.out)
+    keep(args, bench="large_run", settings=61, processors=os.cpu_count(), runs=runs)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,20 @@ Prints one JSON document.
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from keeping import keep
+import torch
+
+from common import arguments, bench_model, endless, keep
+from kvatlas import policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.memory import peak
 
 SHAPE = {
     "vocab_size": 4096,
@@ -45,14 +49,6 @@ def resident(name: str) -> int:
 def measure(folder: Path, case: str) -> dict[str, Any]:
     """Decode in this process."""
     full = case != "grid"
-    import torch
-
-    from filled import endless
-    from kvatlas import policies
-    from kvatlas.core import Sampling, Setting
-    from kvatlas.engine import Engine, Request
-    from kvatlas.engine.memory import peak
-
     torch.set_num_threads(1)
     handle = endless(folder)
     values = {"kv_budget": BUDGET, "ratio": 0.3, "ratio_over": "thinking"}
@@ -77,16 +73,10 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, help="only this one, in this process, on the model in --folder")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, case={"choices": CASES}, folder=Path)
     if options.case:
         print(json.dumps(measure(options.folder, options.case)))
         return
-
-    from filled import bench_model
 
     by_name = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +85,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--case", case, "--folder", folder]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             by_name[case] = json.loads(done.stdout.splitlines()[-1])
-    keep({"bench": "memory", "machine": platform.processor() or platform.machine(), "cases": by_name}, options.out)
+    keep(options, bench="memory", cases=by_name)
 
 
 if __name__ == "__main__":

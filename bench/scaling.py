@@ -11,7 +11,6 @@ JSON document."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,12 +18,10 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from keeping import keep
-from kvatlas import policies
-from kvatlas.core import Setting
+from common import arguments, keep
 from kvatlas.engine.memory import peak
 from kvatlas.models import ModelHandle
-from sweep_cost import BUDGET, LONGEST, PROMPT, RATIOS, WINDOWS, lengths, tokens
+from sweep_cost import BUDGET, GRID, LONGEST, PROMPT, lengths, tokens, window_policy
 
 #: Of DeepSeek-R1-Distill-Llama-8B; its parameters are counted, not loaded.
 SHAPE = {
@@ -41,19 +38,8 @@ PARAMETERS = 8_030_261_248
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bandwidth", type=float, default=3.35e12)
-    parser.add_argument("--share", type=float, default=0.6)
-    parser.add_argument("--memory", type=float, default=80)
-    parser.add_argument("--start", type=float, default=60)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
-    grid = [
-        policies.of(Setting.of("window", kv_budget=BUDGET, local_window=window, ratio=ratio))
-        for window in WINDOWS
-        for ratio in RATIOS
-    ]
+    options = arguments(__doc__, bandwidth=3.35e12, share=0.6, memory=80.0, start=60.0, gpus=[1, 8, 64])
+    grid = [window_policy(BUDGET, window, ratio) for window, ratio in GRID]
     results = [length for item in lengths(None, 5, 0).values() for length in item]
     separate, shared = tokens(results, BUDGET - PROMPT + 1, len(grid))
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +49,7 @@ def main() -> None:
         room = 0.9 * options.memory * 2**30
         batch = max(size for size in range(1, 513) if peak(model, grid, size, 10**6, PROMPT, LONGEST).total <= room)
         # Between compressions a cache grows evenly from what was kept to the budget.
-        kept = statistics.mean(w + r * (BUDGET - w) for w in WINDOWS for r in RATIOS)
+        kept = statistics.mean(w + r * (BUDGET - w) for w, r in GRID)
         cached = (kept + BUDGET) / 2
         read = 2 * PARAMETERS + batch * cached * model.kv_bytes_per_token
     step = read / (options.bandwidth * options.share)
@@ -76,17 +62,14 @@ def main() -> None:
             "separate": round((separate / rate / gpus + options.start + tail) / 3600, 2),
         }
     keep(
-        {
-            "bench": "scaling",
-            "assumed": {name: getattr(options, name) for name in ("bandwidth", "share", "memory", "start")},
-            "tokens": {"separate": separate, "trees": shared},
-            "batch": batch,
-            "cached_tokens_mean": round(cached),
-            "step_ms": round(1000 * step, 2),
-            "tokens_per_second_and_gpu": round(rate),
-            "hours": hours,
-        },
-        options.out,
+        options,
+        bench="scaling",
+        tokens={"separate": separate, "trees": shared},
+        batch=batch,
+        cached_tokens_mean=round(cached),
+        step_ms=round(1000 * step, 2),
+        tokens_per_second_and_gpu=round(rate),
+        hours=hours,
     )
 
 

@@ -10,12 +10,8 @@ with their part of the time. One thread, fp32. Prints one JSON document.
 
 from __future__ import annotations
 
-import argparse
-import platform
 import time
 from dataclasses import replace
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +19,7 @@ import torch
 import yaml
 from scipy import stats
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.engine import Engine, Request
@@ -31,6 +27,7 @@ from kvatlas.engine.forced import ForcedReader
 from kvatlas.noise import stream_key
 from kvatlas.sweeps import make_plan, parse_spec
 from kvatlas.sweeps.screen_work import measures
+from kvatlas.sweeps.spec import recipes
 from kvatlas.sweeps.work import grade
 
 FULL = policies.of(Setting.of("full"))
@@ -41,7 +38,7 @@ MEASURES = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 def grid(problems: int, spec: str) -> dict[str, Any]:
     """The demo's grid on its first model: decoded, and screened."""
-    data = yaml.safe_load((files("kvatlas.sweeps") / f"{spec}.yaml").read_text())
+    data = yaml.safe_load(recipes()[spec])
     plan = make_plan(parse_spec({**data, "models": data["models"][:1], "problems": problems}))
     (handle,) = plan.models
     chosen = tuple(policy for policy, _ in plan.policies)
@@ -118,22 +115,9 @@ def ranked(passed: np.ndarray, screened: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spec", default="demo", choices=("demo", "demo-quick"))
-    parser.add_argument("--problems", type=int, default=8, help="of each benchmark of the grid")
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, spec={"default": "demo", "choices": ("demo", "demo-quick")}, problems=8)
     torch.set_num_threads(1)
-    keep(
-        {
-            "bench": "screening",
-            "options": {name: value for name, value in vars(options).items() if name != "out"},
-            "torch": torch.__version__,
-            "machine": platform.processor() or platform.machine(),
-            "grid": grid(options.problems, options.spec),
-        },
-        options.out,
-    )
+    keep(options, bench="screening", grid=grid(options.problems, options.spec))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 import torch
 
+from common import arguments, keep
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
@@ -166,25 +167,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=96, help="in each turn")
-    parser.add_argument("--tokens", type=int, default=300, help="new tokens of a request at most")
-    parser.add_argument("--turns", type=int, default=5, help="that count, of each arm")
-    parser.add_argument("--out", type=Path, help="file to write the document to as well")
-    parser.add_argument("--asks", metavar="URL", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = arguments(__doc__, clients=32, requests=96, tokens=300, turns=5, asks=str)
     if options.asks:
         tokens, seconds, firsts = asyncio.run(
             asked(options.asks, questions(options.requests), options.clients, options.tokens)
         )
         print(json.dumps({"tokens": tokens, "seconds": seconds, "firsts": firsts}))
         return
-    result = measure(options)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    keep(options, **measure(options))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ alone, so that 20 settings cost F + 20 (L - F) of 20 L tokens.
 
 from __future__ import annotations
 
-import argparse
-import platform
+import itertools
 import random
 import statistics
 import tempfile
@@ -27,18 +26,19 @@ from pathlib import Path
 
 import torch
 
-from filled import bench_model
-from keeping import keep
+from common import arguments, bench_model, keep
 from kvatlas import policies
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
+from kvatlas.policies import Policy
 
 #: Problems and mean new tokens of the four benchmarks.
 LENGTHS = {name: (SOURCES[name].size, SOURCES[name].output_tokens) for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")}
 #: Of the logarithm of a length, around its mean.
 SPREAD = 0.5
 BUDGET, WINDOWS, RATIOS = 5000, (500, 1000, 2000, 3000), (0.1, 0.2, 0.3, 0.4, 0.5)
+GRID = tuple(itertools.product(WINDOWS, RATIOS))
 PROMPT, LONGEST = 200, 16_384
 SHAPE = {
     "vocab_size": 512,
@@ -74,33 +74,22 @@ def tokens(result: list[int], fork: int, settings: int) -> tuple[int, int]:
     return separate, shared
 
 
+def window_policy(budget: float, window: float, ratio: float) -> Policy:
+    return policies.of(Setting.of("window", kv_budget=round(budget), local_window=round(window), ratio=ratio))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--problems", type=int, default=4, help="of each benchmark, for what is decoded here")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--scale", type=int, default=24, help="what lengths are divided by")
-    parser.add_argument("--benchmarks", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="to decode here")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="keep the document in this file too")
-    options = parser.parse_args()
+    options = arguments(__doc__, full=False, problems=4, rounds=1, scale=24, benchmarks=list(LENGTHS), batch=64, seed=0)
     torch.set_num_threads(1)
 
-    settings, scale = len(WINDOWS) * len(RATIOS), options.scale
+    settings, scale = len(GRID), options.scale
     published = lengths(None, 5, options.seed)
     counted = {name: tokens(item, BUDGET - PROMPT + 1, settings) for name, item in published.items()}
     problems, samples = (None, 5) if options.full else (options.problems, 1)
     decoded = lengths(problems, samples, options.seed, options.benchmarks)
     new = [max(2, round(length / scale)) for item in decoded.values() for length in item]
     prompt = tuple(5 + i % 400 for i in range(round(PROMPT / scale)))
-    grid = [
-        policies.of(
-            Setting.of("window", kv_budget=round(BUDGET / scale), local_window=round(window / scale), ratio=ratio)
-        )
-        for window in WINDOWS
-        for ratio in RATIOS
-    ]
+    grid = [window_policy(BUDGET / scale, window / scale, ratio) for window, ratio in GRID]
     ends = [Sampling(max_new_tokens=length) for length in new]
     arms = {
         "shared": [Request(n, prompt, n, tuple(grid), sampling=end) for n, end in enumerate(ends)],
@@ -123,29 +112,22 @@ def main() -> None:
     share = written["shared"] / written["separate"]
     times = statistics.median(s / a for s, a in zip(seconds["shared"], seconds["separate"], strict=True))
     keep(
-        {
-            "bench": "sweep_cost",
-            "options": {name: value for name, value in vars(options).items() if name != "out"},
-            "machine": platform.processor() or platform.machine(),
-            "published": {
-                "mean_new_tokens": {name: round(statistics.mean(item)) for name, item in published.items()},
-                "traces": {name: len(item) * settings for name, item in published.items()},
-                "decoded_tokens": {"separate": separate, "shared": shared},
-                "share": round(shared / separate, 4),
-                "share_by_benchmark": {name: round(two[1] / two[0], 4) for name, two in counted.items()},
-            },
-            "scale": scale,
-            "decoded_tokens": written,
-            "bound": round(
-                tokens(new, grid[0].kv_budget - len(prompt) + 1, settings)[1] / (settings * sum(new)),
-                4,
-            ),
-            "share_of_tokens": round(share, 4),
-            "seconds": {name: round(statistics.median(item), 2) for name, item in seconds.items()},
-            "share_of_time": round(times, 4),
-            "time_against_tokens": round(times / share, 3),
+        options,
+        bench="sweep_cost",
+        published={
+            "mean_new_tokens": {name: round(statistics.mean(item)) for name, item in published.items()},
+            "traces": {name: len(item) * settings for name, item in published.items()},
+            "decoded_tokens": {"separate": separate, "shared": shared},
+            "share": round(shared / separate, 4),
+            "share_by_benchmark": {name: round(two[1] / two[0], 4) for name, two in counted.items()},
         },
-        options.out,
+        scale=scale,
+        decoded_tokens=written,
+        bound=round(tokens(new, grid[0].kv_budget - len(prompt) + 1, settings)[1] / (settings * sum(new)), 4),
+        share_of_tokens=round(share, 4),
+        seconds={name: round(statistics.median(item), 2) for name, item in seconds.items()},
+        share_of_time=round(times, 4),
+        time_against_tokens=round(times / share, 3),
     )
 
 

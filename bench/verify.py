@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas import benchmarks, models, policies
 from kvatlas.core import Setting, Trace
 from kvatlas.deploy.verify import LENGTH_P, read, text_checks
@@ -197,23 +197,16 @@ def measure_texts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Decode where there are no answers yet, and simulate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="Where answers are kept.")
-    parser.add_argument("--problems", type=int, default=60)
-    parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[60, 240, 960])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--texts", action="store_true")
-    parser.add_argument("--text-problems", type=int, default=120)
-    parser.add_argument("--text-sizes", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--only", nargs="+", help="Texts of some of the engines.")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    sizes: dict[str, Any] = {"sizes": [60, 240, 960], "text_sizes": [16, 32, 64], "text_problems": 120}
+    folder, only = {"type": Path, "required": True}, {"nargs": "+"}
+    options = arguments(__doc__, folder=folder, problems=60, samples=3, runs=200, texts=False, only=only, **sizes)
     there = json.loads(options.out.read_text()) if options.out and options.out.is_file() else {}
+    there = {name: part for name, part in there.items() if name not in ("options", "torch", "machine")}
     if options.texts:
-        keep({**there, "program": "verify", "texts": measure_texts(options.folder / "texts", options)}, options.out)
+        there |= {"program": "verify", "texts": measure_texts(options.folder / "texts", options)}
     else:
-        keep({**there, **measure_grades(options.folder / "grades", options)}, options.out)
+        there |= measure_grades(options.folder / "grades", options)
+    keep(options, **there)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python bench/view.py --problems 10 --samples 2 --tokens 500      # in small
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import re
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from keeping import keep
+from common import arguments, keep
 from kvatlas.core import Setting
 from kvatlas.results import Expected, Manifest, Store
 from large_run import write_traces
@@ -37,9 +37,7 @@ def expected(problems: int, samples: int) -> tuple[Expected, ...]:
     """Two policies on a published grid and the full cache, on two benchmarks, for two models."""
     grid = [
         Setting.of(policy, kv_budget=5000, local_window=window, ratio=ratio)
-        for policy in ("dynts", "random")
-        for window in WINDOWS
-        for ratio in RATIOS
+        for policy, window, ratio in itertools.product(("dynts", "random"), WINDOWS, RATIOS)
     ]
     ids, full = tuple(f"p{number:04d}" for number in range(problems)), Setting.of("full")
     return tuple(
@@ -103,13 +101,7 @@ def measured(folder: Path, traces: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=125)
-    parser.add_argument("--samples", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=16_000)
-    parser.add_argument("--scratch", type=Path, help="folder for the run (default: the system's)")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, problems=125, samples=10, tokens=16_000, scratch=Path)
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
         folder = Path(scratch) / "large"
         cells = expected(args.problems, args.samples)
@@ -118,7 +110,7 @@ def main() -> None:
             traces = write_traces(store, cells, args.tokens, PROMPT, 5000)
         size = (folder / "run.sqlite").stat().st_size
         about = {"traces": traces, "tokens": args.tokens, "store_gb": round(size / 1e9, 2)}
-        keep({"bench": "view", **about, **measured(folder, traces)}, args.out)
+        keep(args, bench="view", **about, **measured(folder, traces))
 
 
 if __name__ == "__main__":

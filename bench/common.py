@@ -1,7 +1,10 @@
-"""Models with random weights, and engines whose caches are filled by hand: steps at any length, at once."""
+"""Shared by the programs here: options, documents, models with random weights, engines that are filled by hand."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import platform
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,20 +23,42 @@ from kvatlas.engine.rows import Row
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 
+
+def arguments(text: str | None, *files: str, **options: Any) -> argparse.Namespace:
+    """Parse the command line of a program that `text` describes: files, options, and `--out` for the document.
+
+    An option is its default, a list of defaults, the type of a value without one, or what argparse takes.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in files:
+        parser.add_argument(name, type=Path)
+    for name, option in options.items():
+        if option is False:
+            option = {"action": "store_true"}
+        elif isinstance(option, type):
+            option = {"type": option}
+        elif isinstance(option, list):
+            option = {"nargs": "+", "type": type(option[0]), "default": option}
+        elif not isinstance(option, dict):
+            option = {"type": type(option), "default": option}
+        parser.add_argument(f"--{name.replace('_', '-')}", **option)
+    parser.add_argument("--out", type=Path, help="keep the document in this file too")
+    return parser.parse_args()
+
+
+def keep(options: argparse.Namespace, /, **document: Any) -> None:
+    """Print the document with options, torch and machine as the last line, and keep it in the file `--out`."""
+    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    out = asked.pop("out", None)
+    about = {"options": asked, "torch": torch.__version__, "machine": platform.processor() or platform.machine()}
+    text = json.dumps(about | document)
+    if out:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        Path(out).write_text(text + "\n")
+    print(text)
+
+
 PROMPT = tuple(5 + i % 50 for i in range(64))
-
-
-def shape_of(layers: int, hidden: int) -> dict[str, Any]:
-    """A shape of that size with heads of 64, about four to a KV head."""
-    return {
-        "vocab_size": 4096,
-        "hidden_size": hidden,
-        "intermediate_size": hidden * 8 // 3,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": max(1, hidden // 256),
-        "max_position_embeddings": 32_768,
-    }
 
 
 def endless(folder: Path) -> ModelHandle:
