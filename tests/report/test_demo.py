@@ -38,13 +38,13 @@ def cells(folder: Path) -> list[tuple[int, str]]:
 
 def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the plan says comes before the first look, what limits the finished run after all of it."""
-    (tmp_path / "demo-quick.yaml").write_text(
+    spec = (
         "{models: ['embedded:tiny-llama'], benchmarks: [CHAIN3, CHAIN4], problems: 2, samples: 1,"
         " sampling: {max_new_tokens: 20}, baseline: [{policy: full}],"
         " settings: [{policy: window, kv_budget: 90, ratio_over: thinking}],"
         " axes: {local_window: [8, 16], ratio: [0.2, 0.4]}}"
     )
-    monkeypatch.setattr("kvatlas.cli.sweeps.files", lambda _: tmp_path)
+    monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: {"demo-quick": spec})
     monkeypatch.setattr("kvatlas.cli.sweeps.FIRST_PROBLEMS", 1)
     # Drawing is tested above.
     drawn: list[list[tuple[int, str]]] = []

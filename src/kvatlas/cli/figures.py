@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,33 +25,17 @@ def map_(
     out: options.FigureFile,
     mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
     shared: Annotated[
-        bool | None,
-        typer.Option(
-            "--shared/--own",
-            help="One colour scale for all panels, or one from the lowest to the highest cell of each. "
-            "Default: one for each, as wide as an interval at least.",
-        ),
+        bool | None, typer.Option("--shared/--own", help="One colour scale, or the range of each panel's own cells.")
     ] = None,
     policy: options.OnlyPolicy = None,
     metric: Annotated[
-        str | None,
-        typer.Option(
-            help="pass@1, progress, ..., or a cost: mean_kv_tokens, kv_memory, seconds, truncated, ... Default: pass@1."
-        ),
+        str | None, typer.Option(help="pass@1 (default), progress, ..., or a cost: mean_kv_tokens, seconds, ...")
     ] = None,
     against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|RUN|CSV",
-            help="Differences to a baseline (full), a policy, a model, another run or CSV map, in pairs.",
-        ),
+        str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
     frame: Annotated[
-        str,
-        typer.Option(
-            metavar="margin|plateau|none",
-            help="Outline the cells shown to keep the margin, or those statistically tied with the best.",
-        ),
+        str, typer.Option(metavar="margin|plateau|none", help="Outline cells shown to keep the margin, or tied.")
     ] = "margin",
     lose_at_most: options.LoseAtMost = None,
     partial: options.Partial = False,
@@ -89,22 +73,16 @@ def compare(
     context: typer.Context,
     runs: options.Runs,
     out: options.FigureFile,
-    metric: Annotated[
-        str, typer.Option(help="progress, pass@1, or any graded metric in [0, 1], such as progress_valid.")
-    ] = "progress",
+    metric: options.Metric = "progress",
     only: options.Only = None,
-    benchmark: Annotated[
-        list[str] | None, typer.Option(help="Problems of this benchmark alone. Repeat it; default: all.")
-    ] = None,
-    density: Annotated[
-        bool, typer.Option("--density", help="Densities also where a few values hold most problems, which are counted.")
-    ] = False,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Only this benchmark. Repeat it for more.")] = None,
+    density: Annotated[bool, typer.Option("--density", help="Densities also of a few common values.")] = False,
     partial: options.Partial = False,
     as_json: options.Json = False,
 ) -> None:
     """Draw every two systems against each other, problem by problem, with the line where they are equal."""
-    from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
-    from kvatlas.figures.style import check_figure, signed
+    from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
+    from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
 
     check_figure(out)
@@ -120,13 +98,8 @@ def compare(
         return
     for path in written:
         typer.echo(path)
-    for pair in documents:
-        mean, low, high = (signed(pair["difference"][key], 3, "-") for key in ("value", "low", "high"))
-        typer.echo(
-            f"x: {pair['x']} vs y: {pair['y']}: x ahead on {100 * pair['below']:.1f} %, "
-            f"equal on {100 * pair['on']:.1f} %, y ahead on {100 * pair['above']:.1f} % of {pair['problems']} "
-            f"problems; mean of x - y {mean} ({low} to {high})"
-        )
+    for i, j, compared in pairs:
+        typer.echo(pair_text(compared, names[i], names[j]))
 
 
 @app.command(cls=options.FigureCommand)
@@ -134,9 +107,7 @@ def curves(
     context: typer.Context,
     runs: options.Runs,
     out: options.FigureFile,
-    by: Annotated[
-        str, typer.Option(help="L (logical depth), B (locked doors), N (noise), S (shuffle) or n (CHAIN).")
-    ] = "L",
+    by: Annotated[str, typer.Option(help="L (depth), B (locked doors), N (noise), S (shuffle), n (CHAIN).")] = "L",
     only: options.Only = None,
     published: Annotated[bool, typer.Option(help="Published decays as grey lines.")] = True,
     partial: options.Partial = False,
@@ -154,14 +125,7 @@ def curves(
     figure, fits = depth_figure(success, progress, names, by=by, published=published, notes=notes, look=context.obj)
     written = save(figure, out, look=context.obj)
     if as_json:
-        data = [
-            {
-                "entrant": name,
-                "points": [{by: level, **_finite(vars(estimate))} for level, estimate in curve.points],
-                "decays": [_finite(vars(decay)) for decay in curve.decays],
-            }
-            for name, curve in zip(names, fits, strict=True)
-        ]
+        data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(names, fits, strict=True)]
         typer.echo(json.dumps({"by": by, "curves": data, "files": list(map(str, written))}, indent=2))
         return
     for path in written:
@@ -170,11 +134,6 @@ def curves(
         if curve.decays:
             amplitude_one, free = curve.decays
             typer.echo(f"{name}: L0 {depth_text(amplitude_one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with null for infinite numbers, which JSON lacks."""
-    return {name: None if value in (float("inf"), float("-inf")) else value for name, value in values.items()}
 
 
 def _systems(
@@ -194,9 +153,7 @@ def maze(
     out: options.FigureFile,
     problem: Annotated[str, typer.Option(help="Number of the maze from 0, or its id.")] = "0",
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Draw a model's path from this run as well.")] = None,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="NAME", help="The system that walks, if the run has several.")
-    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="NAME", help="The system, if the run has several.")] = None,
     sample: Annotated[int, typer.Option(min=0, help="The sample of its path.")] = 0,
 ) -> None:
     """Draw one maze with the optimal path and, from a run, a model's path with its first error."""

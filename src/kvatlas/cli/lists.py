@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from dataclasses import MISSING
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +13,6 @@ from kvatlas.cli import options
 from kvatlas.cli.output import print_findings, print_rows
 from kvatlas.core import KvatlasError
 from kvatlas.text import unfiltered, visible
-
-#: The question for a model where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
-PROBE = (
-    "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
-    "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
-)
-#: The benchmark for models that ship with the package, which have a vocabulary of their own.
-OWN = "CHAIN8"
 
 app = typer.Typer()
 benchmarks = typer.Typer(invoke_without_command=True)
@@ -35,10 +26,10 @@ def policies(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: options.Json = False
 ) -> None:
     """List the policies and the presets of some, or explain one."""
-    from kvatlas.policies import PRESETS
+    from kvatlas.policies import PRESETS, about
     from kvatlas.policies import policies as registry
 
-    rows = [_policy_row(chosen) for chosen in ([name] if name else [*dict(registry.items()), *PRESETS])]
+    rows = [about(chosen) for chosen in ([name] if name else [*dict(registry.items()), *PRESETS])]
     if as_json:
         print_rows(rows, as_json)
     elif name:
@@ -47,37 +38,6 @@ def policies(
         short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in rows]
         print_rows([row for row in short if row["name"] not in PRESETS], one_line=True)
         typer.echo(f"\nPresets, methods as somebody ran them: {', '.join(PRESETS)}.\nIn full: kvatlas policies NAME")
-
-
-def _policy_row(name: str) -> dict[str, Any]:
-    """Return a policy, or a preset of one, as data; `published` are the values of parameters in its paper."""
-    from kvatlas.policies import PRESETS, parameters
-    from kvatlas.policies import policies as registry
-
-    policy, preset = registry.get(name), PRESETS.get(name)
-    values = {item.name: "required" if item.default is MISSING else item.default for item in parameters(policy)}
-    row = {
-        "name": name,
-        "summary": policy.summary,
-        "paper": policy.paper,
-        "scope": str(policy.scope),
-        "observes": sorted(signal.value for signal in policy.observes),
-        "parameters": values,
-        "published": dict(policy.published),
-        "preset": None,
-        "description": _unindented((policy.__doc__ or "").strip()),
-    }
-    if preset:
-        row |= {
-            "summary": preset.summary,
-            "paper": f"as run for {preset.paper}",
-            "scope": str(preset.values.get("scope", policy.scope)),
-            "parameters": values | dict(preset.values),
-            "published": {},
-            "preset": {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
-            "description": f"{preset.says}\n\nSource: {preset.source}.",
-        }
-    return row
 
 
 def _explain(row: dict[str, Any]) -> None:
@@ -92,32 +52,24 @@ def _explain(row: dict[str, Any]) -> None:
         published = f"   (published: {row['published'][name]})" if name in row["published"] else ""
         typer.echo(f"  {name} = {default}{published}")
     if "kv_budget" in row["parameters"]:
-        shared = (CompressingPolicy.__doc__ or "").partition("\n\n")[2].rstrip()
-        typer.echo(f"\nParameters of every policy that compresses:\n{_unindented(shared)}")
+        _, _, shared = (inspect.getdoc(CompressingPolicy) or "").partition("\n\n")
+        typer.echo(f"\nParameters of every policy that compresses:\n{shared}")
 
 
-def _unindented(docstring: str) -> str:
-    return "\n".join(line.removeprefix("    ") for line in docstring.splitlines())
-
-
-@app.command()
-def recipes(
+@app.command("recipes")
+def list_recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="SPEC.yaml", help="Copy it to this file, to be changed.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the sweep specs that come with the package, print one, or copy it."""
-    texts = {
-        file.name.removesuffix(".yaml"): file.read_text("utf-8")
-        for file in sorted(files("kvatlas.sweeps").iterdir(), key=lambda file: file.name)
-        if file.name.endswith(".yaml")
-    }
+    from kvatlas.sweeps.spec import recipes
+
+    texts = recipes()
     if name is None:
         # The first sentence of the comment that each begins with.
-        heads = {
-            recipe: text.partition("\n#\n")[0].replace("\n# ", " ").removeprefix("# ") for recipe, text in texts.items()
-        }
-        rows = [{"name": recipe, "about": head.partition("\n")[0]} for recipe, head in heads.items()]
+        heads = {recipe: text.partition("\n#\n")[0].replace("\n# ", " ") for recipe, text in texts.items()}
+        rows = [{"name": recipe, "about": head.removeprefix("# ").partition("\n")[0]} for recipe, head in heads.items()]
         print_rows(rows, as_json, one_line=True)
     elif name not in texts:
         raise KvatlasError(f"There is no recipe {name!r}; valid are: {', '.join(texts)}.")
@@ -146,9 +98,7 @@ def show(
     name: options.Benchmark,
     problem: Annotated[int, typer.Option(min=1, help="Its number, from 1 up.")] = 1,
     model: Annotated[str | None, typer.Option(help="Through this model's chat template.")] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Another prompt format (r1, plain, dynts, line) or template.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Another format (r1, plain, dynts, line) or template.")] = None,
     answer: Annotated[bool, typer.Option("--answer", help="The reference answer too, on standard error.")] = False,
     question_field: options.QuestionField = "",
     answer_field: options.AnswerField = "",
@@ -187,15 +137,14 @@ def check_benchmark(
     from kvatlas.benchmarks import asked_of, find
     from kvatlas.benchmarks.check import check
 
+    length: Any = ()
     benchmark = find(name, **options.problem_columns(question_field, answer_field))
-    if model is None:
-        print_findings(check(benchmark), as_json)
-    else:
+    if model is not None:
         from kvatlas.models import find as find_model
 
         reader = find_model(model)
-        checked = asked_of(benchmark, reader.reads)
-        print_findings(check(checked, lambda text: len(reader.encode(text)), "tokens"), as_json)
+        benchmark, length = asked_of(benchmark, reader.reads), (lambda text: len(reader.encode(text)), "tokens")
+    print_findings(check(benchmark, *length), as_json)
 
 
 @models.callback()
@@ -237,17 +186,13 @@ def check_model(
     """
     import torch
 
-    from kvatlas.benchmarks import asked_of
-    from kvatlas.benchmarks import find as find_benchmark
-    from kvatlas.models import embedded, find
+    from kvatlas.models import find
     from kvatlas.sweeps.checks import check_model as check
+    from kvatlas.sweeps.checks import questions
 
     torch.set_num_threads(1)
     chosen = find(model, **options.assignments("--model-option", model_option))
-    names = benchmark or ([OWN] if model in embedded() else [])
-    asked = [asked_of(find_benchmark(name), chosen.reads) for name in names]
-    messages = [benchmark.prompt(problem) for benchmark in asked for problem in benchmark.problems(problems)]
-    print_findings(check(chosen, messages or [PROBE], max_new_tokens), as_json)
+    print_findings(check(chosen, questions(chosen, benchmark or [], problems), max_new_tokens), as_json)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import fields, make_dataclass
@@ -35,16 +36,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 # A model and its problems.
 Model = Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.")]
 ModelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model-option", metavar="NAME=VALUE", help="dtype, device, revision, cache, think_close, think_open."
-    ),
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="dtype, device, revision, think_close, ...")
 ]
 Benchmark = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
-QuestionField = Annotated[
-    str, typer.Option(help="The field of a problem file that holds the question, if its name is unusual.")
-]
-AnswerField = Annotated[str, typer.Option(help="The field that holds the reference answer, if its name is unusual.")]
+QuestionField = Annotated[str, typer.Option(help="Column of the question in a problem file with unusual names.")]
+AnswerField = Annotated[str, typer.Option(help="Column of the reference answer in such a file.")]
 FirstProblems = Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")]
 Seed = Annotated[int, typer.Option(min=0, help="Another seed gives other traces.")]
 Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
@@ -55,50 +51,31 @@ KvBudget = Annotated[int | None, typer.Option(help="Cache length at which a comp
 LocalWindow = Annotated[int | None, typer.Option(help="Newest tokens that a compression always keeps.")]
 Ratio = Annotated[float | None, typer.Option(help="Share of the older tokens that a compression keeps.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another parameter of the policy.")]
-StrictBudget = Annotated[
-    bool, typer.Option("--strict-budget", help="Drop prompt tokens that do not fit into the ratio, as published.")
-]
-Cell = Annotated[
-    str, typer.Option(help="The cell by words, as 'dynts ratio=0.3 local_window=32'; default: the recommended one.")
-]
+StrictBudget = Annotated[bool, typer.Option("--strict-budget", help="Drop prompt tokens that exceed the ratio.")]
+Cell = Annotated[str, typer.Option(help="The cell, as 'dynts ratio=0.3'; default: the recommended one.")]
 
 # Decoding.
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: what pays.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Sequences that one worker decodes together; default: what fits, 64 on CPUs.")
-]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Executor = Annotated[str, typer.Option(help="Where problems are decoded: local or ray.")]
-Replace = Annotated[
-    bool, typer.Option("--replace", help="Show this alone in a run of something else, whose traces stay in its store.")
-]
+Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
 
 # Runs and maps, and what is read from them.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, imported ones too.")]
-Inputs = Annotated[
-    list[str], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, CSV maps, or published:NAME.")
-]
-Metric = Annotated[
-    str, typer.Option(help="pass@1; of runs also progress, pass@K, avg@K, maj@K, or a metric of the benchmark itself.")
-]
+Inputs = Annotated[list[str], typer.Argument(metavar="RUN|CSV...", help="Runs, CSV maps, or published:NAME.")]
+Metric = Annotated[str, typer.Option(help="pass@1, progress, pass@K, avg@K, maj@K, or one of the benchmark itself.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing traces; maps and figures say so.")]
-Fix = Annotated[
-    list[str] | None, typer.Option("--fix", metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")
-]
+Fix = Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")]
 OnlyPolicy = Annotated[str | None, typer.Option("--policy", help="Only this policy's maps.")]
-LoseAtMost = Annotated[
-    float | None,
-    typer.Option(metavar="POINTS", help="The margin against the full cache; default: the sweep's own, 3."),
-]
+LoseAtMost = Annotated[float | None, typer.Option(metavar="POINTS", help="Margin; default: the sweep's own, 3.")]
 Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only", metavar="NAME", help="A system by words that fit it alone, as 'R1-Qwen full' or 'dynts ratio=0.3'."
-    ),
+    list[str] | None, typer.Option(metavar="NAME", help="A system, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it.")
 ]
 FigureFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
 
 
+@functools.cache
 def _figure_options() -> list[Any]:
     """Return the options of a `Look` as typer makes them."""
     types, annotated = get_type_hints(Look), Annotated  # type: Any, Any

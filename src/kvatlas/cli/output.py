@@ -8,7 +8,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,16 +141,10 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
         traces = list(islice(own, show))
     rows: list[dict[str, Any]] = []
     for measured in cells:
-        cell = measured.cell().to_dict()
-        rows.append(
-            {
-                "benchmark": measured.expected.benchmark,
-                "pass_at_1": cell["value"],
-                "mean_kv_tokens": cell["kept_tokens_mean"],
-                **cell,
-                "verdicts": {name: measured.verdicts[name] for name in dict.fromkeys([*VERDICTS, *measured.verdicts])},
-            }
-        )
+        cell, counts = measured.cell().to_dict(), measured.verdicts
+        named = {"benchmark": measured.expected.benchmark, "pass_at_1": cell["value"]}
+        verdicts = {str(name): counts[name] for name in dict.fromkeys([*VERDICTS, *counts])}
+        rows.append({**named, "mean_kv_tokens": cell["kept_tokens_mean"], **cell, "verdicts": verdicts})
     if as_json:
         expected = cells[0].expected
         document = {
@@ -172,7 +165,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
                 if row["low"] is None or row["high"] is None
                 else f"{percent(row['low'] / 100)} to {percent(row['high'] / 100)}",
                 "problems": row["problems"],
-                **{str(name): row["verdicts"].get(name, 0) for name in verdicts},
+                **{name: row["verdicts"].get(name, 0) for name in verdicts},
                 "kept tokens": round(row["mean_kv_tokens"]),
                 "output tokens": round(row["output_tokens_mean"]),
             }
@@ -228,7 +221,7 @@ def progress_display(quiet: bool) -> Iterator[Callable[[Progress], None]]:
         if now - last < (REFRESH if bar else INTERVAL) and progress.done < progress.total:
             return
         last = now
-        text = progress_text(progress, before, now - began)
+        text = visible(progress.text(before, now - began))
         if bar is None:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -246,22 +239,6 @@ def _bar() -> Any:
     bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
     bar.add_task("starting", total=None)
     return bar
-
-
-def progress_text(progress: Progress, before: int, seconds: float) -> str:
-    """Return traces, tokens per second, the share that shared trunks save, and the time left.
-
-    `before` traces of earlier sessions are finished and do not count for the rate of these `seconds`.
-    """
-    decoded, saved = progress.decoded_tokens, progress.saved_tokens
-    rate = decoded / seconds if seconds > 0 else 0.0
-    share = saved / (decoded + saved) if decoded + saved else 0.0
-    left = timedelta(seconds=round(seconds * (progress.total - progress.done) / (progress.done - before)))
-    text: str = visible(
-        f"{progress.done}/{progress.total} traces, {progress.trace.benchmark}, {rate:,.0f} tokens/s, "
-        f"{share:.0%} of tokens saved by shared trunks, {left} left"
-    )
-    return text
 
 
 def answers_display(name: str, quiet: bool) -> Callable[[int, int], None]:

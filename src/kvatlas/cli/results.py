@@ -24,9 +24,7 @@ def describe(
     partial: options.Partial = False,
     fix: options.Fix = None,
     policy: options.OnlyPolicy = None,
-    problems: Annotated[
-        int | None, typer.Option(min=1, help="Problems of each benchmark of a CSV map without them.")
-    ] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Problems of a CSV map without them.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")] = None,
     lose_at_most: options.LoseAtMost = None,
     long: Annotated[bool, typer.Option("--long", help="Every map, test and comparison instead of one page.")] = False,
@@ -57,9 +55,7 @@ def check(
     first: Annotated[str, typer.Argument(metavar="A", help="A CSV map, published:NAME, or the folder of a run.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0, callback=options.finite, help="Points that rounding may account for.")
-    ] = 0.05,
+    tolerance: Annotated[float, typer.Option(min=0, callback=options.finite, help="Points of rounding.")] = 0.05,
     partial: options.Partial = False,
     as_json: options.Json = False,
 ) -> None:
@@ -92,12 +88,8 @@ def report(
     megabytes: Annotated[
         float, typer.Option(min=0, callback=options.finite, help="Limit for traces in the page.")
     ] = 4.0,
-    attention: Annotated[
-        int, typer.Option(min=0, help="Traces whose importance and attention are measured with the model; 0: none.")
-    ] = 4,
-    folder: Annotated[
-        bool, typer.Option("--folder/--no-folder", help="All traces in a folder next to the page, if they do not fit.")
-    ] = True,
+    attention: Annotated[int, typer.Option(min=0, help="Traces to measure attention of, with the model.")] = 4,
+    folder: Annotated[bool, typer.Option(help="All traces in a folder beside the page, if they do not fit.")] = True,
     partial: options.Partial = False,
     fix: options.Fix = None,
     lose_at_most: options.LoseAtMost = None,
@@ -122,17 +114,12 @@ def report(
 @app.command()
 def export(
     run: options.Run,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file to write, a folder with --store; default: standard output."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file, with --store a folder.")] = None,
     format_: Annotated[str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces).")] = "csv",
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
-    store: Annotated[
-        bool, typer.Option("--store", help="The run itself, into a new folder, also while it is written.")
-    ] = False,
+    store: Annotated[bool, typer.Option("--store", help="The run itself, into a new folder.")] = False,
 ) -> None:
     """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.results import Store
@@ -156,7 +143,7 @@ def export(
 
         maps = maps_of_run(RunData.open(run, metric, partial, options.assignments("--fix", fix)))
     if out is not None:
-        write(run, format_, out, **({} if maps is None else {"maps": maps}))
+        write(run, format_, out, maps=maps)
         typer.echo(out)
     elif maps is not None:
         typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
@@ -170,9 +157,7 @@ def export(
 def view(
     runs: options.Runs,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on this machine; 0 takes a free one.")] = 0,
-    bundle: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the app as files for a static host instead.")
-    ] = None,
+    bundle: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write files for a static host.")] = None,
     fix: options.Fix = None,
 ) -> None:
     """Show runs in the browser: maps, cells, problems and every trace, live while a sweep runs."""
@@ -193,11 +178,10 @@ def grade(
     run: options.Run,
     grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
     overrule: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A person's verdicts: CSV of benchmark, problem, answer, correct, reason."),
+        Path | None, typer.Option(metavar="FILE", help="Verdicts of a person: an audit.csv with corrected rows.")
     ] = None,
     audit: Annotated[
-        bool, typer.Option("--audit", help="List the answers that math-verify judges otherwise; also in RUN/audit.csv.")
+        bool, typer.Option("--audit", help="List where math-verify differs; writes RUN/audit.csv.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -209,31 +193,13 @@ def grade(
     from kvatlas.results.regrade import read_overruled, regrade, write_audit
 
     cells, disagreements = regrade(run, grader, read_overruled(overrule) if overrule else (), audit)
-    rows = [
-        {
-            "model": cell.model,
-            "benchmark": cell.benchmark,
-            "setting": str(cell.setting),
-            "traces": cell.traces,
-            "pass@1": round(100 * cell.before / cell.traces, 1),
-            f"graded:{grader}": round(100 * cell.after / cell.traces, 1),
-            "to_right": cell.to_right,
-            "to_wrong": cell.to_wrong,
-        }
-        for cell in cells
-    ]
-    print_rows(rows, as_json)
+    print_rows([cell.to_json(grader) for cell in cells], as_json)
     if audit:
         write_audit(disagreements, run / "audit.csv")
     if as_json:
         return
     for disagreement in disagreements:
-        verdict, other = ("right", "wrong") if disagreement.correct else ("wrong", "right")
-        typer.echo(
-            f"\n{disagreement.problem}: reference {disagreement.reference}, answer {disagreement.answer} in "
-            f"{disagreement.traces} traces, graded {verdict}; math-verify says {other}.\n    ..."
-            + disagreement.text.replace("\n", "\n    ")
-        )
+        typer.echo(f"\n{disagreement}")
     if audit:
         typer.echo(
             f"\nmath-verify judges {len(disagreements)} answers otherwise: {run / 'audit.csv'}. Correct its column "
@@ -245,9 +211,7 @@ def grade(
 
 @app.command("import")
 def import_(
-    logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json), of any scored task.")
-    ],
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json).")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
 ) -> None:

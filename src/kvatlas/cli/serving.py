@@ -33,14 +33,10 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name for clients; default: as given here.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(envvar=KEY, help="Key that clients have to send.", show_envvar=True)
-    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar=KEY, help="Key that clients have to send.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are decoded together.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
-    grace: Annotated[
-        float, typer.Option(min=0, callback=options.finite, help="Seconds that answers have to finish when stopped.")
-    ] = 30.0,
+    grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="For requests that name none.")] = 0.95,
     top_k: Annotated[int, typer.Option(min=0, help="For requests that name none; 0 is off.")] = 20,
@@ -71,9 +67,7 @@ def serve(
     run(application(service, name or model, api_key, hosts), service, host, port, grace)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def lm_eval(context: typer.Context) -> None:
     """Run lm-evaluation-harness, which then knows `--model kvatlas`; all arguments are its own, --help too."""
     try:
@@ -97,9 +91,7 @@ def export(
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the configuration.")],
     cell: options.Cell = "",
-    nearest: Annotated[
-        bool, typer.Option("--nearest", help="Write the nearest configuration of a target that lacks the cell.")
-    ] = False,
+    nearest: Annotated[bool, typer.Option("--nearest", help="Write the nearest that the target can.")] = False,
 ) -> None:
     """Write a cell as the configuration of a serving engine; what that cannot express is named."""
     from kvatlas.deploy.export import write_export
@@ -115,11 +107,9 @@ def verify(
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run of the answers; an unfinished one is resumed.")],
     cell: options.Cell = "",
     served: Annotated[str, typer.Option(help="The model's name there; default: the only one.")] = "",
-    problems: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")] = None,
+    problems: options.FirstProblems = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of each; default: the run's.")] = None,
-    texts: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Also ask N problems greedily, and read the texts here; 32 will do.")
-    ] = 0,
+    texts: Annotated[int, typer.Option(min=0, metavar="N", help="Also read N greedy texts; 32 will do.")] = 0,
     lose_at_most: options.LoseAtMost = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions under way at once.")] = 8,
     top_k: Annotated[bool, typer.Option("--top-k/--no-top-k", help="Send top_k, which OpenAI's API lacks.")] = True,
@@ -148,16 +138,9 @@ def verify(
 
         display = answers_display(f"{endpoint.url}, temperature 0", quiet)
         read = read_texts(endpoint, reference, out / "texts", texts, concurrency=concurrency, on_trace=display)
-    answers = ask(
-        endpoint,
-        reference,
-        out,
-        problems=problems,
-        samples=samples,
-        concurrency=concurrency,
-        top_k=top_k,
-        on_trace=answers_display(endpoint.url, quiet),
-    )
+    limits = {"problems": problems, "samples": samples}
+    display = answers_display(endpoint.url, quiet)
+    answers = ask(endpoint, reference, out, **limits, concurrency=concurrency, top_k=top_k, on_trace=display)
     result = report(reference, answers, margin, read)
     typer.echo(json.dumps(result, indent=2) if as_json else as_text(result, endpoint.url))
     if result["alarmed"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,9 +41,10 @@ def demo(
     from kvatlas.results.store import FILE
     from kvatlas.sweeps import make_plan, parse_spec
     from kvatlas.sweeps.executors import WorkerPool
+    from kvatlas.sweeps.spec import recipes
 
     name = "demo-quick" if quick else "demo"
-    data = yaml.safe_load((files("kvatlas.sweeps") / f"{name}.yaml").read_text())
+    data = yaml.safe_load(recipes()[name])
     if seed is not None:
         data["seed"] = seed
     folder = out or Path("runs") / name
@@ -60,9 +60,8 @@ def demo(
             _decode(coarse, folder, replace=replace, pool=pool, batch_size=batch_size, quiet=quiet)
             pictures = ", ".join(map(str, first_look(folder)))
             if not quiet:
-                note(
-                    f"First maps, of every second step and {FIRST_PROBLEMS} of {data['problems']} problems: {pictures}"
-                )
+                count = f"{FIRST_PROBLEMS} of {data['problems']} problems"
+                note(f"First maps, of every second step and {count}: {pictures}")
         _decode(plan, folder, replace=replace, pool=pool, batch_size=batch_size, quiet=quiet)
     if not quiet:
         warn(_limits(folder))
@@ -73,33 +72,23 @@ def demo(
 @app.command()
 def plan(
     spec: SpecFile,
-    tokens_per_second: Annotated[
-        float | None, typer.Option(callback=options.positive, help="Decoding rate to estimate the time with.")
-    ] = None,
-    rate_of: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Or the rate measured in this run, of one worker.")
-    ] = None,
-    memory: Annotated[
-        float | None, typer.Option(callback=options.positive, help="Memory in GiB to estimate the batch size with.")
-    ] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(callback=options.positive, help="Decoding rate.")] = None,
+    rate_of: Annotated[Path | None, typer.Option(metavar="RUN", help="The rate of one worker in this run.")] = None,
+    memory: Annotated[float | None, typer.Option(callback=options.positive, help="GiB for a batch.")] = None,
     strict_budget: options.StrictBudget = False,
-    detect: Annotated[
-        float | None, typer.Option(metavar="POINTS", help="How many problems show a difference of so many points.")
-    ] = None,
-    discordance: Annotated[
-        list[float] | None, typer.Option(help="Share of problems on which two settings differ; default: 0.05 and 0.2.")
-    ] = None,
+    detect: Annotated[float | None, typer.Option(metavar="POINTS", help="Count the problems that show them.")] = None,
+    discordance: Annotated[list[float] | None, typer.Option(help="Share of problems with unlike grades.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
     from kvatlas.results import Store
     from kvatlas.stats.inference import designs
-    from kvatlas.sweeps import make_plan
+    from kvatlas.sweeps import make_plan, read_spec
 
     if rate_of is not None:
         with Store.open(rate_of) as store:
             tokens_per_second = store.tokens_per_second()
-    planned = make_plan(_read(spec, strict_budget))
+    planned = make_plan(read_spec(spec, strict_budget))
     for sentence in planned.notes:
         note(sentence)
     estimate = planned.estimate(tokens_per_second, int(memory * 2**30) if memory else None)
@@ -138,10 +127,7 @@ def plan(
 def run(
     model: options.Model,
     benchmarks: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="BENCHMARK|FILE...", help="Names, or files of problems: JSON lines, JSON, CSV, Parquet."
-        ),
+        list[str], typer.Argument(metavar="BENCHMARK|FILE...", help="Names, or files: JSON lines, JSON, CSV, Parquet.")
     ],
     policy: options.Policy = "full",
     kv_budget: options.KvBudget = None,
@@ -200,9 +186,7 @@ def sweep(
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run: new, to be resumed or added to.")],
     replace: options.Replace = False,
     executor: options.Executor = "local",
-    ray_address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Ray cluster; without it one is started on this machine.")
-    ] = "",
+    ray_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Ray cluster; default: one is started.")] = "",
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     strict_budget: options.StrictBudget = False,
@@ -210,10 +194,10 @@ def sweep(
 ) -> None:
     """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded."""
     _check_start(out, executor)
-    from kvatlas.sweeps import make_plan
+    from kvatlas.sweeps import make_plan, read_spec
 
     _drive(
-        make_plan(_read(spec, strict_budget)),
+        make_plan(read_spec(spec, strict_budget)),
         out,
         replace=replace,
         executor=executor,
@@ -228,9 +212,7 @@ def sweep(
 def screen(
     spec: SpecFile,
     out: Annotated[Path, typer.Option(metavar="SCREEN", help="Folder of the screen: new, to be resumed or added to.")],
-    traces: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run of the same spec, for its full-cache traces.")
-    ] = None,
+    traces: Annotated[Path | None, typer.Option(metavar="RUN", help="A run with its full-cache traces.")] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Fewer than the spec's: the first of each.")] = None,
     replace: options.Replace = False,
     executor: options.Executor = "local",
@@ -242,11 +224,11 @@ def screen(
     """Show where each setting would depart from the full cache: reads its traces, decodes nothing, has no Pass@1."""
     _check_start(out, executor)
     from kvatlas.stats.metrics import SCREENED
-    from kvatlas.sweeps import make_plan, screening
+    from kvatlas.sweeps import make_plan, read_spec, screening
     from kvatlas.sweeps import screen as read_all
     from kvatlas.sweeps.screen import unanswered
 
-    asked = _read(spec, strict_budget)
+    asked = read_spec(spec, strict_budget)
     if problems is not None:
         asked = asked.model_copy(update={"problems": min(problems, asked.problems or problems)})
     _drive(
@@ -275,13 +257,6 @@ def _check_start(folder: Path, executor: str = "local") -> None:
 
     check_folder(folder)
     executors.get(executor)
-
-
-def _read(spec: Path, strict_budget: bool) -> Any:
-    from kvatlas.sweeps import read_spec
-
-    asked = read_spec(spec)
-    return asked.model_copy(update={"strict_budget": True}) if strict_budget else asked
 
 
 def _drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
@@ -344,15 +319,9 @@ def train(
     held_out: Annotated[int | None, typer.Option(min=0, help="Last problems, to judge on; default: a fifth.")] = None,
     samples: Samples = 1,
     tokens_per_trace: Annotated[int, typer.Option(min=0, help="Thinking tokens sampled of each trace; 0: all.")] = 2048,
-    layout: Annotated[
-        str, typer.Option(help="The head: ours (biases, GELU) or authors (no biases, softplus).")
-    ] = "ours",
+    layout: Annotated[str, typer.Option(help="ours (biases, GELU) or authors (no biases, softplus).")] = "ours",
     loss: Annotated[
-        str,
-        typer.Option(
-            help="ranked: log(1 + label), with a ranking loss (default for ours); scaled: attention x 10^4, weighted "
-            "(default for authors, theirs for R1-Llama); power: attention^0.3, weighted (theirs for R1-Qwen)."
-        ),
+        str, typer.Option(help="ranked (ours), scaled (the authors' for R1-Llama) or power (theirs for R1-Qwen).")
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3000,
     seed: options.Seed = 0,
@@ -365,11 +334,13 @@ def train(
     quiet: options.Quiet = False,
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
-    from kvatlas.sweeps.learning import Material, learn, left_out_as_text
+    from kvatlas.sweeps.learning import Material, full_cache_spec, learn, left_out_as_text
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"--out: expected a name that ends in .safetensors, got {str(out)!r}.")
-    spec = _full_cache_spec(model, model_option, benchmark, problems, skip, samples, seed, temperature, max_new_tokens)
+    model_options = options.assignments("--model-option", model_option)
+    count = None if problems is None else skip + problems
+    spec = full_cache_spec(model, model_options, benchmark, count, samples, seed, temperature, max_new_tokens)
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
@@ -408,42 +379,17 @@ def evaluate(
     quiet: options.Quiet = False,
 ) -> None:
     """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""
-    from kvatlas.sweeps.learning import Material, judge
+    from kvatlas.sweeps.learning import Material, full_cache_spec, judge
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} is not there.")
-    spec = _full_cache_spec(model, model_option, benchmark, problems, skip, samples, seed, temperature, max_new_tokens)
+    model_options = options.assignments("--model-option", model_option)
+    count = None if problems is None else skip + problems
+    spec = full_cache_spec(model, model_options, benchmark, count, samples, seed, temperature, max_new_tokens)
     folder = work or head.with_suffix(".eval")
     with progress_display(quiet) as on_trace:
         quality = judge(head, Material(spec, skip), folder, workers=workers, batch_size=batch_size, on_trace=on_trace)
     typer.echo(json.dumps(quality, indent=2))
-
-
-def _full_cache_spec(
-    model: str,
-    model_option: list[str] | None,
-    benchmarks: list[str],
-    problems: int | None,
-    skip: int,
-    samples: int,
-    seed: int,
-    temperature: float,
-    max_new_tokens: int,
-) -> Any:
-    from kvatlas.sweeps import parse_spec
-
-    return parse_spec(
-        {
-            "models": [{"model": model, **options.assignments("--model-option", model_option)}],
-            "benchmarks": benchmarks,
-            "problems": None if problems is None else skip + problems,
-            "samples": samples,
-            "seed": seed,
-            "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens},
-            "baseline": {"policy": "full"},
-        },
-        "the options",
-    )
 
 
 @app.command()

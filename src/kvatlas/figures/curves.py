@@ -162,6 +162,17 @@ class DepthCurve:
     points: tuple[tuple[float, Estimate], ...]
     decays: tuple[Decay, ...] = ()
 
+    def to_json(self, by: str) -> dict[str, Any]:
+        """Return plain data, with null for infinite numbers."""
+        return {
+            "points": [{by: level, **_finite(vars(estimate))} for level, estimate in self.points],
+            "decays": [_finite(vars(decay)) for decay in self.decays],
+        }
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
+
 
 def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthCurve:
     """Estimates in up to 8 bins of equally many problems (for L), or at each value, of the problems that say theirs.

@@ -190,6 +190,17 @@ def numbers(pair: Pair, intervals: bool = True) -> list[str]:
     ]
 
 
+def pair_text(pair: Pair, first: str, second: str) -> str:
+    """Return a comparison of two systems in a sentence."""
+    mean, low, high = (
+        style.signed(value, 3, "-") for value in (pair.difference.value, pair.difference.low, pair.difference.high)
+    )
+    return (
+        f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
+        f"{100 * pair.above:.1f} % of {len(pair.places)} problems; mean of x - y {mean} ({low} to {high})"
+    )
+
+
 def save_pairwise(
     figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str, *, look: Look | None = None
 ) -> list[Path]:

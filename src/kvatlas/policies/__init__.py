@@ -1,8 +1,9 @@
 """Policies, which tokens stay: one file per method, found by name; presets are data."""
 
+import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,34 @@ def of(setting: Setting) -> Policy:
     return kind.of(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
 
 
+def about(name: str) -> dict[str, Any]:
+    """Return a policy, or a preset of one, as plain data; `published` are the values of parameters in its paper."""
+    policy, preset = policies.get(name), PRESETS.get(name)
+    values = {item.name: "required" if item.default is MISSING else item.default for item in parameters(policy)}
+    row = {
+        "name": name,
+        "summary": policy.summary,
+        "paper": policy.paper,
+        "scope": str(policy.scope),
+        "observes": sorted(signal.value for signal in policy.observes),
+        "parameters": values,
+        "published": dict(policy.published),
+        "preset": None,
+        "description": inspect.getdoc(policy),
+    }
+    if preset:
+        row |= {
+            "summary": preset.summary,
+            "paper": f"as run for {preset.paper}",
+            "scope": str(preset.values.get("scope", policy.scope)),
+            "parameters": values | dict(preset.values),
+            "published": {},
+            "preset": {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
+            "description": f"{preset.says}\n\nSource: {preset.source}.",
+        }
+    return row
+
+
 __all__ = [
     "PRESETS",
     "CacheView",
@@ -125,6 +154,7 @@ __all__ = [
     "Scope",
     "Signal",
     "Step",
+    "about",
     "choice_param",
     "float_param",
     "int_param",

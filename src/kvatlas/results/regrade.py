@@ -56,6 +56,19 @@ class Regraded:
     to_right: int = 0
     to_wrong: int = 0
 
+    def to_json(self, grader: str) -> dict[str, Any]:
+        """Return plain data, shares in percent."""
+        return {
+            "model": self.model,
+            "benchmark": self.benchmark,
+            "setting": str(self.setting),
+            "traces": self.traces,
+            "pass@1": round(100 * self.before / self.traces, 1),
+            f"graded:{grader}": round(100 * self.after / self.traces, 1),
+            "to_right": self.to_right,
+            "to_wrong": self.to_wrong,
+        }
+
 
 @dataclass(frozen=True)
 class Disagreement:
@@ -68,6 +81,13 @@ class Disagreement:
     correct: bool
     traces: int
     text: str
+
+    def __str__(self) -> str:
+        verdict, other = ("right", "wrong") if self.correct else ("wrong", "right")
+        return (
+            f"{self.problem}: reference {self.reference}, answer {self.answer} in {self.traces} traces, graded "
+            f"{verdict}; math-verify says {other}.\n    ..." + self.text.replace("\n", "\n    ")
+        )
 
 
 @dataclass

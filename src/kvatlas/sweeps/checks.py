@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from kvatlas import models, native, policies
+from kvatlas import benchmarks, models, native, policies
 from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle, Shape
@@ -45,6 +45,13 @@ SIZES = {"cpu": (4, 256 << 20), "cuda": (32, 1 << 30)}
 COMPARED = 4
 #: Differences of logits, in their standard deviations: the most that is rounding, and the most that might be.
 ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2)}
+#: The question where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
+PROBE = (
+    "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
+    "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
+)
+#: The benchmark for models that ship with the package, which have a vocabulary of their own.
+OWN = "CHAIN8"
 #: The answer of a conversation: what the template writes behind it ends a turn.
 _ANSWER = "kvatlas looks for what follows this"
 
@@ -200,6 +207,15 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
 
     once()
     return min(once() for _ in range(REPEATS))
+
+
+def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
+    """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
+    asked = [benchmarks.find(name) for name in names or ([OWN] if handle.name in models.embedded() else [])]
+    messages = []
+    for benchmark in (benchmarks.asked_of(benchmark, handle.reads) for benchmark in asked):
+        messages += [benchmark.prompt(problem) for problem in benchmark.problems(count)]
+    return messages or [PROBE]
 
 
 def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:

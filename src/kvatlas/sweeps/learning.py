@@ -21,7 +21,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import FULL, Plan, make_plan
 from kvatlas.sweeps.run import Progress, sweep
-from kvatlas.sweeps.spec import Spec
+from kvatlas.sweeps.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,31 @@ class Material:
                 )
         prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}
         return replace(plan, problems=problems, prompts=prompts)
+
+
+def full_cache_spec(
+    model: str,
+    model_options: Mapping[str, str],
+    benchmarks: Sequence[str],
+    problems: int | None,
+    samples: int,
+    seed: int,
+    temperature: float,
+    max_new_tokens: int,
+) -> Spec:
+    """Return the spec of the full cache's traces of one model."""
+    return parse_spec(
+        {
+            "models": [{"model": model, **model_options}],
+            "benchmarks": list(benchmarks),
+            "problems": problems,
+            "samples": samples,
+            "seed": seed,
+            "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens},
+            "baseline": {"policy": "full"},
+        },
+        "the options",
+    )
 
 
 def learn(

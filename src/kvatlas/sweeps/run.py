@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
 from kvatlas import policies
@@ -19,13 +20,27 @@ from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
 
 @dataclass(frozen=True)
 class Progress:
-    """The state after a stored trace. `done` counts traces of the whole sweep, earlier sessions' included."""
+    """The state of a sweep after a stored trace; `done` counts traces of earlier sessions too."""
 
     trace: Trace
     done: int
     total: int
     decoded_tokens: int
     saved_tokens: int
+
+    def text(self, before: int, seconds: float) -> str:
+        """Return traces, tokens per second, the share that shared trunks save, and the time left.
+
+        `before` traces of earlier sessions do not count for the rate of these `seconds`.
+        """
+        decoded, saved = self.decoded_tokens, self.saved_tokens
+        rate = decoded / seconds if seconds > 0 else 0.0
+        share = saved / (decoded + saved) if decoded + saved else 0.0
+        left = timedelta(seconds=round(seconds * (self.total - self.done) / (self.done - before)))
+        return (
+            f"{self.done}/{self.total} traces, {self.trace.benchmark}, {rate:,.0f} tokens/s, "
+            f"{share:.0%} of tokens saved by shared trunks, {left} left"
+        )
 
 
 def sweep(

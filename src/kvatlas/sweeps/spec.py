@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -223,8 +224,14 @@ class Spec(BaseModel):
         return {name: values for name, values in self.axes.items() if name not in spec.own}
 
 
-def read_spec(path: Path) -> Spec:
-    """Read a spec file; KvatlasError in one sentence for anything wrong with it."""
+def recipes() -> dict[str, str]:
+    """Return the texts of the specs that come with the package, by name."""
+    paths = sorted(Path(str(files("kvatlas.sweeps"))).glob("*.yaml"))
+    return {path.stem: path.read_text("utf-8") for path in paths}
+
+
+def read_spec(path: Path, strict_budget: bool = False) -> Spec:
+    """Read a spec file, `strict_budget` whatever it says of that; KvatlasError in one sentence for anything wrong."""
     try:
         with path.open(encoding="utf-8") as file:
             data = _load(file.read(MAX_CHARACTERS + 1))
@@ -237,7 +244,8 @@ def read_spec(path: Path) -> Spec:
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r} is no mapping; valid keys are {', '.join(Spec.model_fields)}.")
-    return parse_spec(data, str(path), _FILE)
+    spec = parse_spec(data, str(path), _FILE)
+    return spec.model_copy(update={"strict_budget": True}) if strict_budget else spec
 
 
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
