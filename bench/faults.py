@@ -88,7 +88,6 @@ class Ledger:
 
     @property
     def open(self) -> bool:
-        """Whether more blows are due."""
         return len(self.at) < self.moments
 
     def blow(self, folder: Path) -> None:

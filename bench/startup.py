@@ -8,7 +8,6 @@ one JSON document.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,6 @@ def main() -> None:
     keep(
         options,
         bench="startup",
-        python=platform.python_version(),
         seconds={name: round(statistics.median(result), 3) for name, result in seconds.items()},
         fastest={name: round(min(result), 3) for name, result in seconds.items()},
     )

@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from kvatlas import cli
 
-#: Words of a command to its exit code, standard output and standard error.
-Call = Callable[..., tuple[int, str, str]]
+
+@dataclass
+class Call:
+    """Runs a command of kvatlas and returns its exit code, standard output and standard error."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = self.capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    def succeed(self, *words: object, err: str | None = None) -> str:
+        """Run a command that has to succeed, and to say just `err` beside, and return its standard output."""
+        code, out, said = self(*words)
+        assert (code, said if err is not None else None) == (0, err), f"kvatlas {words}\n{out}\n{said}"
+        return out
+
+    def refuse(self, *words: object) -> str:
+        """Run a command with wrong input and return its one sentence, typer's for an option."""
+        code, out, err = self(*words)
+        assert (code, out, err.count("kvatlas: ") or err.count("Invalid value")) == (2, "", 1), f"{out}\n{err}"
+        return err
 
 
 @pytest.fixture
 def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs a command."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvatlas", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
+    """The command line."""
+    return Call(monkeypatch, capsys)
 
 
 @pytest.fixture
 def succeed(kvatlas: Call) -> Callable[..., str]:
     """Runs a command that has to succeed: its standard output."""
-
-    def call(*words: object) -> str:
-        code, out, err = kvatlas(*words)
-        assert code == 0, f"kvatlas {' '.join(map(str, words))}\n{out}\n{err}"
-        return out
-
-    return call
+    return kvatlas.succeed

@@ -122,6 +122,16 @@ def spec_data(random_models: dict[str, ModelHandle]) -> Callable[..., dict[str, 
     return build
 
 
+@pytest.fixture(scope="session")
+def finished(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run of this sweep, decoded in this process; no test writes into it."""
+    from kvatlas.sweeps import make_plan, parse_spec, sweep
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
+    return folder
+
+
 @pytest.fixture
 def write_spec(tmp_path: Path, spec_data: Callable[..., dict[str, Any]]) -> Callable[..., Path]:
     """The same as a file."""

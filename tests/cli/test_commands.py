@@ -16,37 +16,23 @@ from tests.command_line import Call
 from tests.r1 import AIME
 
 
-@pytest.fixture(scope="module")
-def run(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished small run."""
-    from kvatlas.sweeps import make_plan, parse_spec, sweep
-
-    folder = tmp_path_factory.mktemp("cli") / "run"
-    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
-    return folder
+@pytest.fixture
+def run(finished: Path) -> Path:
+    return finished
 
 
 def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
     for command, name in [("benchmarks", "CHAIN"), ("policies", "full"), ("models", "embedded:tiny-llama")]:
-        code, out, _ = kvatlas(command)
-        assert code == 0
+        out = kvatlas.succeed(command)
         assert name in out
         rows = json.loads(kvatlas(command, "--json")[1])
         assert next(iter(rows[0])) == "name"
         assert rows[0]["name"] == name
-    by_name = {row["name"]: row for row in json.loads(kvatlas("policies", "--json")[1])}
-    assert by_name["dynts"]["parameters"]["kv_budget"] == "required"
-    assert by_name["dynts"]["observes"] == ["hidden"]
-    assert by_name["full"]["parameters"] == {}
-    code, out, _ = kvatlas("policies", "dynts")
-    assert "arXiv 2601.18383" in out
-    assert "local_window = required" in out
 
 
 def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
     words = ("models", "check", "embedded:tiny-llama", "--max-new-tokens", 4)
-    code, out, _ = kvatlas(*words, "--problems", 2)
-    assert code == 0
+    out = kvatlas.succeed(*words, "--problems", 2)
     assert {line.split()[0] for line in out.splitlines()} == {"ok"}
     code, out, _ = kvatlas(*words, "--benchmark", f"AIME24@{AIME}", "--json")
     rows = json.loads(out)
@@ -55,9 +41,6 @@ def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
     (unknown,) = [row for row in rows if row["name"] == "unknown tokens"]
     assert unknown["status"] == "failed"
     assert "tokenizer_class" in unknown["advice"]
-    code, _, err = kvatlas("models", "check", "hf:nowhere/at/all")
-    assert code == 2
-    assert "is not there" in err
 
 
 def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
@@ -69,12 +52,12 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
         "Please reason step by step, and put your final answer within \\boxed{}.\n"
     )
     assert err == "AIME24-003: 025\n"
-    code, out, _ = kvatlas("benchmarks", "show", "CHAIN4", "--model", "embedded:tiny-llama")
+    out = kvatlas.succeed("benchmarks", "show", "CHAIN4", "--model", "embedded:tiny-llama")
     assert out.startswith("<|user|>")
     assert out.endswith("<|assistant|><think>\n")
     assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
-    code, _, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
-    assert (code, err) == (2, "kvatlas: There is no problem 4 of AIME24; valid are 1 to 3.\n")
+    err = kvatlas.refuse("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
+    assert err == "kvatlas: There is no problem 4 of AIME24; valid are 1 to 3.\n"
 
 
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
@@ -83,8 +66,7 @@ def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     assert set(estimate) == known | {"budget_audit", "warnings"}
     assert set(estimate["peak_bytes"]) == {"weights", "slots", "snapshots", "workspace", "total"}
     assert estimate["traces"] == 108
-    code, out, _ = kvatlas("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
-    assert code == 0
+    out = kvatlas.succeed("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
     assert "108" in out
     assert "seconds" in out
     assert "hours" in out
@@ -121,7 +103,7 @@ def test_a_sweep_says_before_and_after_what_it_cannot_show(
     assert out.splitlines()[2].startswith("- CHAIN4: ")
     assert "no setting is recommended, because none of the 4 traces under a KV budget was compressed" in out
     assert "cheapest" not in out
-    assert kvatlas("map", tmp_path / "run", "--out", tmp_path / "map.svg")[0] == 0
+    kvatlas.succeed("map", tmp_path / "run", "--out", tmp_path / "map.svg")
     assert "VACUOUS: none of the 4 traces under a KV budget was" in (tmp_path / "map.svg").read_text()
 
 
@@ -142,12 +124,11 @@ def test_sweep_resumes_and_shows_progress(kvatlas: Call, write_spec: Callable[..
 
 
 def test_run_prints_pass_at_1_with_its_interval_and_a_trace(kvatlas: Call, tmp_path: Path) -> None:
-    code, out, _ = kvatlas(
+    out = kvatlas.succeed(
         *("run", "embedded:tiny-llama", "CHAIN4", "--problems", 4, "--policy", "window", "--kv-budget", 64),
         *("--local-window", 16, "--ratio", 0.5, "--set", "ratio_over=thinking", "--workers", 1),
         *("--max-new-tokens", 200, "--out", tmp_path / "run"),
     )
-    assert code == 0
     assert "Pass@1" in out
     assert "CHAIN4-0000, sample 0" in out
     with Store.open(tmp_path / "run") as store:
@@ -158,12 +139,10 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(json.dumps({"q": f"a = {n} . ? a", "a": n, "why": "so"}) + "\n" for n in (3, 4)))
     words = ("run", "embedded:tiny-llama", path, "--max-new-tokens", 20, "--workers", 1, "--quiet")
-    code, _, err = kvatlas(*words)
-    assert code == 2
+    err = kvatlas.refuse(*words)
     assert "no column for the question; there are: q, a, why" in err
     assert "--question-field" in err
-    code, out, err = kvatlas(*words, "--question-field", "q", "--answer-field", "a", "--json")
-    assert (code, err) == (0, "")
+    out = kvatlas.succeed(*words, "--question-field", "q", "--answer-field", "a", "--json", err="")
     document = json.loads(out)
     assert (document["model"], document["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
     (row,) = document["benchmarks"]
@@ -171,8 +150,9 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     assert row["low"] <= row["pass_at_1"] <= row["high"]
     (trace,) = document["traces"]
     assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
-    code, _, err = kvatlas("run", "embedded:tiny-llama", "CHAIN4", "--question-field", "q")
-    assert (code, "'CHAIN4' takes no columns" in err) == (2, True)
+    assert "'CHAIN4' takes no columns" in kvatlas.refuse(
+        "run", "embedded:tiny-llama", "CHAIN4", "--question-field", "q"
+    )
 
 
 def test_run_with_a_strict_budget(kvatlas: Call, tmp_path: Path) -> None:
@@ -190,35 +170,28 @@ def test_run_with_a_strict_budget(kvatlas: Call, tmp_path: Path) -> None:
 
 def test_map_describe_report_and_export(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     for name, options in [("a.png", []), ("b.svg", ["--mean"]), ("c.pdf", ["--policy", "window", "--shared"])]:
-        code, out, err = kvatlas("map", run, "--out", tmp_path / name, *options)
-        assert (code, err) == (0, "")
+        out = kvatlas.succeed("map", run, "--out", tmp_path / name, *options, err="")
         assert (tmp_path / name).stat().st_size > 1000
         assert str(tmp_path / name) in out
     description = json.loads(kvatlas("describe", run, "--json")[1])
     assert {"maps", "means", "recommendation", "notes"} <= set(description)
     assert len(description["maps"]) == 4
-    code, out, _ = kvatlas("describe", run, "--policy", "random")
-    assert code == 0
+    out = kvatlas.succeed("describe", run, "--policy", "random")
     assert "random" in out
-    assert kvatlas("report", run, "--out", tmp_path / "page.html")[0] == 0
+    kvatlas.succeed("report", run, "--out", tmp_path / "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()
     for kind in ("csv", "jsonl", "parquet"):
-        assert kvatlas("export", run, "--format", kind, "--out", tmp_path / f"out.{kind}")[0] == 0
+        kvatlas.succeed("export", run, "--format", kind, "--out", tmp_path / f"out.{kind}")
     assert (tmp_path / "out.jsonl").read_text().count("\n") == 108
     # What was exported as a map reads back as one.
-    assert kvatlas("map", tmp_path / "out.csv", "--policy", "window", "--out", tmp_path / "d.png")[0] == 0
+    kvatlas.succeed("map", tmp_path / "out.csv", "--policy", "window", "--out", tmp_path / "d.png")
 
 
-def test_an_export_goes_to_standard_output_and_a_report_is_a_page(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+def test_an_export_goes_to_standard_output(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     for format_ in ("csv", "jsonl"):
         file = tmp_path / format_
-        assert kvatlas("export", run, "--format", format_, "--out", file)[0] == 0
+        kvatlas.succeed("export", run, "--format", format_, "--out", file)
         assert kvatlas("export", run, "--format", format_) == (0, file.read_text(), "")
-    code, _, err = kvatlas("export", run, "--format", "parquet")
-    assert (code, err) == (2, "kvatlas: parquet cannot go to standard output; name it with --out.\n")
-    code, _, err = kvatlas("report", run, "--out", tmp_path / "a.pdf")
-    assert code == 2
-    assert "A report is a page and cannot be written as 'a.pdf'; the name must end in .html" in err
 
 
 def test_the_version_is_printed(kvatlas: Call) -> None:
@@ -226,7 +199,10 @@ def test_the_version_is_printed(kvatlas: Call) -> None:
 
 
 def test_a_run_with_holes_is_refused_unless_asked_for(
-    kvatlas: Call, write_spec: Callable[..., Path], spec_data: Callable[..., dict[str, Any]], tmp_path: Path
+    kvatlas: Call,
+    write_spec: Callable[..., Path],
+    spec_data: Callable[..., dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     from kvatlas.sweeps import make_plan, parse_spec, sweep
 
@@ -234,39 +210,14 @@ def test_a_run_with_holes_is_refused_unless_asked_for(
     sweep(make_plan(parse_spec(spec_data(problems=2))), folder, workers=1)
     with Store.create(folder) as store:
         store.put_manifest(make_plan(parse_spec(spec_data())).manifest())
-    code, _, err = kvatlas("map", folder, "--out", tmp_path / "a.png")
-    assert code == 2
-    assert "36 of 108 traces are missing" in err
-    assert kvatlas("map", folder, "--out", tmp_path / "a.png", "--partial")[0] == 0
+    assert "36 of 108 traces are missing" in kvatlas.refuse("map", folder, "--out", tmp_path / "a.png")
+    kvatlas.succeed("map", folder, "--out", tmp_path / "a.png", "--partial")
 
 
 MAP = "model,benchmark,local_window,ratio,pass_at_1\n" + "".join(
     f"M,AIME24,{window},{ratio},{40 + number}\n"
     for number, (window, ratio) in enumerate((w, r) for w in (500, 1000) for r in (0.1, 0.2))
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (MAP.replace("M,AIME24,1000,0.2,43\n", ""), "lacks 1 of 4 cells (local_window 1000, ratio 0.2)"),
-        (MAP.replace("1000,0.2", "1000,0.1"), "comes twice"),
-        (MAP.replace(",43", ",430"), "it must be a percentage from 0 to 100"),
-        (MAP.replace("local_window", "lokal_windo"), "Did you mean lokal_windo for local_window?"),
-        (MAP + "M,AMC23,500,0.1,4\nM,AMC23,1000,0.1,5\n", "have unequal axes"),
-        (MAP.replace(",43", ",nan"), "it must be a number"),
-        (MAP.replace(",43", ",inf"), "it must be a number"),
-        ("", "is empty"),
-    ],
-)
-@pytest.mark.parametrize("command", ["describe", "check", "map"])
-def test_a_bad_map_is_one_sentence(kvatlas: Call, tmp_path: Path, text: str, sentence: str, command: str) -> None:
-    (tmp_path / "m.csv").write_text(text)
-    more = {"check": [tmp_path / "m.csv"], "map": ["--out", tmp_path / "m.png"], "describe": []}[command]
-    code, out, err = kvatlas(command, tmp_path / "m.csv", *more)
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -288,11 +239,9 @@ def test_a_poor_map_is_described_without_a_warning_or_a_nan(
 ) -> None:
     """Unknown sizes, one sample, values alike, all right, all wrong, one cell: numbers or nulls, never a NaN."""
     (tmp_path / "m.csv").write_text(text)
-    code, out, err = kvatlas("describe", tmp_path / "m.csv", "--json")
-    assert (code, err) == (0, "")
+    out = kvatlas.succeed("describe", tmp_path / "m.csv", "--json", err="")
     assert json.loads(out, parse_constant=lambda name: pytest.fail(name))["maps"][0]["cells"] in (1, 4)
-    code, out, err = kvatlas("describe", tmp_path / "m.csv", "--samples", 5)
-    assert (code, err) == (0, "")
+    out = kvatlas.succeed("describe", tmp_path / "m.csv", "--samples", 5, err="")
     assert "nan" not in out.lower().replace("finan", "")
     assert [str(item.message) for item in recwarn] == []
 
@@ -309,124 +258,42 @@ def test_a_run_with_one_problem_or_all_alike_is_described(
             store.put_manifest(plan)
             for key, trace in traces(plan, lambda _: chance):
                 store.add(key, trace)
-        code, out, err = kvatlas("describe", tmp_path / str(problems), "--json")
-        assert (code, err) == (0, "")
+        out = kvatlas.succeed("describe", tmp_path / str(problems), "--json", err="")
         assert (
             json.loads(out, parse_constant=lambda name: pytest.fail(name))["maps"][0]["evidence_of_difference"] is False
         )
-        assert kvatlas("describe", tmp_path / str(problems))[0] == 0
+        kvatlas.succeed("describe", tmp_path / str(problems))
     assert [str(item.message) for item in recwarn] == []
 
 
 def test_metrics_over_several_samples(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     for metric in ("pass@2", "avg@1", "maj@2"):
-        code, out, err = kvatlas("describe", run, "--metric", metric, "--json")
-        assert (code, err) == (0, "")
+        out = kvatlas.succeed("describe", run, "--metric", metric, "--json", err="")
         assert json.loads(out)["maps"][0]["metric"] == metric
-    assert kvatlas("export", run, "--metric", "maj@2", "--out", tmp_path / "m.csv")[0] == 0
+    kvatlas.succeed("export", run, "--metric", "maj@2", "--out", tmp_path / "m.csv")
     assert "maj_at_2" in (tmp_path / "m.csv").read_text()
     assert json.loads(kvatlas("describe", tmp_path / "m.csv", "--json")[1])["maps"][0]["metric"] == "maj@2"
-    code, _, err = kvatlas("describe", run, "--metric", "pass@5")
-    assert (code, "pass@5 needs 5 samples of every problem; the fewest that one has is 2" in err) == (2, True)
-    code, _, err = kvatlas("describe", run, "--metric", "speed")
-    assert (code, "valid are: pass@1, progress, pass@K" in err) == (2, True)
+    assert "pass@5 needs 5 samples of every problem; the fewest that one has is 2" in kvatlas.refuse(
+        "describe", run, "--metric", "pass@5"
+    )
+    assert "valid are: pass@1, progress, pass@K" in kvatlas.refuse("describe", run, "--metric", "speed")
 
 
 def test_check(kvatlas: Call, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(MAP)
     (tmp_path / "b.csv").write_text(MAP.replace(",43", ",44"))
-    code, out, err = kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv")
-    assert (code, err) == (0, "")
+    out = kvatlas.succeed("check", tmp_path / "a.csv", tmp_path / "b.csv", err="")
     assert "conflict in 1 of 4 common cells, by up to 1.0 points" in out
     document = json.loads(kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
     assert (document["agree"], len(document["conflicts"])) == (False, 1)
     assert "agree" in kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--tolerance", 1)[1]
-    assert kvatlas("check", "published:dynts_r1_llama", "published:dynts_r1_llama")[0] == 0
-    code, out, err = kvatlas("check", tmp_path / "a.csv", "published:dynts_r1_llama")
-    assert (code, out) == (2, "")
-    assert "no cell in common" in err
+    kvatlas.succeed("check", "published:dynts_r1_llama", "published:dynts_r1_llama")
+    assert "no cell in common" in kvatlas.refuse("check", tmp_path / "a.csv", "published:dynts_r1_llama")
 
 
-def test_two_inputs_are_compared(kvatlas: Call, run: Path) -> None:
+def test_two_inputs_are_compared(kvatlas: Call) -> None:
     document = json.loads(kvatlas("describe", "published:dynts_r1_llama", "published:dynts_r1_qwen", "--json")[1])
     assert [(item["first"], item["second"]) for item in document["comparisons"]] == [("R1-Llama", "R1-Qwen")]
-    code, out, err = kvatlas("describe", run, run)
-    assert (code, out) == (2, "")
-    assert "was given twice" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("plan", "nowhere.yaml"), "cannot be read"),
-        (("sweep", "SPEC", "--out", "FILE"), "is a file; name a folder"),
-        (("sweep", "SPEC", "--out", "NEW", "--executor", "slurm"), "Unknown executor 'slurm'"),
-        (("run", "embedded:none", "CHAIN4"), "Unknown model 'embedded:none'"),
-        (("run", "embedded:tiny-llama", "CHAIN99"), "valid are CHAIN3 to CHAIN26"),
-        (("run", "embedded:tiny-llama", "CHAIN4", "--policy", "none"), "Unknown policy 'none'"),
-        (
-            ("run", "embedded:tiny-llama", "CHAIN4", "--policy", "window", "--ratio", "1.5", "--kv-budget", "64"),
-            "local_window",
-        ),
-        (("run", "embedded:tiny-llama", "CHAIN4", "--set", "ratio"), "--set: expected NAME=VALUE, got 'ratio'"),
-        (("run", "embedded:tiny-llama", "CHAIN4", "--set", "sinks=4"), "has no parameter 'sinks'"),
-        (("map", "FOLDER", "--out", "a.png"), "is no run"),
-        (("map", "nowhere.csv", "--out", "a.png"), "nowhere.csv"),
-        (("map", "published:dynts_r1_llama", "--out", "a.gif"), "must end in"),
-        (
-            ("map", "published:dynts_r1_llama", "--policy", "h2o", "--out", "a.png"),
-            "There is no map of the policy 'h2o'",
-        ),
-        (("describe", "published:nothing"), "published:dynts_r1_llama"),
-        (("policies", "none"), "Unknown policy 'none'"),
-        (("benchmarks", "show", "AIME24@nowhere.jsonl"), "The problem file 'nowhere.jsonl' is not there"),
-        (("benchmarks", "show", "nothing"), "Unknown benchmark 'nothing'"),
-        (("run", "hf:FOLDER", "CHAIN4"), "is no folder with a config.json"),
-        (("run", "embedded:tiny-llama", "CHAIN4", "--model-option", "dtype=int4"), "valid are auto, float32"),
-        (
-            ("predictor", "eval", "none.safetensors", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN4"),
-            "The predictor 'none.safetensors' is not there",
-        ),
-        (
-            ("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN4", "--out", "head.bin"),
-            "expected a name that ends in .safetensors",
-        ),
-        (("export", "FOLDER", "--out", "x.csv"), "is no run"),
-        (("report", "FOLDER", "--out", "x.html"), "is no run"),
-    ],
-)
-def test_wrong_input_is_one_sentence_and_exit_code_2(
-    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path, words: tuple[str, ...], sentence: str
-) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    known = {"SPEC": write_spec(), "FILE": tmp_path / "file", "NEW": tmp_path / "new", "FOLDER": tmp_path / "folder"}
-    code, out, err = kvatlas(*(known.get(word, word) for word in words))
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert err.count("\n") == 1
-    assert err.startswith("kvatlas: ")
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"oops": 1}, "Unknown key 'oops'"),
-        ({"models": ["embedded:none"]}, "Unknown model 'embedded:none'"),
-        ({"benchmarks": ["AIME99"]}, "Unknown benchmark 'AIME99'"),
-        ({"settings": {"policy": "none"}}, "Unknown policy 'none'"),
-        ({"axes": {"local_window": [4], "ratio": [1.5]}}, "ratio is 1.5; valid are shares from 0 to 1"),
-        ({"settings": {"policy": "window", "kv_budget": 30}}, "valid are budgets above"),
-    ],
-)
-def test_a_wrong_spec_ends_before_anything_is_written(
-    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
-    code, out, err = kvatlas("sweep", write_spec(**changes), "--out", tmp_path / "run")
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_store_of_another_version_is_refused(kvatlas: Call, run: Path, write_spec: Callable[..., Path]) -> None:
@@ -437,13 +304,11 @@ def test_a_store_of_another_version_is_refused(kvatlas: Call, run: Path, write_s
     with sqlite3.connect(folder / "run.sqlite") as connection:
         connection.execute("PRAGMA user_version=99")
     for words in (("sweep", write_spec(), "--out", folder), ("map", folder, "--out", folder / "a.png")):
-        code, out, err = kvatlas(*words)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert "has version 99" in err
+        assert "has version 99" in kvatlas.refuse(*words)
 
 
 def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
-    write_spec: Callable[..., Path], tmp_path: Path, succeed: Callable[..., str]
+    write_spec: Callable[..., Path], tmp_path: Path, kvatlas: Call
 ) -> None:
     """The file size limit stands for the full disk: the same write fails in the same place."""
     import resource
@@ -462,15 +327,14 @@ def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
     with Store.open(tmp_path / "run") as store:
         before = store.keys()
     assert 0 < len(before) < 108
-    succeed(*words[3:])
+    kvatlas.succeed(*words[3:])
     with Store.open(tmp_path / "run") as store:
         assert before < store.keys()
         assert len(store.keys()) == 108
 
 
 def test_help_is_quick_and_complete(kvatlas: Call) -> None:
-    code, out, _ = kvatlas("--help")
-    assert code == 0
+    out = kvatlas.succeed("--help")
     for name in ("demo", "plan", "run", "sweep", "map", "describe", "check", "report", "export", "policies", "models"):
         assert name in out
     imported = subprocess.run(

@@ -22,24 +22,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "pairs.svg"
-    code, said, _ = kvatlas("compare", run, "--out", out)
-    assert code == 0
+    said = kvatlas.succeed("compare", run, "--out", out)
     assert said.splitlines()[:2] == [str(out), str(out.with_suffix(".data.csv"))]
     assert said.splitlines()[2].startswith("x: A full vs y: A window: x ahead on ")
     assert len(said.splitlines()) == 5
-    code, said, _ = kvatlas("compare", run, "--out", out, "--only", "window", "--only", "A full", "--json")
+    said = kvatlas.succeed("compare", run, "--out", out, "--only", "window", "--only", "A full", "--json")
     (pair,) = json.loads(said)["pairs"]
     assert (pair["x"], pair["y"], pair["problems"]) == ("window", "full", 40)
     assert pair["above"] + pair["on"] + pair["below"] == pytest.approx(1)
     assert pair["difference"]["value"] < 0 < pair["above"]
     assert pair["spearman_given_L"]["low"] <= pair["spearman_given_L"]["value"] <= pair["spearman_given_L"]["high"]
-    code, said, _ = kvatlas(
+    said = kvatlas.succeed(
         "compare", run, "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json", "--only", "window", "--only", "B"
     )
     assert json.loads(said)["pairs"][0]["problems"] == 40
-    code, _, err = kvatlas("compare", run, "--out", out, "--benchmark", "AIME24")
-    assert (code, err) == (2, "kvatlas: No run has the benchmark 'AIME24'; there are: SEQBENCH-6x6-B1.\n")
-    code, said, _ = kvatlas("compare", run, "--out", out, "--metric", "recall", "--json")
+    err = kvatlas.refuse("compare", run, "--out", out, "--benchmark", "AIME24")
+    assert err == "kvatlas: No run has the benchmark 'AIME24'; there are: SEQBENCH-6x6-B1.\n"
+    said = kvatlas.succeed("compare", run, "--out", out, "--metric", "recall", "--json")
     assert json.loads(said)["metric"] == "recall"
 
 
@@ -54,9 +53,9 @@ def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, 
     words = ("compare", run, tmp_path / "chains", "--out", tmp_path / "a.png")
     # The chains are not graded by what mazes are, and have one sample.
     for metric in ("recall", "beauty"):
-        code, _, err = kvatlas(*words, "--metric", metric)
-        assert code == 2
-        assert f"Unknown metric '{metric}'; valid are: pass@1, progress, and for maps" in err
+        assert f"Unknown metric '{metric}'; valid are: pass@1, progress, and for maps" in kvatlas.refuse(
+            *words, "--metric", metric
+        )
     listed = [
         "pass@1",
         "progress",
@@ -71,21 +70,20 @@ def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, 
     _, _, err = kvatlas("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
     assert f"valid are: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), {', '.join(listed[5:])}, and" in err
     for metric in listed:
-        assert kvatlas("compare", run, "--out", tmp_path / "a.png", "--metric", metric)[0] == 0
+        kvatlas.succeed("compare", run, "--out", tmp_path / "a.png", "--metric", metric)
 
 
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
-    code, said, _ = kvatlas("curves", run, "--out", out)
-    assert code == 0
+    said = kvatlas.succeed("curves", run, "--out", out)
     assert out.is_file()
     assert said.splitlines()[1].startswith("A full: L0 ")
-    code, said, _ = kvatlas("curves", run, "--out", out, "--only", "B", "--no-published", "--json")
+    said = kvatlas.succeed("curves", run, "--out", out, "--only", "B", "--no-published", "--json")
     (curve,) = json.loads(said)["curves"]
     assert curve["entrant"] == "B"
     assert [decay["amplitude"] == 1 for decay in curve["decays"]] == [True, False]
     assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
-    code, said, _ = kvatlas("curves", run, "--out", out, "--by", "B")
+    said = kvatlas.succeed("curves", run, "--out", out, "--by", "B")
     assert said.splitlines() == [str(out)]
 
 
@@ -101,18 +99,17 @@ def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, 
             grade, usage = Grade(True, 1.0, "x", Status.OK), Usage(1, 1, 0, 2, 1, 0, 0)
             store.add("chains", Trace("A", "CHAIN4-8", problem.id, 0, FULL, (), "", grade, usage))
     words = ("curves", run, tmp_path / "chains", "--only", "A full", "--json", "--out", tmp_path / "a.svg")
-    code, said, err = kvatlas(*words)
-    assert (code, err) == (0, "")
+    said = kvatlas.succeed(*words, err="")
     assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
     assert "CHAIN4-8 left out: no L of its problems is known" in (tmp_path / "a.svg").read_text()
-    assert kvatlas(*words, "--by", "n")[0] == 0
-    code, _, err = kvatlas("curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
-    assert (code, err) == (2, "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n")
+    kvatlas.succeed(*words, "--by", "n")
+    err = kvatlas.refuse("curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
+    assert err == "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n"
 
 
 def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "maze.png"
-    assert kvatlas("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", 3)[0] == 0
+    kvatlas.succeed("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", 3)
     assert out.stat().st_size > 5000
     words = ("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", "SEQBENCH-6x6-B1-0003", "--run", run)
     assert kvatlas(*words, "--only", "window", "--sample", 1)[:2] == (0, f"{out}\n")
@@ -124,10 +121,7 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
         (("compare", "RUN", "--only", "A full"), "needs two or more systems; there is 1"),
         (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 systems"),
         (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; valid are: pass@1, progress, pass@K"),
-        (("compare", "nowhere"), "is no run"),
         (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S, n"),
-        (("maze", "CHAIN4"), "'CHAIN4' has no mazes"),
-        (("maze", "SEQBENCH-5x5", "--problem", "x"), "has no maze 'x'; its first is SEQBENCH-5x5-0000"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN", "--sample", "7"), "there are: none"),
     ],
@@ -135,8 +129,7 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
 def test_wrong_input_is_one_sentence(
     kvatlas: Call, run: Path, tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    code, _, error = kvatlas(*(run if word == "RUN" else word for word in words), "--out", tmp_path / "x.png")
-    assert code == 2
+    error = kvatlas.refuse(*(run if word == "RUN" else word for word in words), "--out", tmp_path / "x.png")
     assert error.startswith("kvatlas: ")
     assert error.count("\n") == 1
     assert sentence in error

@@ -10,14 +10,16 @@ import pytest
 
 from kvatlas.core import Setting
 from kvatlas.results import Manifest, Store
+from kvatlas.stats.metrics import COSTS, METRICS
 from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest, traces
+from tests.wanderers import maze_run
 
 
-def store(folder: Path, plan: Manifest) -> Path:
+def store(folder: Path, plan: Manifest, factor: float = 1.0) -> Path:
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, trace in traces(plan, lambda setting: setting.values.get("ratio", 1.0)):
+        for key, trace in traces(plan, lambda setting: factor * setting.values.get("ratio", 1.0)):
             store.add(key, trace)
     return folder
 
@@ -55,8 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: list[str], texts: list[str]) -> None:
     out = tmp_path / "new folder" / "map.svg"
-    code, said, err = kvatlas("map", run, "--out", out, *options)
-    assert (code, err) == (0, "")
+    said = kvatlas.succeed("map", run, "--out", out, *options, err="")
     assert said.split("\n")[:2] == [str(out), str(out.with_suffix(".data.csv"))]
     svg = out.read_text().replace("&gt;", ">")
     for text in texts:
@@ -65,14 +66,9 @@ def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: li
 
 
 def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    worse = tmp_path / "worse"
-    with Store.create(worse) as store:
-        plan = manifest(grid("dynts", "random"), problems=20)
-        store.put_manifest(plan)
-        for key, trace in traces(plan, lambda setting: setting.values.get("ratio", 1.0) / 10):
-            store.add(key, trace)
+    worse = store(tmp_path / "worse", manifest(grid("dynts", "random"), problems=20), 0.1)
     out = tmp_path / "a.svg"
-    assert kvatlas("map", run, "--against", worse, "--mean", "--out", out)[0] == 0
+    kvatlas.succeed("map", run, "--against", worse, "--mean", "--out", out)
     rows = list(csv.DictReader(out.with_suffix(".data.csv").open()))
     assert len(rows) == 18
     assert {row["shows"] for row in rows} == {"Pass@1 minus worse"}
@@ -80,43 +76,40 @@ def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: 
     assert {row["ratio"] for row in shown} >= {"0.5"}
     assert all(float(row["value"]) > 0 for row in shown)
     sources = "published:dynts_r1_llama", "published:dynts_r1_qwen"
-    assert kvatlas("map", *sources, "--against", "R1-Llama", "--mean", "--out", out)[0] == 0
+    kvatlas.succeed("map", *sources, "--against", "R1-Llama", "--mean", "--out", out)
     (row, *_) = csv.DictReader(out.with_suffix(".data.csv").open())
     assert (row["model"], row["shows"], row["small"]) == ("R1-Qwen", "Pass@1 minus R1-Llama", "")
-    assert kvatlas("map", sources[0], "--against", sources[0], "--out", out)[0] == 0
+    kvatlas.succeed("map", sources[0], "--against", sources[0], "--out", out)
     assert {row["text"] for row in csv.DictReader(out.with_suffix(".data.csv").open())} == {"0.0"}
 
 
 @pytest.mark.parametrize("option", [["--mean"], ["--against", "full"]])
 def test_a_line_chart_refuses_what_only_maps_have(kvatlas: Call, run: Path, tmp_path: Path, option: list[str]) -> None:
     words = ("map", run, "--fix", "local_window=8", "--out", tmp_path / "a.svg")
-    code, _, err = kvatlas(*words, *option)
-    assert code == 2
-    assert f"{' '.join(option)} draws maps, and a run with fewer than two axes is a line chart" in err
+    assert f"{' '.join(option)} draws maps, and a run with fewer than two axes is a line chart" in kvatlas.refuse(
+        *words, *option
+    )
 
 
 def test_a_map_without_a_metric_is_not_drawn_as_if_it_had_it(kvatlas: Call, tmp_path: Path) -> None:
-    code, _, err = kvatlas("map", "published:dynts_r1_llama", "--metric", "passs", "--out", tmp_path / "a.svg")
-    assert (code, err.endswith("shows pass@1 and no 'passs'.\n")) == (2, True)
+    words = ("map", "published:dynts_r1_llama", "--metric", "passs", "--out", tmp_path / "a.svg")
+    assert kvatlas.refuse(*words).endswith("shows pass@1 and no 'passs'.\n")
 
 
 def test_no_line_is_one_sentence(kvatlas: Call, tmp_path: Path) -> None:
     plan = manifest([], axes=(("ratio", (0.1, 0.3)),), problems=2)
-    code, _, err = kvatlas("map", store(tmp_path / "run", plan), "--out", tmp_path / "a.svg")
-    assert (code, "None" in err) == (2, False)
+    err = kvatlas.refuse("map", store(tmp_path / "run", plan), "--out", tmp_path / "a.svg")
     assert "No setting of this run has a value on the axis that is left" in err
+    assert "None" not in err
 
 
 def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) -> None:
     plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window")], axes=(), problems=3)
     folder = store(tmp_path / "run", plan)
-    assert kvatlas("map", folder, "--out", tmp_path / "p.pdf")[0] == 0
+    kvatlas.succeed("map", folder, "--out", tmp_path / "p.pdf")
     assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
-    code, _, err = kvatlas("map", folder, folder, "--out", tmp_path / "p.pdf")
-    assert code == 2
-    assert "alone; name one run" in err
-    code, _, err = kvatlas("map", folder, "--policy", "none", "--out", tmp_path / "p.pdf")
-    assert (code, err.count("\n")) == (2, 1)
+    assert "alone; name one run" in kvatlas.refuse("map", folder, folder, "--out", tmp_path / "p.pdf")
+    kvatlas.refuse("map", folder, "--policy", "none", "--out", tmp_path / "p.pdf")
 
 
 @pytest.mark.parametrize(
@@ -139,19 +132,96 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
 def test_wrong_wishes_are_one_sentence(
     kvatlas: Call, run: Path, tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    code, out, err = kvatlas("map", run, "--out", tmp_path / "a.png", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert sentence in err
+    assert sentence in kvatlas.refuse("map", run, "--out", tmp_path / "a.png", *words)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    code, out, err = kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0)
-    assert (code, out, err) == (0, f"{tmp_path / 'r.html'}\n", "")
+    assert kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0) == (0, f"{tmp_path / 'r.html'}\n", "")
     few = ("--attention", 0, "--traces", 1, "--megabytes", 0.02)
-    code, out, _ = kvatlas("report", run, "--out", tmp_path / "r.html", *few)
-    assert code == 0
+    out = kvatlas.succeed("report", run, "--out", tmp_path / "r.html", *few)
     assert f"{tmp_path / 'r.traces'} (38 pages with all traces)" in out
     assert len(list((tmp_path / "r.traces").iterdir())) == 38
     text = (tmp_path / "r.html").read_text()
     assert json.loads(text.split('id="data">')[1].split("</script>")[0])["folder"] == "r.traces"
+
+
+# Metrics as people name them: what a run has is known on every command that takes `--metric`, also of one cell.
+
+GRADED = (*METRICS, "pass@2", "avg@1", "maj@2")
+NAMES = "pass@1, progress, pass@K, avg@K, maj@K (K up to 2)"
+COMMANDS = ("map", "report", "describe", "export", "compare")
+#: What these commands say of one cell, whatever its metric.
+TOO_FEW = {"describe": "A map needs two axes", "export": "A map needs two axes", "compare": "two or more systems"}
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    setting = Setting.of("window", kv_budget=96, local_window=8, ratio=0.3)
+    plan = manifest([setting], models=["embedded:tiny-llama"], benchmarks=["CHAIN6"], baselines=(), problems=4, axes=())
+    return store(tmp_path_factory.mktemp("cell") / "run", plan)
+
+
+def metric_words(command: str, run: Path, metric: str, out: Path) -> tuple[object, ...]:
+    more = {"report": ("--attention", 0, "--traces", 0), "describe": ()}.get(command, ())
+    names = {"map": "a.svg", "report": "a.html", "export": "a.csv", "compare": "a.svg"}
+    to = ("--out", out / names[command]) if command in names else ()
+    return (command, run, "--metric", metric, *to, *more)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("metric", GRADED)
+def test_a_grade_of_one_cell(kvatlas: Call, cell: Path, tmp_path: Path, command: str, metric: str) -> None:
+    code, _, err = kvatlas(*metric_words(command, cell, metric, tmp_path))
+    if command in TOO_FEW:
+        assert (code, err.count("\n")) == (2, 1)
+        assert TOO_FEW[command] in err
+    else:
+        assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("metric", COSTS)
+def test_a_cost_of_one_cell_is_drawn_or_told_where(
+    kvatlas: Call, cell: Path, tmp_path: Path, command: str, metric: str
+) -> None:
+    code, _, err = kvatlas(*metric_words(command, cell, metric, tmp_path))
+    if command == "map":
+        assert (code, err) == (0, "")
+        row = (tmp_path / "a.data.csv").read_text().splitlines()[1].split(",")
+        assert metric in row
+        assert "percent" not in (tmp_path / "a.svg").read_text()
+    else:
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{metric!r} is a cost and no grade: `kvatlas map --metric {metric}` draws it; valid here are: " in err
+        assert NAMES in err
+
+
+def test_a_cost_along_an_axis_shows_the_numbers_of_the_cells(kvatlas: Call, tmp_path: Path) -> None:
+    settings = [Setting.of("window", kv_budget=96, local_window=8, ratio=ratio) for ratio in (0.1, 0.3)]
+    run = store(tmp_path / "run", manifest(settings, axes=(("ratio", (0.1, 0.3)),), benchmarks=["CHAIN6"], problems=3))
+    kvatlas.succeed("map", run, "--metric", "mean_kv_tokens", "--out", tmp_path / "a.svg")
+    assert "Mean cached tokens per sequence." in (tmp_path / "a.svg").read_text()
+    lines = (tmp_path / "a.data.csv").read_text().splitlines()
+    assert [line.split(",")[3:6] for line in lines[1:]] == [
+        ["0.1", "mean_kv_tokens", "60.5"], ["0.3", "mean_kv_tokens", "60.5"], ["", "mean_kv_tokens", "60.5"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_metric_is_told_with_all_valid_names(
+    kvatlas: Call, cell: Path, tmp_path: Path, command: str
+) -> None:
+    assert f"Unknown metric 'watts'; valid are: {NAMES}, and for maps the costs {', '.join(COSTS)}." in kvatlas.refuse(
+        *metric_words(command, cell, "watts", tmp_path)
+    )
+
+
+def test_what_a_benchmark_measures_itself_is_known_to_maps_too(kvatlas: Call, tmp_path: Path) -> None:
+    solvers = {("A", Setting.of("full")): 0.05, ("A", Setting.of("window", ratio=0.1)): 0.2}
+    run = maze_run(tmp_path / "run", solvers, problems=6)
+    for command in ("map", "report"):
+        kvatlas.succeed(*metric_words(command, run, "recall", tmp_path))
+    assert f"valid are: {NAMES}, precision, progress_valid, recall, valid, and for maps the costs" in kvatlas.refuse(
+        *metric_words("map", run, "watts", tmp_path)
+    )

@@ -19,13 +19,10 @@ def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., P
     assert (
         f"{out} is a screen: it says where settings depart from the full cache, not how often they are right." in said
     )
-    code, written, _ = kvatlas("map", out, "--out", tmp_path / "map.svg", "--metric", "top1")
-    assert code == 0
+    written = kvatlas.succeed("map", out, "--out", tmp_path / "map.svg", "--metric", "top1")
     assert (tmp_path / "map.svg").is_file()
     assert "map.svg" in written
-    code, _, said = kvatlas("map", out, "--out", tmp_path / "no.svg")
-    assert code == 2
-    assert "This run is a screen" in said
+    assert "This run is a screen" in kvatlas.refuse("map", out, "--out", tmp_path / "no.svg")
     code, _, said = kvatlas("screen", spec, "--out", out, "--workers", 1, "--quiet")
     assert (code, said) == (0, "")
     few = tmp_path / "few"
@@ -68,13 +65,12 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
     assert "6 of 6 full-cache traces of embedded:tiny-llama on CHAIN7 have no answer" in said
 
     drawing = ("map", out, "--out", tmp_path / "a.svg", "--metric")
-    code, _, said = kvatlas(*drawing, "answer_kept")
-    assert (code, said.count("\n")) == (2, 1)
+    said = kvatlas.refuse(*drawing, "answer_kept")
     assert "answer_kept is unknown of all 6 traces of embedded:tiny-llama on CHAIN7" in said
-    assert kvatlas(*drawing, "answer_kept", "--partial")[0] == 0
+    kvatlas.succeed(*drawing, "answer_kept", "--partial")
     note = f"{lacking} of 6 traces of CHAIN4 have no answer and are left out of answer_kept"
     assert note.partition(" have")[0] in (tmp_path / "a.svg").read_text()
-    code, said, _ = kvatlas("describe", out, "--metric", "answer_kept", "--partial", "--json")
+    said = kvatlas.succeed("describe", out, "--metric", "answer_kept", "--partial", "--json")
     (only,) = json.loads(said)["maps"]
     assert (only["benchmark"], only["unmeasured"]) == ("CHAIN4", lacking)
     assert {cell["unmeasured"] for cell in only["estimates"]} == {lacking}
@@ -84,22 +80,19 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
     with_answer = {p for _, p, _ in {(t.benchmark, t.problem, t.sample) for t in records} - cut}
     assert {pair["problems"] for pair in json.loads(said)["pairs"]} == {len(with_answer)}
 
-    assert kvatlas(*drawing, "likeness")[0] == 0
+    kvatlas.succeed(*drawing, "likeness")
     assert note.partition(" have")[0] not in (tmp_path / "a.svg").read_text()
-    assert kvatlas(*drawing, "mean_kv_tokens")[0] == 0
-    code, _, said = kvatlas(*pairs, "pass@1")
-    assert code == 2
-    assert "This run is a screen" in said
+    kvatlas.succeed(*drawing, "mean_kv_tokens")
+    assert "This run is a screen" in kvatlas.refuse(*pairs, "pass@1")
 
 
 def test_a_spec_without_compression_is_refused(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
-    code, _, said = kvatlas("screen", write_spec(settings=[], axes={}), "--out", tmp_path / "s")
-    assert code == 2
-    assert "no setting that compresses" in said
+    assert "no setting that compresses" in kvatlas.refuse(
+        "screen", write_spec(settings=[], axes={}), "--out", tmp_path / "s"
+    )
     assert not (tmp_path / "s").exists()
 
 
 def test_its_help_says_what_it_is(kvatlas: Call) -> None:
-    code, text, _ = kvatlas("screen", "--help")
-    assert code == 0
+    text = kvatlas.succeed("screen", "--help")
     assert "depart from the full" in " ".join(text.split())

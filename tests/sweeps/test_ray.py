@@ -30,14 +30,6 @@ Build = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def finished(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run in this process."""
-    folder = tmp_path_factory.mktemp("run")
-    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head without cores and two nodes of one core each."""
     from ray.cluster_utils import Cluster

@@ -46,14 +46,6 @@ def contents(folder: Path) -> dict[Any, Trace]:
         }
 
 
-@pytest.fixture(scope="module")
-def finished(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run in this process."""
-    folder = tmp_path_factory.mktemp("run")
-    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
-    return folder
-
-
 def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
     result = contents(finished)

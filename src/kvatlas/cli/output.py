@@ -155,7 +155,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
         }
         print(json.dumps(document, indent=2, allow_nan=False))
         return
-    verdicts = dict.fromkeys(name for row in rows for name in row["verdicts"])
+    names = dict.fromkeys(name for row in rows for name in row["verdicts"])
     print_rows(
         [
             {
@@ -165,7 +165,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
                 if row["low"] is None or row["high"] is None
                 else f"{percent(row['low'] / 100)} to {percent(row['high'] / 100)}",
                 "problems": row["problems"],
-                **{name: row["verdicts"].get(name, 0) for name in verdicts},
+                **{name: row["verdicts"].get(name, 0) for name in names},
                 "kept tokens": round(row["mean_kv_tokens"]),
                 "output tokens": round(row["output_tokens_mean"]),
             }

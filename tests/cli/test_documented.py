@@ -1,0 +1,100 @@
+"""Commands, options and extras that documents and sentences of the package name are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
+#: Options of other programs that pages and sentences name.
+OTHERS = {
+    *("--no-deps", "--user", "--map-root-user", "--mount", "--system-site-packages", "--model", "--model_args"),
+    *(
+        "--tasks",
+        "--gen_kwargs",
+        "--apply_chat_template",
+        "--limit",
+        "--log_samples",
+        "--batch_size",
+        "--document",
+        "--head",
+        "--config",
+        "--long-problems",
+    ),
+}
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    """Every command with its options."""
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    yield path, options | {"--help", "-h"}
+    for name, part in getattr(command, "commands", {}).items():
+        yield from commands(part, (*path, name))
+
+
+COMMANDS = dict(commands(cli.command()))
+OPTIONS = set().union(*COMMANDS.values())
+
+
+def calls(text: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The commands of kvatlas in a page's code, each as its words and the options among them."""
+    blocks = re.findall(r"^```(?:bash|console)\n(.*?)^```", text, flags=re.S | re.M)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`(kvatlas [^`\n]+)`", text)
+    for line in lines:
+        start = re.search(r"(?<![\w.-])kvatlas ([a-z].*)", line.split(" #")[0])
+        if start:
+            words = shlex.split(start[1].split("|")[0].replace("'s ", " "))
+            yield words, [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
+
+
+def program_options() -> set[str]:
+    """Options that the programs in bench/ and recipes/ take."""
+    texts = [path.read_text() for folder in ("bench", "recipes") for path in (ROOT / folder).rglob("*.py")]
+    written = {name for text in texts for name in re.findall(r'"(--[a-z][a-z-]+)"', text)}
+    parts = [part for text in texts for part in re.findall(r" = arguments\((.*?)\)\n", text, flags=re.S)]
+    declared = {name for part in parts for name in re.findall(r"\b([a-z_]+)=", part)}
+    return written | {f"--{name.replace('_', '-')}" for name in declared}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_what_is_there(page: Path) -> None:
+    text = page.read_text()
+    for words, options in calls(text):
+        path = max((path for path in COMMANDS if tuple(words[: len(path)]) == path), key=len)
+        assert path, f"no command: kvatlas {' '.join(words)}"
+        if path != ("lm-eval",):
+            assert set(options) <= COMMANDS[path], f"kvatlas {' '.join(words)}"
+    named = {
+        option for code in re.findall(r"`([^`\n]+)`", text) for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", code)
+    }
+    known = OPTIONS | OTHERS | program_options()
+    assert named <= known, sorted(named - known)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {part for names in re.findall(r"kvatlas\[([a-z,-]+)\]", text) for part in names.split(",")} <= set(extras)
+
+
+def test_options_that_a_sentence_names_are_those_of_a_command() -> None:
+    """Of all sentences for users: errors, findings, notes, and what commands print."""
+    texts = "KvatlasError", "Finding", "Note", "echo", "note"
+    named = {
+        option
+        for path in (ROOT / "src").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) in texts
+        for text in ast.walk(call)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text.value)
+    }
+    assert len(named) > 10
+    assert named <= OPTIONS | OTHERS
