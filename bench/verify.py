@@ -32,7 +32,7 @@ from kvatlas.deploy.verify import LENGTH_P, read, text_checks
 from kvatlas.engine import compression
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
-from kvatlas.stats.losses import Departures, Standing, length_shift, verified
+from kvatlas.stats.losses import Departures, Equivalence, length_shift, verified
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 MODEL, BENCHMARK, MOST, MARGIN = "embedded:tiny-llama", "CHAIN6-14", 700, 0.05
@@ -117,15 +117,15 @@ def simulated(sound: Pool, served: Pool, problems: int, seed: int) -> dict[str, 
             lengths[side][BENCHMARK, str(number)] = {0: row[1]}
         same &= rows[0][2] == rows[1][2]
     standing = verified(grades[0], grades[1], MARGIN).standing
-    apart = standing in (Standing.WORSE, Standing.BETTER)
+    apart = standing in (Equivalence.WORSE, Equivalence.BETTER)
     longer = length_shift(lengths[0], lengths[1]).p < LENGTH_P
     return {
         "alarm": apart or longer or not same,
         "alarm_without_prompt_lengths": apart or longer,
         "by_grades": apart,
         "by_lengths": longer,
-        "equivalent": standing is Standing.EQUIVALENT,
-        "not_decided": standing is Standing.UNDECIDED,
+        "equivalent": standing is Equivalence.EQUIVALENT,
+        "not_decided": standing is Equivalence.UNDECIDED,
     }
 
 

@@ -17,7 +17,7 @@ import pytest
 from kvatlas.benchmarks import find, identity, judges
 from kvatlas.benchmarks.answers import bare, boxed, letter, stated
 from kvatlas.benchmarks.equality import pools, same
-from kvatlas.benchmarks.judges import Comparison, Judges
+from kvatlas.benchmarks.judges import Equality, Judges
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
 from kvatlas.sweeps import parse_spec
@@ -213,30 +213,30 @@ def test_equal_answers_are_pooled_for_the_majority() -> None:
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
     pool = Judges(size=2, seconds=20)
-    results: list[Comparison] = []
+    results: list[Equality] = []
     threads = [threading.Thread(target=lambda: results.append(pool.ask(["(x+1)^2", "x^2+2x+1"]))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [Comparison.EQUAL] * 6
+    assert results == [Equality.EQUAL] * 6
     assert len(pool._idle) == 2
     for judge in pool._idle:
         judge.process.kill()
         judge.process.wait()
-    assert pool.ask(["(x+1)^2", "x^2+2x"]) is Comparison.UNEQUAL
+    assert pool.ask(["(x+1)^2", "x^2+2x"]) is Equality.UNEQUAL
     pool.close()
-    assert pool.ask(["2x", "x+x"]) is Comparison.EQUAL
+    assert pool.ask(["2x", "x+x"]) is Equality.EQUAL
     pool.close()
 
 
 def test_time_and_memory_are_limited() -> None:
     slow = Judges(size=1, seconds=1)
     began = time.perf_counter()
-    assert slow.ask(["9^{9^{9^9}}", "3"]) is Comparison.TIMEOUT
+    assert slow.ask(["9^{9^{9^9}}", "3"]) is Equality.TIMEOUT
     assert time.perf_counter() - began < 60
     assert not slow._idle
-    assert slow.ask(["2x", "x+x"]) is Comparison.EQUAL
+    assert slow.ask(["2x", "x+x"]) is Equality.EQUAL
     (judge,) = slow._idle
     limits = Path(f"/proc/{judge.process.pid}/limits").read_text()
     assert f"Max address space         {judges.MEMORY}" in limits
@@ -287,7 +287,7 @@ def test_equality_holds_in_both_directions() -> None:
         ("1/3", "0.3333333"),
         ("50\\%", "0.5"),
     ]:
-        assert same(first, other) is same(other, first) is Comparison.EQUAL
+        assert same(first, other) is same(other, first) is Equality.EQUAL
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvatlas.results import Store
-from kvatlas.stats.losses import Standing, verified
+from kvatlas.stats.losses import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
@@ -305,13 +305,13 @@ def test_wrong_words_end_in_a_sentence(run: Path, verify: Call, words: tuple[str
 @pytest.mark.parametrize(
     ("reference", "served", "problems", "standing"),
     [
-        (0.6, 0.6, 4000, Standing.EQUIVALENT),
-        (0.6, 0.4, 400, Standing.WORSE),
-        (0.4, 0.6, 400, Standing.BETTER),
-        (0.6, 0.6, 40, Standing.UNDECIDED),
+        (0.6, 0.6, 4000, Equivalence.EQUIVALENT),
+        (0.6, 0.4, 400, Equivalence.WORSE),
+        (0.4, 0.6, 400, Equivalence.BETTER),
+        (0.6, 0.6, 40, Equivalence.UNDECIDED),
     ],
 )
-def test_the_interval_decides(reference: float, served: float, problems: int, standing: Standing) -> None:
+def test_the_interval_decides(reference: float, served: float, problems: int, standing: Equivalence) -> None:
     draw = np.random.default_rng(5)
     sides = [
         {("CHAIN", str(n)): {0: float(draw.random() < share)} for n in range(problems)} for share in (reference, served)
@@ -321,5 +321,5 @@ def test_the_interval_decides(reference: float, served: float, problems: int, st
     assert result.problems == problems
     # How many problems more it takes is said where it is open, and nowhere else.
     if result.needed is not None:
-        assert standing is Standing.UNDECIDED
+        assert standing is Equivalence.UNDECIDED
         assert result.needed > problems

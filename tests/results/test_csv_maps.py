@@ -5,8 +5,7 @@ import warnings
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.results.csv_columns import GuessWarning
-from kvatlas.results.csv_maps import published_names, read_maps
+from kvatlas.results.csv_maps import GuessWarning, published_names, read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.maps import mean_map

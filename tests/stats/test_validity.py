@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Grade, Setting, Status, Usage, Vacuous
-from kvatlas.results.rows import digest
+from kvatlas.results.records import digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData

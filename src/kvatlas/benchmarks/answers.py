@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from kvatlas.benchmarks import equality, judges, normal
-from kvatlas.benchmarks.judges import Comparison
+from kvatlas.benchmarks.judges import Equality
 from kvatlas.benchmarks.normal import LONGEST
 from kvatlas.core import Grade, KvatlasError, Status
 
@@ -211,8 +211,8 @@ def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_b
     answer, comparison = _GRADERS[grader](reference, choices, text, with_bare)
     if answer is None:
         return Grade(False, 0.0, None, Status.NO_ANSWER)
-    correct = comparison is Comparison.EQUAL
-    status = Status.GRADER_TIMEOUT if comparison is Comparison.TIMEOUT else Status.OK
+    correct = comparison is Equality.EQUAL
+    status = Status.GRADER_TIMEOUT if comparison is Equality.TIMEOUT else Status.OK
     return Grade(correct, float(correct), answer, status)
 
 
@@ -223,7 +223,7 @@ def check_grader(name: str) -> None:
 
 
 #: The answer that a grader finds, None for none, and how it compares with the reference.
-_Found = tuple[str | None, Comparison]
+_Found = tuple[str | None, Equality]
 
 
 def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Found:
@@ -235,25 +235,25 @@ def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> 
         last = bare(text)
         answer = letter(last, choices) if last and by_letter else last
     if answer is None:
-        return None, Comparison.UNEQUAL
+        return None, Equality.UNEQUAL
     if by_letter:
-        return answer, Comparison(answer == (reference_letter(reference) or reference))
+        return answer, Equality(answer == (reference_letter(reference) or reference))
     return answer, equality.same(reference, answer)
 
 
 def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Found:
     answer = _dynts_letter(text) if choices else _dynts_answer(text)
     if not answer:
-        return None, Comparison.UNEQUAL
+        return None, Equality.UNEQUAL
     if re.fullmatch("[A-E]", reference):
-        return answer, Comparison(_dynts_letter(answer) == reference)
+        return answer, Equality(_dynts_letter(answer) == reference)
     first, second = (
         normal.rational(normal.without_unit(normal.tidy(value)).rstrip("%\\ ")) for value in (reference, answer)
     )
     if first is not None and second is not None:
         within = max(abs(first), abs(second)) / 10_000
         if any(abs(first * scale - second) <= within for scale in (Fraction(1, 100), 1, 100)):
-            return answer, Comparison.EQUAL
+            return answer, Equality.EQUAL
     return answer, equality.same(reference, answer)
 
 

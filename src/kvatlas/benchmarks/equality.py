@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvatlas.benchmarks import judges, normal
-from kvatlas.benchmarks.judges import Comparison
+from kvatlas.benchmarks.judges import Equality
 
 T = TypeVar("T")
 #: The verdict on two tidy answers, or both rewritten for the rules that follow, or None where a rule does not apply.
-Outcome = Comparison | tuple[str, str] | None
+Outcome = Equality | tuple[str, str] | None
 
 #: What a value may be given to: a name, a function, a tuple of names, an event and its probability, a named point.
 _NAME = r"[A-Za-z](?:_\{?\w{1,3}\}?)?"
@@ -33,10 +33,10 @@ PARTS = 12
 _LOOSE = {("", ""), (r"\{", r"\}")}
 
 
-def same(reference: str, answer: str) -> Comparison:
+def same(reference: str, answer: str) -> Equality:
     """Compare an answer with the reference; `TIMEOUT` where algebra did not end within its limits."""
     if len(answer) >= normal.LONGEST:
-        return Comparison.UNEQUAL
+        return Equality.UNEQUAL
     return _same(normal.tidy(reference), normal.tidy(answer))
 
 
@@ -50,7 +50,7 @@ def pools(answers: Sequence[str | None]) -> list[list[int]]:
         if answer is None:
             continue
         for first, group in groups:
-            if first == answer or same(first, answer) is Comparison.EQUAL:
+            if first == answer or same(first, answer) is Equality.EQUAL:
                 group.append(index)
                 break
         else:
@@ -58,17 +58,17 @@ def pools(answers: Sequence[str | None]) -> list[list[int]]:
     return [group for _, group in groups]
 
 
-def _same(value: str, other: str) -> Comparison:
+def _same(value: str, other: str) -> Equality:
     for rule in RULES:
         outcome = rule(value, other)
-        if isinstance(outcome, Comparison):
+        if isinstance(outcome, Equality):
             return outcome
         value, other = outcome or (value, other)
     return judges.compare(normal.algebra(value), normal.algebra(other))
 
 
 def _nothing(value: str, other: str) -> Outcome:
-    return None if value and other else Comparison.UNEQUAL
+    return None if value and other else Equality.UNEQUAL
 
 
 def _spelling(value: str, other: str) -> Outcome:
@@ -76,12 +76,12 @@ def _spelling(value: str, other: str) -> Outcome:
     first, second = normal.compact(value), normal.compact(other)
     if first.casefold() != second.casefold():
         return None
-    return Comparison(first == second or (_is_words(value) and _is_words(other)))
+    return Equality(first == second or (_is_words(value) and _is_words(other)))
 
 
 def _units(value: str, other: str) -> Outcome:
     first, second = normal.unit(value), normal.unit(other)
-    return Comparison.UNEQUAL if first and second and first != second else None
+    return Equality.UNEQUAL if first and second and first != second else None
 
 
 def _times(value: str, other: str) -> Outcome:
@@ -91,7 +91,7 @@ def _times(value: str, other: str) -> Outcome:
         for match in (_CLOCK.fullmatch(value), _CLOCK.fullmatch(other))
         if match
     ]
-    return Comparison(clocks[0] == clocks[1]) if len(clocks) == 2 else None
+    return Equality(clocks[0] == clocks[1]) if len(clocks) == 2 else None
 
 
 def _numbers(value: str, other: str) -> Outcome:
@@ -100,12 +100,12 @@ def _numbers(value: str, other: str) -> Outcome:
     if first is None or second is None:
         return None
     if first == second:
-        return Comparison.EQUAL
+        return Equality.EQUAL
     # A percentage may be stated with or without its sign, whatever the question asked for.
     percent, other_percent = (text.rstrip().endswith("%") for text in (value, other))
     if percent != other_percent and (first * 100 == second if percent else second * 100 == first):
-        return Comparison.EQUAL
-    return Comparison(abs(first - second) <= abs(first) / 10**6 and "." in value + other)
+        return Equality.EQUAL
+    return Equality(abs(first - second) <= abs(first) / 10**6 and "." in value + other)
 
 
 def _bases(value: str, other: str) -> Outcome:
@@ -113,7 +113,7 @@ def _bases(value: str, other: str) -> Outcome:
     first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
     if first is None or second is None or not (first[2] or second[2]):
         return None
-    return Comparison(first[1] == second[1] and second[2] in (first[2], None))
+    return Equality(first[1] == second[1] and second[2] in (first[2], None))
 
 
 def _ratios(value: str, other: str) -> Outcome:
@@ -122,11 +122,11 @@ def _ratios(value: str, other: str) -> Outcome:
     if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (value, other)):
         return None
     if len(first) != len(second):
-        return Comparison.UNEQUAL
+        return Equality.UNEQUAL
     terms = [(a, b) for parts in zip(first, second, strict=True) for a, b in [map(normal.rational, parts)]]
     numbers = [(a, b) for a, b in terms if a is not None and b is not None]
     if len(numbers) == len(terms):
-        return Comparison(all(a * numbers[0][1] == b * numbers[0][0] for a, b in numbers))
+        return Equality(all(a * numbers[0][1] == b * numbers[0][0] for a, b in numbers))
     return _all_equal(first, second)
 
 
@@ -138,7 +138,7 @@ def _words(value: str, other: str) -> Outcome:
         folded = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
         return [word for word in folded if word not in ("a", "an", "the", "is", "it")]
 
-    return Comparison(words(value) == words(other) and bool(words(value)))
+    return Equality(words(value) == words(other) and bool(words(value)))
 
 
 def _is_words(text: str) -> bool:
@@ -154,20 +154,20 @@ def _solution_sets(value: str, other: str) -> Outcome:
         conditions = [normal.condition(text) for text in (value, other)]
         if conditions[0] and conditions[1]:
             return _same(conditions[0], conditions[1])
-        return Comparison.UNEQUAL if conditions[0] and normal.rational(other) is not None else None
+        return Equality.UNEQUAL if conditions[0] and normal.rational(other) is not None else None
     names = {normal.variable(text) for text in (value, other)} - {None}
-    return Comparison.UNEQUAL if len(names) > 1 else _matched(first, second, _same_piece)
+    return Equality.UNEQUAL if len(names) > 1 else _matched(first, second, _same_piece)
 
 
-def _same_piece(piece: normal.Piece, other: normal.Piece) -> Comparison:
-    return _all_equal(piece[:2], other[:2]) if piece[2:] == other[2:] else Comparison.UNEQUAL
+def _same_piece(piece: normal.Piece, other: normal.Piece) -> Equality:
+    return _all_equal(piece[:2], other[:2]) if piece[2:] == other[2:] else Equality.UNEQUAL
 
 
 def _equations(value: str, other: str) -> Outcome:
     """No value is the same as an equation that relates expressions, and does not only name a value."""
     left, sign, right = value.partition("=")
     relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and _COMPOUND.search(left)
-    return Comparison.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
+    return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
 
 
 def _without_subject(value: str, other: str) -> Outcome:
@@ -187,10 +187,10 @@ def _lists(value: str, other: str) -> Outcome:
     if first is None or second is None:
         # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
         listed = first or second
-        return Comparison.UNEQUAL if listed and listed[0] == ("", "") else None
+        return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
     (brackets, parts), (other_brackets, other_parts) = first, second
     if len(parts) != len(other_parts) or len(parts) > PARTS:
-        return Comparison.UNEQUAL
+        return Equality.UNEQUAL
     names, other_names = _names(parts), _names(other_parts)
     if names and other_names and set(names) == set(other_names):
         return _all_equal(parts, [other_parts[other_names.index(name)] for name in names])
@@ -198,7 +198,7 @@ def _lists(value: str, other: str) -> Outcome:
         return _matched(parts, other_parts, _same)
     # The answer may put brackets around a bare list, or name each part of a tuple; a bare list is no tuple.
     alike = brackets in (other_brackets, ("", "")) or (bool(other_names) and other_brackets == ("", ""))
-    return _all_equal(parts, other_parts) if alike else Comparison.UNEQUAL
+    return _all_equal(parts, other_parts) if alike else Equality.UNEQUAL
 
 
 def _names(parts: Sequence[str]) -> list[str]:
@@ -210,7 +210,7 @@ def _names(parts: Sequence[str]) -> list[str]:
 
 def _without_units(value: str, other: str) -> Outcome:
     value, other = normal.without_unit(value), normal.without_unit(other)
-    return Comparison.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
+    return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
 
 
 #: In their order: the first that decides gives the verdict.
@@ -220,28 +220,28 @@ RULES: tuple[Callable[[str, str], Outcome], ...] = (
 )
 
 
-def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Comparison:
+def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Equality:
     for a, b in zip(parts, others, strict=True):
         verdict = _same(a, b)
-        if verdict is not Comparison.EQUAL:
+        if verdict is not Equality.EQUAL:
             return verdict
-    return Comparison.EQUAL
+    return Equality.EQUAL
 
 
-def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Comparison]) -> Comparison:
+def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Equality]) -> Equality:
     """Match each part with an equal one of the others, in any order (equality is transitive: any partner will do)."""
     left = list(others)
     for part in parts:
         for candidate in left:
             verdict = equal(part, candidate)
-            if verdict is Comparison.TIMEOUT:
+            if verdict is Equality.TIMEOUT:
                 return verdict
-            if verdict is Comparison.EQUAL:
+            if verdict is Equality.EQUAL:
                 left.remove(candidate)
                 break
         else:
-            return Comparison.UNEQUAL
-    return Comparison.EQUAL
+            return Equality.UNEQUAL
+    return Equality.EQUAL
 
 
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:

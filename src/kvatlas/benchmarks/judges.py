@@ -27,7 +27,7 @@ SECONDS, MEMORY = 5, 2 * 2**30
 START = 120.0
 
 
-class Comparison(Enum):
+class Equality(Enum):
     """The result of a comparison; `TIMEOUT` also where memory ran out."""
 
     EQUAL = True
@@ -60,16 +60,16 @@ class _Judge:
                 self.lines.put(line)
         self.lines.put("null")
 
-    def answer(self, request: list[str], seconds: float) -> Comparison:
+    def answer(self, request: list[str], seconds: float) -> Equality:
         """Compare; a process that does not answer in time, or ends, is killed."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            verdict = Comparison(json.loads(self.lines.get(timeout=seconds)))
+            verdict = Equality(json.loads(self.lines.get(timeout=seconds)))
         except (OSError, queue.Empty):
-            verdict = Comparison.TIMEOUT
-        if verdict is Comparison.TIMEOUT:
+            verdict = Equality.TIMEOUT
+        if verdict is Equality.TIMEOUT:
             self.kill()
         return verdict
 
@@ -98,12 +98,12 @@ class Judges:
         """True in the process that started them: a forked child leaves its parent's alone."""
         return self._owner == os.getpid()
 
-    def ask(self, request: list[str]) -> Comparison:
+    def ask(self, request: list[str]) -> Equality:
         """Compare two expressions (LaTeX without dollar signs, or plain), or find one in a text (a third word)."""
         with self._places:
             judge = self._take()
             verdict = judge.answer(request, self.seconds)
-            if verdict is not Comparison.TIMEOUT:
+            if verdict is not Equality.TIMEOUT:
                 with self._lock:
                     self._idle.append(judge)
             return verdict
@@ -116,7 +116,7 @@ class Judges:
                     return judge
                 judge.kill()
         judge = _Judge(self.seconds)
-        if judge.answer(["1", "1"], START) is Comparison.TIMEOUT:
+        if judge.answer(["1", "1"], START) is Equality.TIMEOUT:
             raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
         return judge
 
@@ -132,12 +132,12 @@ _judges: Judges | None = None
 _lock = threading.Lock()
 
 
-def compare(first: str, second: str) -> Comparison:
+def compare(first: str, second: str) -> Equality:
     """Compare two expressions in this process's own pool."""
     return _pool().ask([first, second])
 
 
-def read(reference: str, text: str) -> Comparison:
+def read(reference: str, text: str) -> Equality:
     """Find out if math-verify finds the reference in a text, whatever it takes for the text's answer."""
     return _pool().ask([reference, text, "read"])
 

@@ -122,7 +122,7 @@ def verify(
     from kvatlas.deploy.export import Reference
     from kvatlas.deploy.verify import as_text, report
     from kvatlas.results.store import check_folder
-    from kvatlas.stats.losses import Standing
+    from kvatlas.stats.losses import Equivalence
     from kvatlas.stats.run_data import margin_of
 
     key = os.environ.get(key_env)
@@ -145,5 +145,5 @@ def verify(
     typer.echo(json.dumps(result, indent=2) if as_json else as_text(result, endpoint.url))
     if result["alarmed"]:
         raise typer.Exit(1)
-    if result["cell"]["verdict"] == Standing.UNDECIDED:
+    if result["cell"]["verdict"] == Equivalence.UNDECIDED:
         raise typer.Exit(3)

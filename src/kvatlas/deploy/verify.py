@@ -17,7 +17,7 @@ from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.export import Reference
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
-from kvatlas.stats.losses import NEAR, Departures, Standing, departure_p, length_shift, most_unseen, verified
+from kvatlas.stats.losses import NEAR, Departures, Equivalence, departure_p, length_shift, most_unseen, verified
 from kvatlas.stats.table import ProblemKey
 from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec
@@ -54,7 +54,8 @@ def report(
         "model": reference.model,
         "against": str(reference.setting),
         "margin": 100 * margin,
-        "alarmed": against["verdict"] in (Standing.WORSE, Standing.BETTER) or not all(item["good"] for item in checks),
+        "alarmed": against["verdict"] in (Equivalence.WORSE, Equivalence.BETTER)
+        or not all(item["good"] for item in checks),
         "cell": against,
         "full": _against(full, served, margin) if full else None,
         "checks": checks,
@@ -66,10 +67,10 @@ def as_text(report: dict[str, Any], name: str) -> str:
     """The report as sentences; `name` is the endpoint's."""
     points = f"{report['margin']:g} points"
     verdicts = {
-        Standing.EQUIVALENT: f"equivalent within {points}",
-        Standing.WORSE: f"worse by more than {points}",
-        Standing.BETTER: f"better by more than {points}, so not that setting",
-        Standing.UNDECIDED: "not decided",
+        Equivalence.EQUIVALENT: f"equivalent within {points}",
+        Equivalence.WORSE: f"worse by more than {points}",
+        Equivalence.BETTER: f"better by more than {points}, so not that setting",
+        Equivalence.UNDECIDED: "not decided",
     }
     lines = []
     for other, part in ((report["against"], report["cell"]), ("the full cache", report["full"])):

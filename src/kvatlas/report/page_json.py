@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from kvatlas.core import Cell, CellCoord, Map, MapName, Setting, Status, percent, rounded
 from kvatlas.figures import style
 from kvatlas.figures.panels import framed
-from kvatlas.results.columns import STATUS
 from kvatlas.results.manifest import Expected
+from kvatlas.results.records import STATUS
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.pairs import Differences
 from kvatlas.stats.run_data import RunData

@@ -24,7 +24,7 @@ from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, select
-from kvatlas.stats.validity import Finding
+from kvatlas.stats.validity import Limit
 
 FULL = Setting.of("full")
 
@@ -55,7 +55,7 @@ class ReportData:
     homes: Mapping[int, tuple[str, str]]
     sources: Sources
     complete: bool
-    findings: Sequence[Finding]
+    findings: Sequence[Limit]
     figures: Sequence[Picture]
 
     def shards(self, pages: Mapping[str, int]) -> Iterator[tuple[str, int, dict[str, Any]]]:

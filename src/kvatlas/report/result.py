@@ -24,12 +24,12 @@ from kvatlas.stats.bare_maps import (
 from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
 from kvatlas.stats.inference import Contrast, holm
 from kvatlas.stats.intervals import LEVEL, with_binomial_bounds
-from kvatlas.stats.losses import Loss
+from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
-from kvatlas.stats.validity import Finding, findings
+from kvatlas.stats.validity import Limit, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
 
 Json = dict[str, Any]
@@ -96,7 +96,7 @@ class MapResult:
         return (*self.map.notes, *self.verdict.notes)
 
     @property
-    def losses(self) -> Mapping[CellCoord, Loss]:
+    def losses(self) -> Mapping[CellCoord, SettingLoss]:
         """Losses against the full cache, empty where there is none."""
         return self.verdict.losses or {}
 
@@ -209,7 +209,7 @@ class Result:
     p-value of "no cell stands out" over all CSV maps.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Limit, ...]
     maps: tuple[MapResult, ...]
     means: tuple[MapResult, ...]
     across: tuple[Across, ...]
@@ -431,7 +431,7 @@ def _contrast(contrast: Contrast, name: str = "value") -> Json:
     return {**known, "p": _p(contrast.p)}
 
 
-def _loses(loss: Loss | None) -> Json:
+def _loses(loss: SettingLoss | None) -> Json:
     names = {"loses": "value", "loses_low": "low", "loses_high": "high"}
     return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
 

@@ -1,7 +1,7 @@
 """The SQLite store of a run, what it is to hold, and its export."""
 
-from kvatlas.results.columns import Key, TraceColumns
 from kvatlas.results.manifest import Expected, Manifest
+from kvatlas.results.records import Key, TraceColumns
 from kvatlas.results.store import ProblemKey, Store
 
 __all__ = ["Expected", "Key", "Manifest", "ProblemKey", "Store", "TraceColumns"]

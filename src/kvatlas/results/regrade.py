@@ -20,9 +20,9 @@ from kvatlas.benchmarks.answers import OWN, check_grader
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.results.columns import Key
 from kvatlas.results.export import replacing
 from kvatlas.results.manifest import Manifest
+from kvatlas.results.records import Key
 from kvatlas.results.store import GRADED, Store
 from kvatlas.text import guarded, unguarded
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import sqlite3
 import time
 import zlib
@@ -15,11 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
-from kvatlas.results.columns import Key, Row, TraceColumns, join, record
-from kvatlas.results.lock import lock
 from kvatlas.results.manifest import Manifest
-from kvatlas.results.rows import COLUMNS, checksum, row_of, trace_of
-from kvatlas.results.rows import digest as digest_of_tokens
+from kvatlas.results.records import COLUMNS, Key, Row, TraceColumns, checksum, join, record, row_of, trace_of
+from kvatlas.results.records import digest as digest_of_tokens
 
 #: Rises whenever the tables change. Stores of `READABLE` versions are read, and get what they lack when written to.
 SCHEMA_VERSION = 5
@@ -43,7 +43,7 @@ CREATE TABLE traces (
 );
 """
 #: What versions added: 4 a checksum for each trace, and with what it was made, as a number; 5 its small columns once
-#: more, so that they are read and checked without its tokens and text (results/columns.py).
+#: more, so that they are read and checked without its tokens and text (results/records.py).
 _ADDED = {
     4: """
 ALTER TABLE traces ADD COLUMN checksum TEXT;
@@ -495,3 +495,32 @@ def _disk_sentences(path: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.DatabaseError) as error:
         raise _unusable(path, error) from error
+
+
+def lock(path: Path) -> IO[str] | None:
+    """The open file that holds the lock until it is closed; None where the system has no such locks.
+
+    Raises KvatlasError that names the process that has it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read(200).strip() or "another process"
+        file.close()
+        raise KvatlasError(
+            f"The run {str(path.parent)!r} is being written by {owner}; wait for its end, or name another folder."
+        ) from None
+    except OSError:  # a file system without locks
+        file.close()
+        return None
+    with contextlib.suppress(OSError):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+    return file

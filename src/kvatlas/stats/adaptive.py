@@ -29,7 +29,7 @@ from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, cheapest, kv_tokens_of, unless_vacuous, with_ties
 from kvatlas.stats.inference import weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, groups, interval
-from kvatlas.stats.losses import Loss
+from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_cell, mean_map
 from kvatlas.stats.run_data import RunData, margin_of
 from kvatlas.stats.table import CellTraces
@@ -222,12 +222,12 @@ class Standing:
         return None if index is None else self.settings[index]
 
     @property
-    def losses(self) -> dict[str, Loss]:
+    def losses(self) -> dict[str, SettingLoss]:
         """What each setting that was looked at loses, with limits that hold at any look."""
         made = self.decision
         columns = zip(self.settings, made.value, made.low, made.high, made.shown, made.broken, strict=True)
         return {
-            setting: Loss(float(value), float(low), float(high), bool(shown), bool(broken))
+            setting: SettingLoss(float(value), float(low), float(high), bool(shown), bool(broken))
             for setting, value, low, high, shown, broken in columns
             if not math.isnan(value)
         }
@@ -322,7 +322,7 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
     return by_map
 
 
-def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], Loss]) -> Verdict:
+def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], SettingLoss]) -> Verdict:
     values = [cell.estimate.value for cell in mean.cells.values()]
     text = (
         f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "

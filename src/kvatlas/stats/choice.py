@@ -13,7 +13,7 @@ from kvatlas.policies import share
 from kvatlas.stats import inference
 from kvatlas.stats.bare_maps import PooledEffect
 from kvatlas.stats.inference import Contrast
-from kvatlas.stats.losses import Loss
+from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.table import CellTraces, matrix
@@ -46,14 +46,14 @@ class Choice:
     against: Mapping[str, Mapping[Setting, Contrast]] = field(default_factory=dict)
     vacuous: str | None = None
     margin: float = LOSE_AT_MOST / 100
-    losses: Mapping[str, Loss] | None = None
+    losses: Mapping[str, SettingLoss] | None = None
     problems: int | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     tied: int = 0
     tied_by_time: int = 0
 
     @property
-    def loss(self) -> Loss | None:
+    def loss(self) -> SettingLoss | None:
         """What the chosen setting loses against the full cache."""
         chosen = self.by_memory or self.by_time
         return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
@@ -64,7 +64,7 @@ class Choice:
         return None if self.losses is None else any(loss.shown for loss in self.losses.values())
 
     @property
-    def least(self) -> tuple[Setting, Loss] | None:
+    def least(self) -> tuple[Setting, SettingLoss] | None:
         """The setting with the smallest loss that was observed; None where there is no full cache."""
         if not self.losses:
             return None

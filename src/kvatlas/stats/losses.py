@@ -117,7 +117,7 @@ def problems_to_show(loss: Losses, problems: int, margin: float) -> NDArray[np.i
 
 
 @dataclass(frozen=True)
-class Loss:
+class SettingLoss:
     """What one setting loses against the full cache, in [-1, 1], with limits that hold over all settings.
 
     `shown`: at most the margin is lost; `broken`: more is. `needed` problems in all would show it, were the value true;
@@ -132,18 +132,18 @@ class Loss:
     needed: int | None = None
 
 
-def losses_by_name(names: Sequence[str], differences: Floats, strata: Ints, margin: float) -> dict[str, Loss]:
+def losses_by_name(names: Sequence[str], differences: Floats, strata: Ints, margin: float) -> dict[str, SettingLoss]:
     """`losses` by setting."""
     loss = losses(differences, strata, margin)
     needed = problems_to_show(loss, differences.shape[1], margin)
     columns = zip(names, loss.value, loss.low, loss.high, loss.shown, loss.broken, needed, strict=True)
     return {
-        name: Loss(float(value), float(low), float(high), bool(shown), bool(broken), int(count) or None)
+        name: SettingLoss(float(value), float(low), float(high), bool(shown), bool(broken), int(count) or None)
         for name, value, low, high, shown, broken, count in columns
     }
 
 
-class Standing(StrEnum):
+class Equivalence(StrEnum):
     """What the interval of a loss says, held against the margin on both sides."""
 
     EQUIVALENT = "equivalent"
@@ -160,8 +160,8 @@ class Verification:
     where it is decided, and where none would.
     """
 
-    loss: Loss
-    standing: Standing
+    loss: SettingLoss
+    standing: Equivalence
     problems: int
     needed: int | None
 
@@ -176,13 +176,13 @@ def verified(reference: Outcomes[int], served: Outcomes[int], margin: float) -> 
     (loss,) = losses_by_name(("",), -differences[None], strata, margin).values()
     (gain,) = losses_by_name(("",), differences[None], strata, margin).values()
     if loss.broken:
-        standing = Standing.WORSE
+        standing = Equivalence.WORSE
     elif gain.broken:
-        standing = Standing.BETTER
+        standing = Equivalence.BETTER
     else:
-        standing = Standing.EQUIVALENT if loss.shown and gain.shown else Standing.UNDECIDED
+        standing = Equivalence.EQUIVALENT if loss.shown and gain.shown else Equivalence.UNDECIDED
     needs = [side.needed for side in (loss, gain) if not side.shown]
-    open_ = standing is Standing.UNDECIDED and None not in needs
+    open_ = standing is Equivalence.UNDECIDED and None not in needs
     return Verification(loss, standing, len(strata), max(filter(None, needs), default=None) if open_ else None)
 
 

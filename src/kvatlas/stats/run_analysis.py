@@ -13,7 +13,7 @@ from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
 from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.validity import Finding, findings
+from kvatlas.stats.validity import Limit, findings
 from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
 
 
@@ -69,7 +69,7 @@ class RunAnalysis:
         return differences_of_run(self.run, baseline) if baseline else {}
 
     @cached_property
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[Limit]:
         """Facts that limit the conclusions from the run."""
         return findings(self.run.cells)
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, Trace
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Key, Manifest, Store, TraceColumns
-from kvatlas.results.columns import RECORD, STATUS
-from kvatlas.results.rows import COSTS as TRACE_COSTS
+from kvatlas.results.records import COSTS as TRACE_COSTS
+from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.intervals import Floats, Ints, pass_at_1
 from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, RULES, SCREENED, Rule, rule
 

@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Limit:
     """Something that limits what a run can show; model and benchmark are empty where it is about several."""
 
     kind: Kind
@@ -106,7 +106,7 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
     )
 
 
-def findings(cells: Sequence[CellTraces]) -> list[Finding]:
+def findings(cells: Sequence[CellTraces]) -> list[Limit]:
     """What limits the gathered traces of a run, the gravest first: for `describe`, `report` and the end of a sweep."""
     checked = validities(cells)
     short = short_names(cell.expected.setting for cell in cells)
@@ -123,16 +123,16 @@ def findings(cells: Sequence[CellTraces]) -> list[Finding]:
     ]
     sentence = no_choice_sentence(audited)
     if sentence:
-        made.append(Finding(Kind.NO_CHOICE, "", "", sentence))
+        made.append(Limit(Kind.NO_CHOICE, "", "", sentence))
     order = list(Kind)
     return sorted(made, key=lambda finding: order.index(finding.kind))
 
 
-def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mapping[str, str]) -> list[Finding]:
+def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mapping[str, str]) -> list[Limit]:
     made = []
     if 2 * checked.unanswered > checked.traces:
         made.append(
-            Finding(
+            Limit(
                 Kind.UNANSWERED, model, benchmark,
                 f"{where}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
                 f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong.",
@@ -140,7 +140,7 @@ def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mappin
         )  # fmt: skip
     if checked.bounded and 2 * checked.compressed < checked.bounded:
         made.append(
-            Finding(
+            Limit(
                 Kind.UNCOMPRESSED, model, benchmark,
                 f"{where}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
                 f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
@@ -151,7 +151,7 @@ def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mappin
         example = ", ".join(short[setting] for setting in checked.identical[0][:3])
         more = f" and {count - 3} more" if count > 3 else ""
         made.append(
-            Finding(
+            Limit(
                 Kind.IDENTICAL, model, benchmark,
                 f"{where}: {count} settings wrote the same texts as another one in all their traces: {example}{more}.",
             )

@@ -14,7 +14,7 @@ from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
 from kvatlas.stats import inference
 from kvatlas.stats.inference import Contrast, Need, Plateau, Test
 from kvatlas.stats.intervals import LEVEL, Floats
-from kvatlas.stats.losses import Loss, losses_by_name
+from kvatlas.stats.losses import SettingLoss, losses_by_name
 from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
 
@@ -23,7 +23,7 @@ _TIE = 1e-9
 #: The setting against which losses are counted.
 FULL = Setting.of("full")
 #: Losses by setting id: of a model on these benchmarks.
-GridLosses = Mapping[tuple[str, frozenset[str]], Mapping[str, Loss]]
+GridLosses = Mapping[tuple[str, frozenset[str]], Mapping[str, SettingLoss]]
 
 #: Contrasts of rows of coefficients over cells, with limits that hold together, and the p-value of none.
 Measure = Callable[[Floats], tuple[float, list[Contrast]]]
@@ -75,7 +75,7 @@ class Verdict:
     noise: float | None = None
     need: Need = field(default_factory=lambda: Need(None, None))
     notes: tuple[Note, ...] = ()
-    losses: Mapping[CellCoord, Loss] | None = None
+    losses: Mapping[CellCoord, SettingLoss] | None = None
 
     @property
     def evidence(self) -> bool | None:
@@ -103,7 +103,7 @@ def losses_of(run: RunData) -> GridLosses:
     missing where one has no full cache, or shares no problem with it.
     """
     full = {(cell.expected.model, cell.expected.benchmark): cell for cell in run.cells if is_full(cell)}
-    grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, Loss]]()
+    grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, SettingLoss]]()
     for model, on in set(map(_family, with_means(run.groups).values())):
         named = [name for name in grid[model] if name in on and (model, name) in full]
         cells = matrix([[full[model, name], *grid[model][name]] for name in named], id_of)
