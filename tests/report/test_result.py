@@ -90,12 +90,10 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
     assert [(c["setting"], c["kept_tokens_mean"], c["shown"], c["loses"]) for c in result["recommendation"]["all"]] == [
         ("dynts(kv_budget=5000, local_window=500, ratio=0.2)", 1400, None, None)
     ] * 2
-    ratio = next(effect for effect in result["effects"] if effect["axis"] == "ratio")
-    assert (ratio["over"], ratio["below"][0], ratio["levels"][0]["level"]) == ("8 maps", 8, 0.1)
-    assert ratio["adjusted_p"] < 2e-4
-    assert ratio["levels"][0]["high"] < 0
-    assert next(effect for effect in result["effects"] if effect["axis"] == "local_window")["adjusted_p"] > 0.2
-    assert result["peak_p"] > 0.2
+    # tests/stats/test_csv_inference.py has the numbers of the pooled effects.
+    assert [(effect["axis"], effect["over"], effect["adjusted_p"] < 0.05) for effect in result["effects"]] == [
+        ("local_window", "8 maps", False), ("ratio", "8 maps", True)
+    ]  # fmt: skip
     text, page = every_map(published), one_page(published)
     assert "In 0 of 8 maps a difference between the cells is proven" in text
     assert text.count("No difference between the cells is proven") == 10
@@ -154,8 +152,7 @@ def test_comparisons_baselines_and_notes_of_a_run():
     assert data["maps"][0]["baselines"][0]["setting"] == "full"
     assert all(item["p"] <= item["p_bh"] <= item["p_holm"] for item in data["comparisons"])
     text = every_map(result)
-    for part in ("Paired comparisons: ", "< 0.001", "- by hand.\n", "PARTIAL"):
-        assert part in text
+    assert [part in text for part in ("Paired comparisons: ", "< 0.001", "- by hand.\n", "PARTIAL")] == [True] * 4
 
 
 def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():

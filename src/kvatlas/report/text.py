@@ -88,10 +88,8 @@ def _environment() -> Environment:
 # -- words and numbers ---------------------------------------------------------------------------------------------
 
 
-def p_text(p: float | None) -> str:
+def p_text(p: float) -> str:
     """A p-value to three places; below that, a bound."""
-    if p is None:
-        return "–"
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 

@@ -27,7 +27,7 @@ CHOSEN = (
 class Comparison:
     """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings.
 
-    `p_holm` and `p_bh` are adjusted over all comparisons that are made together (see `adjusted`); None before that.
+    `p_holm` and `p_bh` are adjusted over all comparisons that are made together (see `adjusted`); NaN before that.
     """
 
     model: str
@@ -38,8 +38,8 @@ class Comparison:
     cells: int
     difference: Difference
     note: str = ""
-    p_holm: float | None = None
-    p_bh: float | None = None
+    p_holm: float = math.nan
+    p_bh: float = math.nan
 
 
 def comparisons(run: RunData) -> list[Comparison]:
