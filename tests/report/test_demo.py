@@ -1,14 +1,21 @@
-"""What the demo leaves in its folder."""
+"""The output of the demo: its folder, and a map in a terminal, with and without colour, wide and narrow."""
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kvatlas.cli.output import print_demo
-from kvatlas.report.demo import FIGURES, first_look
+from kvatlas.core import Cell, Estimate, Map, Note, NoteKind, Setting
+from kvatlas.report.demo import FIGURES, first_look, print_map
 from kvatlas.results import Store
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.intervals import with_binomial_bounds
 from tests.command_line import Call
 from tests.report.test_page import build
 from tests.stats.synthetic import grid, manifest
@@ -65,3 +72,39 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
     assert kvatlas("demo", "--quick", "--workers", 1, "--out", tmp_path / "run")[0] == 0
     code, _, said = kvatlas("demo", "--quick", "--seed", 1, "--out", tmp_path / "run", "--quiet")
     assert (code, "has seed 0 (this spec: 1); name another folder" in said, len(drawn)) == (2, True, 1)
+
+
+@pytest.fixture
+def heatmap() -> Map:
+    return with_binomial_bounds(read_maps("published:dynts_r1_llama"))[0]
+
+
+def printed(heatmap: Map, **options: Any) -> str:
+    file = io.StringIO()
+    print_map(heatmap, Console(file=file, **options))
+    return file.getvalue()
+
+
+def test_plain_text_has_values_intervals_and_the_largest_window_first(heatmap: Map) -> None:
+    text, narrow = printed(heatmap, width=90), printed(heatmap, width=62)
+    assert "\x1b" not in text
+    assert "R1-Llama | AIME24 | dynts: Pass@1 in percent with its 95 % interval" in text
+    assert text.count("49.3") == narrow.count("49.3") == 2
+    assert text.index(" 3000 ") < text.index(" 2000 ") < text.index(" 500 ")
+    assert "30.8–67.9" in text
+    assert "30.8" not in narrow
+    assert "interval" not in narrow.splitlines()[0]
+    coloured = printed(heatmap, width=90, force_terminal=True, color_system="truecolor")
+    assert "\x1b[38;2;255;255;255;48;2;8;29;88m" in coloured
+
+
+def test_holes_baselines_and_markup_in_names(heatmap: Map) -> None:
+    cells = dict(heatmap.cells)
+    del cells[500, 0.1]
+    full = {"full": Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))}
+    notes = (Note(NoteKind.PARTIAL, "PARTIAL: x"),)
+    text = printed(replace(heatmap, model="[red]m[/red]", cells=cells, baselines=full, notes=notes), width=100)
+    assert "[red]m[/red] | AIME24" in text
+    assert "baseline: full 97.0 (90.0–99.0)" in text
+    assert "PARTIAL: x" in text
+    assert " – " in text

@@ -186,8 +186,7 @@ def print_demo(folder: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from kvatlas.report.demo import write_demo
-    from kvatlas.report.terminal import print_map
+    from kvatlas.report.demo import print_map, write_demo
     from kvatlas.report.text import recommendation
 
     analysis, written = write_demo(folder)
