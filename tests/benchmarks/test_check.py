@@ -16,7 +16,7 @@ from kvatlas.benchmarks.public import SOURCES
 from kvatlas.cli import app
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import make_plan, parse_spec
-from tests.benchmarks.test_public import AIME, SHARED
+from tests.benchmarks.conftest import AIME, SHARED
 
 Row = dict[str, Any]
 

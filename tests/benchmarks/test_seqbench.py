@@ -1,13 +1,21 @@
+"""Mazes of any shape, plans through them, names of benchmarks, and files in the layout of the published data set."""
+
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from kvatlas.benchmarks import find, identity
-from kvatlas.benchmarks.seqbench import MazeShape, draw, format_plan, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.plans import reachable, shortest
+from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, reachable, shortest
 from kvatlas.core import KvatlasError, Problem, Status
 
 FACTS = """\
@@ -210,3 +218,215 @@ def test_impossible_names_are_refused(name: str, sentence: str) -> None:
 def test_a_plan_too_long_for_any_maze_drawn_is_refused() -> None:
     with pytest.raises(KvatlasError, match="None of 400 mazes of 5x5 rooms has L = 60, B = 2 and N = 0"):
         find("SEQBENCH-5x5-L60-B2-N0").problems(1)
+
+
+often = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+@st.composite
+def instances(draw_value: Any) -> Instance:
+    """A maze of any small shape, with a given or a free length."""
+    columns, rows = draw_value(st.integers(3, 9)), draw_value(st.integers(3, 9))
+    doors = draw_value(st.integers(0, 3))
+    length = draw_value(st.none() | st.integers(5 * doors + 3, 5 * doors + 3 + columns + rows))
+    noise, shuffle = draw_value(st.sampled_from([0, 0.3, 1])), draw_value(st.sampled_from([0, 0.5, 1]))
+    try:
+        return draw(MazeShape(columns, rows, length, doors, noise, shuffle), random.Random(draw_value(st.integers(0))))
+    except KvatlasError:
+        assume(False)
+        raise
+
+
+@often
+@given(instances())
+def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
+    moves, doors = instance.moves, instance.doors
+    assert len(instance.plan) == moves + 2 + 3 * doors
+    assert instance.plan[0] == ("start", instance.maze.start)
+    assert instance.plan[-1] == ("rescue", "Alice")
+    stated = read_maze(instance.facts)
+    assert follow(stated, instance.plan) == (len(instance.plan), NO_ERROR)
+    assert shortest(stated) == (len(instance.plan), 1)
+    assert len(set(instance.facts)) == len(instance.facts)
+
+
+@often
+@given(instances())
+def test_without_any_one_key_there_is_no_way(instance: Instance) -> None:
+    stated = read_maze(instance.facts)
+    assert reachable(stated)
+    needed = [key for name, key in instance.plan if name == "use_key"]
+    assert len(set(needed)) == instance.doors
+    assert not any(reachable(stated, without=key) for key in needed)
+    spare = {key for key, _ in stated.keys} - set(needed)
+    assert all(reachable(stated, without=key) for key in spare)
+
+
+@often
+@given(instances())
+def test_bob_turns_round_in_every_key_room(instance: Instance) -> None:
+    walk = [action for action in instance.plan if action[0] in ("start", "move_to", "pick_up_key", "rescue")]
+    for position, (name, _) in enumerate(walk):
+        if name == "pick_up_key":
+            assert walk[position + 1][1] == walk[position - 2][1]
+
+
+words = st.text("ABCxyz019_' .-", min_size=1, max_size=12)
+plans = st.lists(st.tuples(st.sampled_from(ACTIONS) | words, words), max_size=12).map(tuple)
+
+
+@often
+@given(plans, st.text(max_size=40), st.text(max_size=40))
+def test_parsing_undoes_formatting(plan: Any, before: str, after: str) -> None:
+    assert parse_plan(format_plan(plan)) == plan
+    assume("[" not in before + after and "]" not in before + after)
+    assert parse_plan(f"{before}{format_plan(plan)}{after}") == plan
+
+
+@often
+@given(st.text(max_size=300) | st.text("[]()',\"\\ a1", max_size=300))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    plan = parse_plan(text)
+    assert plan is None or all(isinstance(word, str) for action in plan for word in action)
+
+
+@often
+@given(instances(), st.data())
+def test_progress_is_1_only_for_solved_plans(instance: Instance, data: st.DataObject) -> None:
+    """Plans made from the reference by a few deletions, doublings and swaps, which is how models go wrong."""
+    plan = list(instance.plan)
+    for _ in range(data.draw(st.integers(0, 3))):
+        position = data.draw(st.integers(0, max(0, len(plan) - 1)))
+        change = data.draw(st.sampled_from(["drop", "double", "swap", "cut", "other"]))
+        if change == "drop":
+            del plan[position : position + 1]
+        elif change == "double":
+            plan[position:position] = plan[position : position + 1]
+        elif change == "swap":
+            plan[position : position + 2] = plan[position : position + 2][::-1]
+        elif change == "cut":
+            del plan[position:]
+        elif plan:
+            plan[position] = data.draw(st.sampled_from(instance.plan))
+    verdict = judge(instance.maze, instance.plan, tuple(plan))
+    assert verdict.solved == (tuple(plan) == instance.plan)
+    assert (verdict.progress == 1) == verdict.solved
+    assert (verdict.progress_valid == 1) == verdict.valid
+    assert verdict.solved <= verdict.valid
+    assert (verdict.first_error == NO_ERROR) == verdict.solved
+    assert verdict.first_error in (*ERRORS, NO_ERROR)
+    assert 0 <= verdict.first_error_index <= len(plan)
+    assert all(
+        0 <= share <= 1 for share in (verdict.progress, verdict.progress_valid, verdict.precision, verdict.recall)
+    )
+    # What equals the reference can be done: legal leading actions are never fewer than those.
+    assert verdict.progress_valid >= verdict.progress
+
+
+@often
+@given(instances())
+def test_a_longer_way_to_the_goal_is_valid_and_not_solved(instance: Instance) -> None:
+    first = instance.plan[1]
+    assume(first[0] == "move_to")
+    start = instance.plan[0][1]
+    detour = (*instance.plan[:2], ("move_to", start), *instance.plan[1:])
+    verdict = judge(instance.maze, instance.plan, detour)
+    assert (verdict.valid, verdict.solved, verdict.first_error) == (True, False, "not_optimal")
+    assert verdict.first_error_index == 2 == round(verdict.progress * len(instance.plan))
+    assert verdict.recall == 1 > verdict.precision
+
+
+def rows(count: int = 3) -> list[dict[str, Any]]:
+    """Generated mazes as the published data set writes its own, with other people in them."""
+    made = []
+    for number, problem in enumerate(find("SEQBENCH-6x6-B1").problems(count)):
+        context = problem.question.replace("\n", " ").replace("Bob", "Dana").replace("Alice", "Lee")
+        plan = parse_plan(problem.answer)
+        made.append(
+            {
+                "instance_id": f"maze_{number}",
+                "context": f"Here are the facts. {context} What is the plan?",
+                "completion": problem.answer.replace("Alice", "Lee"),
+                "complexity_parameters": {
+                    "logical_depth_L": len(plan),
+                    "backtracking_count_B": 1,
+                    "noise_ratio_N": 1.0,
+                },
+                "instance_metadata": {"maze_rows": 6, "agent_name": "Dana", "target_name": "Lee"},
+                "structural_details": "{}",
+            }
+        )
+    return made
+
+
+def write(path: Path, content: list[dict[str, Any]]) -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in content).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["mazes.jsonl", "mazes.jsonl.gz"])
+def test_the_published_layout_is_read(tmp_path: Path, name: str) -> None:
+    bench = find(f"SEQBENCH@{write(tmp_path / name, rows())}")
+    ours = find("SEQBENCH-6x6-B1").problems(3)
+    assert [p.id for p in bench.problems()] == ["maze_0", "maze_1", "maze_2"]
+    assert [(p.question, p.answer) for p in bench.problems()] == [(p.question, p.answer) for p in ours]
+    first = bench.problems(1)[0]
+    assert (first.about["L"], first.about["B"], first.about["N"]) == (ours[0].about["L"], 1, 1.0)
+    assert bench.prompt(first).startswith("# Task")
+    assert bench.grade(first, first.answer).correct
+    assert bench.grade(first, "none").status is Status.NO_ANSWER
+    assert bench.typical_output_tokens > 0
+    assert find(bench.name) == bench
+
+
+def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
+    row = rows(1)[0]
+    row["context"] = row["context"].replace("Here are", "Here\u2028\x85are")
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
+    assert find(f"SEQBENCH@{path}").problems() == find(f"SEQBENCH@{write(tmp_path / 'n.jsonl', rows(1))}").problems()
+
+
+def test_completions_may_be_lists(tmp_path: Path) -> None:
+    content = rows()
+    content[0]["completion"] = [list(action) for action in parse_plan(content[0]["completion"])]
+    content[1]["completion"] = [f"{name}: {argument}" for name, argument in parse_plan(content[1]["completion"])]
+    content[2]["instance_metadata"] = json.dumps(content[2]["instance_metadata"])
+    bench = find(f"SEQBENCH@{write(tmp_path / 'm.jsonl', content)}")
+    assert [p.answer for p in bench.problems()] == [p.answer for p in find("SEQBENCH-6x6-B1").problems(3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"completion": "move along"}, "Line 2 .* has a completion that is no plan"),
+        ({"completion": "[('start', 'A1'), ('rescue', 'Lee')]"}, "Line 2 .* fails at action"),
+        ({"completion": [1, 2]}, "Line 2 .* has a completion that is no plan"),
+        ({"context": "Once upon a time."}, "Line 2 .* say once where Bob is"),
+        ({"instance_id": "maze_0"}, "has an instance_id twice"),
+        (None, "Line 2 .* lacks instance_id, context or completion"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, change: dict[str, Any] | None, sentence: str) -> None:
+    content = rows()
+    content[1] = content[1] | change if change else {"problem": "1 + 1", "answer": "2"}
+    with pytest.raises(KvatlasError, match=sentence):
+        find(f"SEQBENCH@{write(tmp_path / 'm.jsonl', content)}").problems()
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "m.jsonl.gz"
+    broken.write_bytes(gzip.compress(b"{}")[:12])
+    text = tmp_path / "m.txt"
+    text.write_text("facts\n")
+    empty = write(tmp_path / "empty.jsonl", [])
+    for path, sentence in ((broken, "cannot be read"), (text, "cannot be read"), (empty, "holds no mazes")):
+        with pytest.raises(KvatlasError, match=sentence):
+            find(f"SEQBENCH@{path}").problems()
+    with pytest.raises(KvatlasError, match="cannot be read"):
+        find("SEQBENCH@nowhere.jsonl").problems()
+    with pytest.raises(KvatlasError, match=r"name it as 'SEQBENCH@m\.jsonl'"):
+        find("SEQBENCH-5x5@m.jsonl")
+    with pytest.raises(KvatlasError, match="'CHAIN12' takes no file"):
+        find("CHAIN12@m.jsonl")
