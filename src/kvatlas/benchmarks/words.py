@@ -20,13 +20,14 @@ from kvatlas.core import Grade, Problem, Status
 
 #: Counts stay within these, and so do differences.
 MOST, DIFFERENCES = 60, (2, 9)
-NAMES = """
-Adam Alice Amy Anna Ben Bob Carl Clara Dan David Emma Eric Eva Finn Frank Fred George Grace Harry Helen Henry
-Hugo Jack Jane Jim John Julia Kate Kevin Laura Leo Lily Linda Lisa Lucy Maria Mark Martin Mary Max Mia Nancy
-Nick Nina Noah Oliver Oscar Paul Peter Rachel Robert Rosa Ruth Sam Sara Simon Sophie Steve Susan Tim Tom Tony
-Vera Victor Walter
-""".split()
-THINGS = "marbles stickers books coins apples stamps shells cards pencils beads buttons".split()
+NAMES = (
+    *("Adam", "Alice", "Amy", "Anna", "Ben", "Bob", "Carl", "Clara", "Dan", "David", "Emma", "Eric", "Eva", "Finn"),
+    *("Frank", "Fred", "George", "Grace", "Harry", "Helen", "Henry", "Hugo", "Jack", "Jane", "Jim", "John", "Julia"),
+    *("Kate", "Kevin", "Laura", "Leo", "Lily", "Linda", "Lisa", "Lucy", "Maria", "Mark", "Martin", "Mary", "Max"),
+    *("Mia", "Nancy", "Nick", "Nina", "Noah", "Oliver", "Oscar", "Paul", "Peter", "Rachel", "Robert", "Rosa", "Ruth"),
+    *("Sam", "Sara", "Simon", "Sophie", "Steve", "Susan", "Tim", "Tom", "Tony", "Vera", "Victor", "Walter"),
+)
+THINGS = ("marbles", "stickers", "books", "coins", "apples", "stamps", "shells", "cards", "pencils", "beads", "buttons")
 
 
 @dataclass(frozen=True)
