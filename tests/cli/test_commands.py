@@ -187,7 +187,9 @@ def test_map_describe_report_and_export(kvatlas: Call, run: Path, tmp_path: Path
     kvatlas.succeed("map", tmp_path / "out.csv", "--policy", "window", "--out", tmp_path / "d.png")
 
 
-def test_an_export_goes_to_standard_output(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+def test_an_export_goes_to_standard_output_or_is_a_run(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    out = kvatlas.succeed("export", run, "--store", "--out", tmp_path / "copy")
+    assert (out, kvatlas("check", run, tmp_path / "copy")[0]) == (f"{tmp_path / 'copy'}: 108 traces\n", 0)
     for format_ in ("csv", "jsonl"):
         file = tmp_path / format_
         kvatlas.succeed("export", run, "--format", format_, "--out", file)

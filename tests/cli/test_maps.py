@@ -142,6 +142,8 @@ def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Pat
     out = kvatlas.succeed("report", run, "--out", tmp_path / "r.html", *few)
     assert f"{tmp_path / 'r.traces'} (38 pages with all traces)" in out
     assert len(list((tmp_path / "r.traces").iterdir())) == 38
+    out = kvatlas.succeed("report", run, "--out", tmp_path / "alone.html", *few, "--no-folder")
+    assert (out, (tmp_path / "alone.traces").exists()) == (f"{tmp_path / 'alone.html'}\n", False)
     text = (tmp_path / "r.html").read_text()
     assert json.loads(text.split('id="data">')[1].split("</script>")[0])["folder"] == "r.traces"
 
@@ -169,30 +171,30 @@ def metric_words(command: str, run: Path, metric: str, out: Path) -> tuple[objec
     return (command, run, "--metric", metric, *to, *more)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("metric", GRADED)
+@pytest.mark.parametrize(
+    ("command", "metric"), [*(("map", name) for name in GRADED), *((command, "maj@2") for command in COMMANDS[1:])]
+)
 def test_a_grade_of_one_cell(kvatlas: Call, cell: Path, tmp_path: Path, command: str, metric: str) -> None:
-    code, _, err = kvatlas(*metric_words(command, cell, metric, tmp_path))
+    words = metric_words(command, cell, metric, tmp_path)
     if command in TOO_FEW:
-        assert (code, err.count("\n")) == (2, 1)
-        assert TOO_FEW[command] in err
+        assert TOO_FEW[command] in kvatlas.refuse(*words)
     else:
-        assert (code, err) == (0, "")
+        kvatlas.succeed(*words, err="")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("metric", COSTS)
+@pytest.mark.parametrize(
+    ("command", "metric"), [*(("map", cost) for cost in COSTS), *((command, "seconds") for command in COMMANDS[1:])]
+)
 def test_a_cost_of_one_cell_is_drawn_or_told_where(
     kvatlas: Call, cell: Path, tmp_path: Path, command: str, metric: str
 ) -> None:
-    code, _, err = kvatlas(*metric_words(command, cell, metric, tmp_path))
+    words = metric_words(command, cell, metric, tmp_path)
     if command == "map":
-        assert (code, err) == (0, "")
-        row = (tmp_path / "a.data.csv").read_text().splitlines()[1].split(",")
-        assert metric in row
+        kvatlas.succeed(*words, err="")
+        assert metric in (tmp_path / "a.data.csv").read_text().splitlines()[1].split(",")
         assert "percent" not in (tmp_path / "a.svg").read_text()
     else:
-        assert (code, err.count("\n")) == (2, 1)
+        err = kvatlas.refuse(*words)
         assert f"{metric!r} is a cost and no grade: `kvatlas map --metric {metric}` draws it; valid here are: " in err
         assert NAMES in err
 

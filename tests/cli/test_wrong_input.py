@@ -174,6 +174,7 @@ WORDS: dict[str, str] = {
     f"predictor eval none.safetensors --model {MODEL} --benchmark CHAIN4": "'none.safetensors' is not there",
     f"predictor train --model {MODEL} --benchmark CHAIN4 --out head.bin": "expected a name that ends in .safetensors",
     "import a.eval new": "",
+    f"serve {MODEL} --top-k -1": "",
     f"plan {'x' * 5000}": "",
     "plan good.yaml/x": "",
     "plan \udcff.yaml": r"'\udcff.yaml' cannot be read",

@@ -283,6 +283,15 @@ def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("option", "sent"), [("--top-k", True), ("--no-top-k", False)])
+def test_top_k_is_sent_unless_an_endpoint_lacks_it(
+    run: Path, stand: Stand, verify: Call, option: str, sent: bool
+) -> None:
+    url, asked = stand(lambda path, _: (200, {}, MODELS) if path.endswith("models") else (400, {}, b"no"))
+    assert verify(url, run, option)[0] == 2
+    assert ("top_k" in asked[-1][2]) is sent
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -63,7 +63,20 @@ def test_traces_and_hidden_states_are_made_once(trained: Path) -> None:
     assert len(times) == 2
     call(
         *("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN6", "--skip", 300),
-        *("--problems", 30, "--steps", 2, "--max-new-tokens", 300, "--tokens-per-trace", 64, "--workers", 1),
+        *(
+            "--problems",
+            30,
+            "--held-out",
+            6,
+            "--steps",
+            2,
+            "--max-new-tokens",
+            300,
+            "--tokens-per-trace",
+            64,
+            "--workers",
+            1,
+        ),
         *("--quiet", "--work", work, "--out", trained.with_name("other.safetensors")),
     )
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")} == times
