@@ -7,6 +7,7 @@ what differs from it and ends with exit code 1 if a number or a text of a figure
 
 from __future__ import annotations
 
+import base64
 import csv
 import gzip
 import hashlib
@@ -71,14 +72,17 @@ def exported(run: Path) -> dict[str, Any]:
     return {"csv": {str(n): row for n, row in enumerate(maps)}, "jsonl": by_name}
 
 
-def report_numbers(page: Path) -> dict[str, Any]:
+def report_numbers(run: Path, page: Path) -> dict[str, Any]:
     """The cells of a report and the outcomes of their traces."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
-    assert found is not None
-    data = json.loads(found[1])
-    cells = {f"{cell['model']}|{cell['benchmark']}|{cell['name']}": cell for cell in data["cells"]}
-    names = list(cells)
-    outcomes = {names[row["cell"]]: row["marks"] for table in data.get("outcomes", []) for row in table["rows"]}
+    kvatlas("report", run, "--out", page, "--attention", 0, "--traces", 0, "--no-folder")
+    (found,) = re.findall(r'<script type="application/json" id="page">(.*?)</script>', page.read_text())
+    packed = json.loads(gzip.decompress(base64.b64decode(json.loads(found)["documents"])))
+    documents = {name.partition("/")[2]: document for name, document in packed.items()}
+    cells = {f"{cell['model']}|{cell['benchmark']}|{cell['name']}": cell for cell in documents["run"]["cells"]}
+    names, outcomes = list(cells), {}
+    for number, table in enumerate(documents["run"]["outcomes"]):
+        marks = documents[f"outcomes/{number}"]["marks"]
+        outcomes |= {names[cell]: letters for cell, letters in zip(table["rows"], marks, strict=True)}
     return {"cells": cells, "outcomes": outcomes}
 
 
@@ -101,7 +105,7 @@ def collect(run: Path | None) -> dict[str, Any]:
             "tokens": tokens(run),
             "export": exported(run),
             "describe": json.loads(kvatlas("describe", run, "--json")),
-            "report": report_numbers(run / "report.html"),
+            "report": report_numbers(run, Path(scratch) / "report.html"),
             "published": json.loads(kvatlas("describe", *PUBLISHED[:2], "--json")),
             **{f"csv {Path(name).name}": json.loads(kvatlas("describe", name, "--json")) for name in CSV_MAPS},
             "figures": {name: texts(path) for name, path in pictures.items()},

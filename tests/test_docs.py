@@ -26,7 +26,7 @@ NOT_HERE = {
     "pip install": "needs the network",
     "git clone": "needs the network",
     "inspect eval": "asks a remote or a large model; tests/integrations asks local ones",
-    "kvatlas view runs": "runs until it is stopped; tests/view",
+    "kvatlas view runs": "runs until it is stopped; tests/report",
     "kvatlas serve": "runs until it is stopped; tests/server",
     "kvatlas lm-eval": "fetches its task and a large model; tests/integrations runs a local task",
     "kvatlas curves": "needs a run over mazes; tests/cli/test_compare.py draws one",

@@ -154,8 +154,8 @@ class Run:
         return _as(Description, analyse([self._analysis]))
 
     def report(self, path: str | Path, **options: Any) -> Path:
-        """Write the self-contained HTML page; `options` as in `kvatlas.report.page.write_report`."""
-        from kvatlas.report.page import write_report
+        """Write the self-contained HTML page; `options` as in `kvatlas.report.app.page.write_report`."""
+        from kvatlas.report.app.page import write_report
 
         return write_report(self._analysis, Path(path), **options)[0]
 

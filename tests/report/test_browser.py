@@ -1,9 +1,11 @@
-"""The report in a real Chromium, opened from disk: no error, no request, and all that people do with it."""
+"""The app in a real Chromium, as a file opened from disk and served over stores: all that people do with it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +15,16 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.core import EvictionTrace, Grade, Status, Trace
-from kvatlas.report.page import write_report
-from kvatlas.results import Store
+from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace, Usage
+from kvatlas.report.app.page import write_report
+from kvatlas.report.app.run import open_runs
+from kvatlas.report.app.server import Server
+from kvatlas.results import Expected, Manifest, Store
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from tests.report.axe import serious
-from tests.stats.synthetic import grid, manifest, traces
+from tests.report.pages import serious
+from tests.stats.synthetic import AXES, grid, manifest, trace, traces
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -31,6 +35,8 @@ pytestmark = pytest.mark.skipif(
 HOSTILE = (
     "</script><script>window.harmed=1</script><img src=x onerror='window.harmed=2'>\u202e\x00\x1b[2J&lt;b&gt; {{7*7}} "
 )
+#: Tokens of the longest trace.
+TOKENS = 16_000
 
 #: The contrast (WCAG 2.2) of every cell's text to its ground.
 CONTRASTS = """() => {
@@ -44,12 +50,20 @@ CONTRASTS = """() => {
   });
 }"""
 
-
 #: Whether each column is scrolled to where it parts from the other.
 PARTING_SHOWN = """() => [...document.querySelectorAll('.pair pre')].map((pre) => {
   const parts = pre.querySelector('.parts').getBoundingClientRect(), box = pre.getBoundingClientRect();
   return parts.top >= box.top && parts.bottom <= box.bottom;
 })"""
+
+#: Controls without a name, images and tables without one, and ids that are there twice.
+UNNAMED = """() => [
+  ...[...document.querySelectorAll('button, a[href], input, select')].filter((node) => node.offsetParent &&
+    !(node.textContent.trim() || node.getAttribute('aria-label') || node.labels?.length)),
+  ...[...document.querySelectorAll('[role=img], table')].filter((node) => !(node.getAttribute('aria-label') ||
+    node.caption)),
+  ...[...document.querySelectorAll('[id]')].filter((node) => document.querySelectorAll('#' + node.id).length > 1),
+].map((node) => node.outerHTML.slice(0, 120))"""
 
 
 @pytest.fixture(scope="module")
@@ -65,30 +79,90 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a file; at the end there must have been no console message, no page error, no request but the file's."""
-    contexts = []
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens an address; at the end there were no console message, no page error, and no request but the page's own."""
+    contexts: list[Any] = []
     said: list[str] = []
     requests: list[str] = []
 
-    def open_(path: Path, width: int = 1280, scheme: str = "light", unfold: bool = True) -> Any:
+    def open_(address: str, width: int = 1280, scheme: str = "light") -> Any:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(30_000)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        if unfold:
-            page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+        page.goto(address)
         return page
 
     yield open_
     for context in contexts:
         context.close()
     assert said == []
-    assert all(url.startswith(("file:", "data:")) for url in requests)
-    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
+    assert all(url.startswith(("file:", "data:image/", "http://127.0.0.1:")) for url in requests)
+
+
+@pytest.fixture
+def opened(visit: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens a report from disk, with all that is folded."""
+
+    def open_(path: Path, **options: Any) -> Any:
+        page = visit(path.as_uri(), **options)
+        page.wait_for_selector("table.heat")
+        page.wait_for_selector("table.outcomes", state="attached")
+        page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+        return page
+
+    return open_
+
+
+@pytest.fixture
+def served(visit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Opens an address of the app over some runs, which are followed."""
+    ends: list[Callable[[], Any]] = []
+
+    def open_(folders: list[Path], address: str = "#/", **options: Any) -> Any:
+        server = Server(open_runs(folders, {}))
+        threads = [threading.Thread(target=job, daemon=True) for job in (server.serve_forever, server.follow)]
+        for thread in threads:
+            thread.start()
+        ends.extend([server.shutdown, server.server_close, *(thread.join for thread in threads)])
+        page = visit(server.address + address, **options)
+        page.home = server.address
+        return page
+
+    yield open_
+    for end in ends:
+        end()
+
+
+def go(page: Any, address: str, there: str) -> None:
+    """Lead to an address of the run, and wait for a heading that contains a text."""
+    page.evaluate("(address) => lead(`#/${state.runs[0].name}${address}`)", address)
+    heading(page, there)
+
+
+def heading(page: Any, text: str) -> None:
+    page.wait_for_function("(text) => document.getElementById('heading').textContent.includes(text)", arg=text)
+
+
+def held(page: Any) -> list[dict[str, Any]]:
+    """The traces that a report holds."""
+    result: list[dict[str, Any]] = page.evaluate(
+        "Object.entries(documents).filter(([name]) => name.includes('/trace/')).map(([, trace]) => trace)"
+    )
+    return result
+
+
+def show(page: Any, shown: dict[str, Any], beside: str = "none") -> None:
+    """Lead to a trace."""
+    page.evaluate("([trace, beside]) => lead(traceAddress(trace, { beside }))", [shown, beside])
+    page.wait_for_function("(id) => state.trace?.cell === id.cell && state.trace?.index === id.index", arg=shown)
+    page.wait_for_selector("#trace .pair" if beside != "none" else "#trace pre")
+
+
+# -- a file ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +196,14 @@ def test_it_opens_from_disk_with_everything_drawn(opened: Callable[..., Any], re
     assert page.locator(".chart path.front").count() == 2
     assert page.locator("table.outcomes tbody tr").count() == 3
     assert page.locator("#provenance").inner_text().startswith("Provenance")
+    assert page.locator("#provenance-table tr").count() > 3
+    assert page.locator("#observations li").count() > 3
     # The script hash of the policy is the page's own: a script added later does not run.
     page.evaluate("document.body.append(Object.assign(document.createElement('div'), {innerHTML: '<i>x</i>'}))")
     assert page.evaluate("document.querySelectorAll('script').length") == 2
+    for name in ("Verdict", "Accuracy and cost", "Comparisons", "Problems", "Provenance"):
+        page.click(f"#sections a >> text={name}")
+    page.wait_for_function("() => location.hash.includes('open=provenance') && scrollY > 200")
 
 
 def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], real: Path) -> None:
@@ -149,7 +228,9 @@ def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], r
     assert tip.is_hidden()
 
 
-def test_the_keyboard_leads_from_a_map_to_a_token(opened: Callable[..., Any], real: Path) -> None:
+def test_arrow_keys_move_in_a_map_and_enter_lists_the_traces_of_its_cell(
+    opened: Callable[..., Any], real: Path
+) -> None:
     page = opened(real)
     table = page.locator("table.heat >> nth=2")
     table.locator("td[tabindex='0']").focus()
@@ -160,30 +241,31 @@ def test_the_keyboard_leads_from_a_map_to_a_token(opened: Callable[..., Any], re
     assert first != second
     assert page.evaluate("document.activeElement === document.querySelectorAll('table.heat')[2].rows[1].cells[2]")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "trace"
-    assert page.locator("#traces-list button[aria-current=true]").count() == 1
+    page.wait_for_selector("#list-rows a")
+    assert page.evaluate("here().parts.slice(1)") == ["cell", second]
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.locator("#list-rows tbody tr").count() == 6
     cell = page.evaluate(f"data.cells[{second}].name")
+    page.click("#list-rows a >> nth=0")
+    page.wait_for_selector("#trace pre")
     assert page.locator("#trace .facts").inner_text().count(cell) == 1
-    page.locator("#trace pre").focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
-    assert page.locator("#trace .info").inner_text().startswith("token 2 ")
-    assert page.locator(".token.at").count() == 1
 
 
 def test_tokens_have_the_colours_of_their_recorded_eviction(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
     with Store.open(real.parent / "run") as store:
         stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
-    shown = page.evaluate(
-        "data.traces.map((t, i) => [i, home(t.cell).split(' | ')[1], data.cells[t.cell].name, t.problem, t.sample])"
-    )
-    assert len(shown) == len(stored) == 108
-    compressed = [item for item in shown if (f := stored[tuple(item[1:])].eviction_trace) and any(f.left)]
+    cells = page.evaluate("data.cells")
+    shown = {}
+    for one in held(page):
+        cell = cells[one["cell"]]
+        shown[cell["benchmark"], cell["name"], one["problem"], one["sample"]] = one
+    assert shown.keys() == stored.keys()
+    compressed = [name for name, item in stored.items() if item.eviction_trace and any(item.eviction_trace.left)]
     assert compressed
-    for index, *name in compressed[:6]:
-        trace = stored[tuple(name)]
-        page.evaluate(f"openTrace(data.traces[{index}])")
+    for name in compressed[:4]:
+        trace = stored[name]
+        show(page, shown[name])
         classes = page.evaluate(
             "[...document.querySelectorAll('.token')].map((t) => t.className.replace('token', '').trim())"
         )
@@ -199,29 +281,36 @@ def test_tokens_have_the_colours_of_their_recorded_eviction(opened: Callable[...
 
 def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
-    names = page.locator("table.outcomes tbody th").all_inner_texts()
-    assert names == ["CHAIN4-0000", "CHAIN4-0001", "CHAIN4-0002"]
+
+    def names() -> list[str]:
+        texts: list[str] = page.locator("table.outcomes tbody th").all_inner_texts()
+        return texts
+
+    every = names()
+    assert every == ["CHAIN4-0000", "CHAIN4-0001", "CHAIN4-0002"]
     page.locator("table.outcomes thead button >> nth=0").click()
-    assert page.locator("table.outcomes tbody th").all_inner_texts() == names[::-1]
+    assert names() == every[::-1]
     page.locator("table.outcomes thead button >> nth=1").click()
     shares = [int(text.split()[0]) for text in page.locator("table.outcomes tbody td:nth-child(2)").all_inner_texts()]
     assert shares == sorted(shares, reverse=True)
     page.fill("#problems-controls input[type=search]", "0002")
-    assert page.locator("table.outcomes tbody th").all_inner_texts() == ["CHAIN4-0002"]
+    assert names() == ["CHAIN4-0002"]
     page.fill("#problems-controls input[type=search]", "nothing like it")
     assert "0 of 3 problems" in page.locator("#problems-table").inner_text()
     page.fill("#problems-controls input[type=search]", "")
+    page.check("#problems-controls input[type=checkbox]")
+    assert "of 3 problems" in page.locator("#problems-table").inner_text()
+    page.uncheck("#problems-controls input[type=checkbox]")
     page.select_option("#problems-controls select >> nth=0", "1")
-    assert page.locator("table.outcomes tbody th").all_inner_texts()[0].startswith("CHAIN5")
+    page.wait_for_function("() => document.querySelector('.outcomes tbody th').textContent.startsWith('CHAIN5')")
     before = page.locator("table.outcomes thead th").count()
     page.select_option("#problems-controls select >> nth=1", "window")
     assert page.locator("table.outcomes thead th").count() < before
     button = page.locator("table.outcomes td button.has >> nth=0")
     problem = button.get_attribute("aria-label").split(", ")[-1].split(":")[0]
     button.click()
+    page.wait_for_selector("#trace h3")
     assert problem in page.locator("#trace h3").inner_text()
-    page.check("#problems-controls input[type=checkbox]")
-    assert "of 3 problems" in page.locator("#problems-table").inner_text()
 
 
 def test_maps_show_costs_and_share_their_colours_on_demand(opened: Callable[..., Any], real: Path) -> None:
@@ -237,17 +326,16 @@ def test_maps_show_costs_and_share_their_colours_on_demand(opened: Callable[...,
         text = page.locator(first).inner_text().split("\n")[0]
         assert text == page.evaluate(f"measures.{measure}.text(data.cells[{number}])")
     # Every cell's text has the contrast that readers need.
-    ratios = page.evaluate(CONTRASTS)
-    assert min(ratios) >= 4.0
+    assert min(page.evaluate(CONTRASTS)) >= 4.0
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark")])
-def test_narrow_and_dark_pages_fit_and_can_be_read(
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark"), (1280, "light")])
+def test_narrow_and_dark_reports_fit_and_can_be_read(
     opened: Callable[..., Any], real: Path, width: int, scheme: str
 ) -> None:
-    page = opened(real, width, scheme)
-    page.evaluate("openTrace(data.traces.find((trace) => trace.steps.length))")
+    page = opened(real, width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert serious(page) == []
     ground, ink = page.evaluate(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
     )
@@ -258,12 +346,14 @@ def test_narrow_and_dark_pages_fit_and_can_be_read(
     box = page.locator("#tip").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
+    page.evaluate("for (const one of document.querySelectorAll('.outcomes td button')) one.className = 'r'")
+    assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
 
 
 def test_it_prints_without_its_controls(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
     page.emulate_media(media="print")
-    assert page.locator("nav").is_hidden()
+    assert page.locator("#sections").is_hidden()
     assert page.locator("#maps-controls").is_hidden()
     assert page.locator("table.heat >> nth=0").is_visible()
     assert page.pdf()[:5] == b"%PDF-"
@@ -271,18 +361,29 @@ def test_it_prints_without_its_controls(opened: Callable[..., Any], real: Path) 
 
 def test_measured_attention_colours_tokens_and_has_a_chart(opened: Callable[..., Any], measured: Path) -> None:
     page = opened(measured)
-    assert page.evaluate("data.traces.filter((trace) => trace.measured).length") == 2
-    page.evaluate("openTrace(data.traces.find((trace) => trace.measured))")
-    thinking = page.evaluate("traceView.trace.measured.attention.length")
-    assert thinking == page.evaluate("traceView.trace.thinking")
-    assert page.locator(".scatter circle").count() == thinking
+    shown = [one for one in held(page) if "measured" in one]
+    assert len(shown) == 2
+    # A search lists the traces of the file, those with attention first.
+    go(page, "/find", "Traces")
+    page.wait_for_selector("#list-rows a")
+    assert "10 traces found; of 10 in this file" in page.locator("#list-said").inner_text()
+    rows = page.locator("#list-rows tbody tr").all_inner_texts()
+    assert ["with measured attention" in row for row in rows] == [True] * 2 + [False] * 8
+    page.fill("#search input", "nothing like it")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('list-said').textContent.startsWith('0 traces found')")
+    one = next(trace for trace in shown if page.evaluate(f"data.cells[{trace['cell']}].policy") != "full")
+    show(page, one, "full")
+    thinking = one["measured"]["attention"]
+    assert len(thinking) == one["thinking"]
+    assert page.locator(".scatter circle").count() == len(thinking)
+    # Beside it stands a trace without.
+    page.evaluate("delete documents[`${state.run}/${traceAt(data.outcomes[0].full, state.trace.index, 0)}`].measured")
     for mode in ("predicted", "attention"):
-        page.select_option("#trace select", mode)
-        assert page.locator(".token.h6, .token.h5, .token.h4").count() > 0
-    mean = page.evaluate(
-        "traceView.trace.measured.attention.reduce((a, b) => a + b) / traceView.trace.measured.attention.length"
-    )
-    assert mean == pytest.approx(1.0, abs=0.01)
+        page.select_option("#trace select >> nth=0", mode)
+        assert page.locator(".pair section >> nth=0").locator(".token.h6, .token.h5, .token.h4").count() > 0
+        assert page.locator(".pair .token.kept, .pair .token.in").count() == 0
+    assert sum(thinking) / len(thinking) == pytest.approx(1.0, abs=0.01)
     assert "Question" in page.locator("#trace .facts").inner_text()
     assert "Reference" in page.locator("#trace .facts").inner_text()
 
@@ -293,13 +394,12 @@ def test_two_settings_side_by_side_and_what_the_departing_step_missed(
     page = opened(measured)
     with Store.open(measured.parent / "run") as store:
         stored = {(str(t.setting), t.problem): t for _, t in store.traces()}
-    shown = page.evaluate(
-        "data.traces.map((t, i) => [i, data.cells[t.cell].name, t.problem]).filter(([i]) => data.traces[i].departs)"
-    )
+    names = [cell["name"] for cell in page.evaluate("data.cells")]
+    shown = [one for one in held(page) if "departs" in one]
     assert shown
-    for index, name, problem in shown:
-        trace, full = stored[name, problem], stored["full", problem]
-        departs = page.evaluate(f"data.traces[{index}].departs")
+    for one in shown:
+        trace, full = stored[names[one["cell"]], one["problem"]], stored["full", one["problem"]]
+        departs = one["departs"]
         at = departs["at"]
         assert trace.tokens[:at] == full.tokens[:at]
         assert trace.tokens[at] != full.tokens[at]
@@ -312,65 +412,21 @@ def test_two_settings_side_by_side_and_what_the_departing_step_missed(
         first, part = departs["missed"][0]
         assert part == pytest.approx(max(paid[position] for position in gone if position >= prompt), abs=1e-3)
         assert part == pytest.approx(paid[prompt + first], abs=1e-3)
-    page.evaluate(f"openTrace(data.traces[{index}])")
+    show(page, one)
     assert f"After {at} new tokens it departs" in page.locator(".departure").inner_text()
     assert page.locator("#trace .token.missed").count() == len(departs["missed"])
     page.click("text=Read both side by side")
+    page.wait_for_selector("#trace .pair")
     assert page.locator(".pair section").count() == 2
     assert page.locator(".pair .token.parts").count() == 2
     assert f"The first {at} tokens are the same" in page.locator(".parting").inner_text()
     assert page.evaluate(PARTING_SHOWN) == [True, True]
     page.click(".departure button >> nth=0")
     assert page.locator(".pair .token.at").count() == 1
+    page.click("text=What was missed")
+    assert page.locator("#trace output").inner_text().startswith(f"{at} of ")
     # Of one setting with itself there is nothing to compare.
     assert page.locator("#trace select >> nth=1").locator("option").count() == 1 + 4
-
-
-def test_measured_attention_stands_beside_a_trace_without(opened: Callable[..., Any], measured: Path) -> None:
-    page = opened(measured)
-    page.evaluate("openTrace(data.traces.find((trace) => trace.measured && data.cells[trace.cell].short !== 'full'))")
-    page.select_option("#trace select >> nth=1", "full")
-    page.evaluate(
-        "delete sameSample(traceView.trace).find((trace) => data.cells[trace.cell].short === 'full').measured"
-    )
-    page.select_option("#trace select >> nth=0", "attention")
-    assert page.locator(".pair section >> nth=0").locator(".token.h6, .token.h5, .token.h4").count() > 0
-    assert page.locator(".pair .token.kept, .pair .token.in").count() == 0
-
-
-def test_a_cell_of_a_mean_opens_a_trace_of_its_own_model(opened: Callable[..., Any], tmp_path: Path) -> None:
-    plan = manifest(grid("dynts"), models=("m1", "m2"), benchmarks=("b1", "b2"), problems=2, samples=1)
-    with Store.create(tmp_path / "run") as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan):
-            store.add(key, trace)
-    write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html", measure=0)
-    page = opened(tmp_path / "report.html")
-    for model in ("m2", "m1"):
-        page.select_option("#maps-controls select >> nth=0", model)
-        page.click("#maps-panels td[data-cell] >> nth=0")
-        assert page.evaluate("data.cells[traceView.trace.cell].model") == model
-    assert page.locator("#trace[aria-live]").count() == 0
-    assert page.locator("table.list").count() == page.locator("table.list > caption").count() == 2
-    # The comparisons fit the page, their p-values too.
-    assert (
-        page.evaluate(
-            "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
-            "(document.querySelector('#comparisons .scroll'))"
-        )
-        == 0
-    )
-    assert page.evaluate("[fixed(-0.04), signed(-0.04), signed(0.04), signed(-0.05), signed(3), fixed(51.25)]") == [
-        "0.0", "0.0", "0.0", "−0.1", "+3.0", "51.3",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_and_marks_can_be_read(opened: Callable[..., Any], real: Path, scheme: str) -> None:
-    page = opened(real, scheme=scheme)
-    assert serious(page) == []
-    page.evaluate("for (const one of document.querySelectorAll('.outcomes td button')) one.className = 'r'")
-    assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
 
 
 def attention_of_the_newest(trace: Trace, new: int) -> Any:
@@ -385,6 +441,37 @@ def attention_of_the_newest(trace: Trace, new: int) -> Any:
     with torch.inference_mode():
         result = model(torch.tensor([ids]), output_attentions=True).attentions
     return torch.stack([layer[0, :, -1] for layer in result]).mean((0, 1)).tolist()
+
+
+def test_cells_of_means_lead_to_their_own_model(opened: Callable[..., Any], tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), models=("m1", "m2"), benchmarks=("b1", "b2"), problems=2, samples=1)
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        for key, trace in traces(plan):
+            store.add(key, trace)
+    write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html", measure=0)
+    page = opened(tmp_path / "report.html")
+    # The comparisons fit the page, their p-values too.
+    assert (
+        page.evaluate(
+            "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
+            "(document.querySelector('#comparisons .scroll'))"
+        )
+        == 0
+    )
+    for model in ("m2", "m1"):
+        page.select_option("#maps-controls select >> nth=0", model)
+        page.click("#maps-panels td[data-cell] >> nth=0")
+        heading(page, f"{model} | mean of 2")
+        page.click("#list-rows a >> nth=1")
+        heading(page, f"{model} | b2")
+        page.go_back()
+        page.go_back()
+        heading(page, "m1, m2 on 2 benchmarks")
+    assert page.locator("#trace[aria-live]").count() == 0
+    assert page.evaluate("[fixed(-0.04), signed(-0.04), signed(0.04), signed(-0.05), signed(3), fixed(51.25)]") == [
+        "0.0", "0.0", "0.0", "−0.1", "+3.0", "51.3",
+    ]  # fmt: skip
 
 
 def hostile_report(folder: Path, text: str, name: str = "") -> Path:
@@ -404,8 +491,10 @@ def test_hostile_text_is_shown_and_does_nothing(opened: Callable[..., Any], tmp_
     page = opened(hostile_report(tmp_path, HOSTILE, HOSTILE))
     page.locator("td[data-cell] >> nth=0").hover()
     page.locator("td[data-cell] >> nth=0").click()
-    assert "</script><script>window.harmed=1</script>" in page.locator("#trace pre").inner_text()
-    assert "⟨U+202E⟩⟨U+0000⟩⟨U+001B⟩[2J&lt;b&gt; {{7*7}}" in page.locator("#trace pre").inner_text()
+    page.click("#list-rows a >> nth=0")
+    text = page.locator("#trace pre").inner_text()
+    assert "</script><script>window.harmed=1</script>" in text
+    assert "⟨U+202E⟩⟨U+0000⟩⟨U+001B⟩[2J&lt;b&gt; {{7*7}}" in text
     page.wait_for_timeout(200)
     assert page.evaluate("window.harmed") is None
     assert page.locator("img").count() == 0
@@ -415,29 +504,359 @@ def test_hostile_text_is_shown_and_does_nothing(opened: Callable[..., Any], tmp_
 def test_a_megabyte_in_one_trace_does_not_break_the_page(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened(hostile_report(tmp_path, "𝕏\u2066<b>" * 60_000))
     page.locator("td[data-cell] >> nth=0").click()
+    page.click("#list-rows a >> nth=0")
+    page.wait_for_selector("#trace pre")
     assert "more characters are in the run" in page.locator("#trace").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-def test_all_traces_of_a_cell_are_a_page_away(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvatlas.report.page.TRACES_LIMIT", 20_000)
+def test_all_traces_of_a_cell_are_a_page_away(visit: Callable[..., Any], tmp_path: Path) -> None:
     plan = manifest(grid("dynts"), problems=3)
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
         for key, trace in traces(plan):
             store.add(key, trace)
-    write_report(
-        RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "the report.html", per_cell=1, trace_pages=True
-    )
-    page = browser.new_page()
-    page.goto((tmp_path / "the report.html").as_uri())
+    analysis = RunAnalysis(RunData.open(tmp_path / "run"))
+    write_report(analysis, tmp_path / "the report.html", per_cell=1, limit=20_000, trace_pages=True)
+    page = visit((tmp_path / "the report.html").as_uri())
     page.click("text=Each benchmark")
     page.locator("table.heat >> nth=1 >> td[data-cell] >> nth=0").click()
     page.click("text=All traces of this cell")
-    page.wait_for_load_state()
-    assert page.locator("#traces-list li").count() == 6
-    assert "CHAIN6 | dynts(" in page.locator("h1").inner_text()
+    page.wait_for_function("() => document.querySelectorAll('#list-rows tbody a').length === 6")
+    heading(page, "CHAIN6 | dynts(")
+    page.click("#list-rows tbody a >> nth=1")
+    page.wait_for_selector("#trace pre")
+    page.click("text=Next trace")
     page.click("text=Back to the report")
-    page.wait_for_load_state()
-    assert page.locator("table.heat").count() == 3
-    page.close()
+    page.wait_for_selector("#overview:not([hidden]) table.heat")
+    assert page.url.endswith("the%20report.html#/")
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+SPEC = {
+    "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 4,
+    "settings": {"policy": "dynts", "kv_budget": 96, "ratio_over": "thinking"},
+    "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
+}  # fmt: skip
+
+
+def _words() -> tuple[int, ...]:
+    ids = models.find("embedded:tiny-llama").encode("a wants b : no , yes and so on to the end of it " * 12)
+    return tuple(ids[:80])
+
+
+WORDS = _words()
+
+
+def store_of(folder: Path, chance: float = 0.5, text: str = "", name: str = "") -> Path:
+    """A run whose traces have tokens of a real tokenizer and lose some of them on the way."""
+    benchmarks = (f"CHAIN6{name}", f"CHAIN8{name}")
+    plan = manifest(grid("dynts"), models=("embedded:tiny-llama",), benchmarks=benchmarks, problems=4, samples=2)
+    plan = replace(plan, spec=SPEC)
+    with Store.create(folder) as store:
+        store.put_manifest(plan)
+        for key, trace in traces(plan, lambda setting: 0.9 if setting.policy == "full" else chance):
+            store.add(key, with_tokens(trace, text))
+    return folder
+
+
+def with_tokens(item: Any, text: str = "") -> Any:
+    words = WORDS if item.setting.policy == "full" else (*WORDS[:40], *reversed(WORDS[40:]))
+    left = (
+        (0,) * 98
+        if item.setting.policy == "full"
+        else tuple(60 if position % 3 == 0 and position < 50 else 0 for position in range(98))
+    )
+    eviction_trace = EvictionTrace(1, left, tuple(int(not number) for number in left))
+    grade = replace(item.grade, answer=text or item.grade.answer)
+    return replace(item, tokens=words[:79], text=text or "so it goes", eviction_trace=eviction_trace, grade=grade)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store_of(tmp_path_factory.mktemp("served") / "a run")
+
+
+def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any], run: Path) -> None:
+    page = served([run])
+    page.click("#runs a >> text=a-run")
+    page.wait_for_selector("#verdicts .card")
+    page.locator("#maps-panels table.heat >> nth=0 >> td[data-cell] >> nth=2").click()
+    page.click("#list-rows a >> nth=0")
+    page.wait_for_selector("#list-controls select")
+    cell = page.evaluate("data.cells[Number(here().parts[2])].name")
+    page.select_option("#list-controls select", "lost")
+    page.wait_for_function("() => location.hash.includes('what=lost')")
+    page.wait_for_function("() => document.querySelector('#list-controls select').value === 'lost'")
+    shown = page.locator("#list-rows tbody tr").count()
+    assert shown == page.locator("#list-rows tbody td:has-text('full: right')").count() > 0
+    page.click("#list-rows tbody a >> nth=0")
+    # The trace is drawn alone first, and again when the one beside it has come.
+    page.wait_for_selector("#trace .pair")
+    assert cell in page.locator("#trace .facts").inner_text()
+    # The full cache's trace stands next to it, and the map of the cell with the cell marked.
+    assert page.locator(".pair section").count() == 2
+    assert page.locator("#traces-map td.here").count() == 1
+    page.locator("#trace pre .token >> nth=4").click()
+    assert page.evaluate("here().parts[5]") == "5"
+    deep = page.evaluate("location.hash")
+    page.go_back()
+    page.wait_for_selector("#list-rows tbody tr")
+    assert page.evaluate("here().query.what") == "lost"
+    assert page.locator("#list-rows tbody tr").count() == shown
+    for _ in range(3):
+        page.go_back()
+    page.wait_for_selector("#overview:not([hidden])")
+    page.go_back()
+    heading(page, "Runs")
+    # A new visitor with the address sees the same token.
+    other = page.context.new_page()
+    other.goto(page.home + deep)
+    other.wait_for_selector("#trace .token.at")
+    assert other.locator("#trace .info").inner_text().startswith("token 5 ")
+
+
+ADDRESSES = {
+    "#/a-run/map/1": "tiny-llama on 2 benchmarks",
+    "#/a-run?open=figures": "tiny-llama on 2 benchmarks",
+    "#/a-run/cell/3": "tiny-llama | CHAIN6",
+    "#/a-run/problem/1/2": "CHAIN8 | p2",
+    "#/a-run/trace/3/1/1": "dynts(local_window=16",
+    "#/a-run/trace/3/1/1/7?beside=none": "dynts(local_window=16",
+    "#/a-run/find?text=so+it": "Search",
+}
+WRONG = ("/nope", "/a-run/cell/x", "/a-run/nothing", "/a-run/map/99", "/a-run/problem/0/99", "/%E0%A4%A")
+
+
+def test_every_address_can_be_opened_first_and_wrong_ones_say_so(served: Callable[..., Any], run: Path) -> None:
+    first = served([run])
+    for address, words in ADDRESSES.items():
+        page = first.context.new_page()
+        page.goto(first.home + address)
+        heading(page, words)
+        assert page.locator("#failure").inner_text() == ""
+        assert page.evaluate("location.hash") == address
+    for address in WRONG:
+        first.evaluate(f"location.hash = '#{address}'")
+        first.wait_for_function("() => document.getElementById('failure').textContent !== ''")
+        first.evaluate("location.hash = '#/'")
+        first.wait_for_function("() => document.getElementById('failure').textContent === ''")
+
+
+def test_sections_of_a_run_that_is_served_are_fetched_when_they_are_opened(
+    served: Callable[..., Any], run: Path
+) -> None:
+    page = served([run], "#/a-run")
+    page.wait_for_selector("#verdicts .card")
+    assert page.locator("#observations li").count() == 0
+    page.click("#summary summary")
+    page.wait_for_selector("#observations li")
+    page.click("#sections a >> text=Comparisons")
+    page.wait_for_selector("#comparisons table.list")
+    page.click("#sections a >> text=Accuracy and cost")
+    page.wait_for_selector("#costs svg.chart")
+    page.click("#sections a >> text=Problems")
+    page.wait_for_selector("table.outcomes td button")
+
+
+def test_search_finds_texts_and_says_how_far_it_is(served: Callable[..., Any], run: Path) -> None:
+    page = served([run], "#/a-run")
+    page.fill("#search input", "IT GOES")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('list-said').textContent.includes('all looked at')")
+    assert page.locator("#list-said").inner_text().startswith("160 traces found")
+    page.select_option("#list-controls select >> nth=1", "lost")
+    page.wait_for_function("() => /^(?!160).*all looked at/.test(document.getElementById('list-said').textContent)")
+    lost = page.locator("#list-rows tbody tr").count()
+    assert 0 < lost < 160
+    page.fill("#search input", "nothing like it")
+    page.click("#search button")
+    page.wait_for_function("() => document.getElementById('list-said').textContent.startsWith('0 traces found; all')")
+
+
+def test_a_sweep_that_goes_on_is_followed(served: Callable[..., Any], tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), problems=4)
+    every = list(traces(plan))
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        page = served([tmp_path / "run"], "#/run")
+        page.wait_for_function("() => document.getElementById('live').textContent.startsWith('0 of 160')")
+        for key, item in every[:80]:
+            store.add(key, item)
+        page.wait_for_function("() => document.getElementById('live').textContent.startsWith('80 of 160')")
+        page.wait_for_selector("td[data-cell]")
+        assert page.locator(".card").count() == 0
+        page.locator("td[data-cell] >> nth=1").focus()
+        cell = page.evaluate("document.activeElement.dataset.cell")
+        for key, item in every[80:]:
+            store.add(key, item)
+        page.wait_for_selector(".card")
+        assert page.locator("#live").inner_text() == "160 traces"
+        # The focus stays on its cell.
+        page.wait_for_function("(cell) => document.activeElement.dataset.cell === cell", arg=cell)
+
+
+def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., Any], run: Path) -> None:
+    page = served([run])
+    page.wait_for_selector("#runs a")
+
+    def tab_to(selector: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate("(s) => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(selector)
+
+    tab_to("#runs a")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".card")
+    tab_to("td[data-cell]")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#list-rows a")
+    tab_to("#list-rows a")
+    page.keyboard.press("Enter")
+    heading(page, "CHAIN6")
+    page.wait_for_selector("#list-rows tbody a")
+    tab_to("#list-rows tbody a")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#trace .token")
+    page.wait_for_function("() => document.activeElement.id === 'main'")
+    tab_to("#trace input[type=range]")
+    page.keyboard.press("Home")
+    assert page.locator("#trace output").inner_text().startswith("0 of ")
+    tab_to("#trace pre")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#trace .info").inner_text().startswith("token 1 ")
+
+
+def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: Path) -> None:
+    page = served([run], "#/a-run/trace/3/1/1")
+    page.wait_for_selector("#trace .pair")
+    slider, said = page.locator("#trace .motion input"), page.locator("#trace output")
+    tokens = page.locator(".pair section >> nth=0").locator(".token")
+    with Store.open(run) as store:
+        stored = next(trace for _, trace in store.traces() if trace.setting.policy == "dynts")
+    assert stored.eviction_trace is not None
+    left = stored.eviction_trace.left[20:]
+    for moment in (0, 10, 59, 60, 79, 30):
+        slider.evaluate("(node, to) => { node.value = to; node.dispatchEvent(new Event('input')); }", moment)
+        shown = tokens.evaluate_all("(nodes) => nodes.map((node) => [...node.classList])")
+        assert [index for index, names in enumerate(shown) if "unwritten" not in names] == list(range(min(moment, 79)))
+        gone = {index for index, step in enumerate(left) if 0 < step <= moment}
+        assert {index for index, names in enumerate(shown) if "gone" in names} == gone
+        cached = 20 + moment - sum(0 < step <= moment for step in stored.eviction_trace.left)
+        assert f": {cached} cached" in said.inner_text()
+    page.click("text=Next compression")
+    assert said.inner_text().startswith("60 of 79")
+    page.click("text=Departure")
+    assert said.inner_text().startswith("40 of 79")
+    page.click("text=Whole trace")
+    assert page.locator("#trace .unwritten, #trace .gone, #trace .moving").count() == 0
+    page.click("#trace .motion button >> text=Play")
+    page.wait_for_function("() => document.querySelector('#trace output').textContent.startsWith('3')")
+    page.click("#trace .motion button >> text=Pause")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (390, "dark"), (1280, "dark")])
+def test_pages_fit_and_axe_finds_nothing_serious(
+    served: Callable[..., Any], run: Path, width: int, scheme: str
+) -> None:
+    page = served([run], "#/", width=width, scheme=scheme)
+    for address in ("#/", "#/a-run", "#/a-run/cell/3", "#/a-run/problem/0/1", "#/a-run/trace/3/1/1", "#/a-run/find"):
+        page.evaluate(f"location.hash = {address!r}")
+        page.wait_for_timeout(250)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+        assert serious(page) == [], address
+    page.evaluate("location.hash = '#/a-run/trace/3/1/1'")
+    page.wait_for_selector("#trace .token")
+    assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", "#traces-map td[data-cell]"))) >= 4.0
+    assert page.evaluate(UNNAMED) == []
+
+
+def test_hostile_traces_and_names_do_nothing(served: Callable[..., Any], tmp_path: Path) -> None:
+    folder = store_of(tmp_path / "<img src=x onerror=alert(1)>", text=HOSTILE * 3, name=HOSTILE)
+    page = served([folder], "#/")
+    page.wait_for_function("() => state.runs.length === 1")
+    for address, there in {
+        "": "tiny-llama on",
+        "/cell/3": "CHAIN6",
+        "/problem/0/1": "p1",
+        "/find?text=harmed": "Search",
+    }.items():
+        go(page, address, there)
+        assert page.locator("#failure").inner_text() == ""
+    go(page, "/trace/3/1/1", "dynts")
+    page.wait_for_selector("#trace .pair")
+    assert page.evaluate("window.harmed") is None
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 200,000 traces, one of them of 16,000 tokens."""
+    ids = tuple(f"p{number:04d}" for number in range(1000))
+    settings = [*grid("dynts", "random"), Setting.of("full")]
+    settings = [*settings, Setting.of("window", kv_budget=96, local_window=8)]
+    expected = tuple(
+        Expected("embedded:tiny-llama", name, setting, f"key-{name}", ids, 5, setting.policy in ("full", "window"))
+        for name in ("CHAIN6", "CHAIN8")
+        for setting in settings
+    )
+    folder = tmp_path_factory.mktemp("large") / "large"
+    with Store.create(folder) as store:
+        store.put_manifest(Manifest(AXES, expected, SPEC, {}))
+        item = with_tokens(trace(expected[0], ids[0], 0, True))
+        right, wrong = item.grade, replace(item.grade, correct=False)
+        store.add_all(
+            (
+                cell.run_key,
+                replace(
+                    item,
+                    model=cell.model,
+                    benchmark=cell.benchmark,
+                    setting=cell.setting,
+                    problem=problem,
+                    sample=number,
+                    grade=right if (position + number) % 3 else wrong,
+                ),
+            )
+            for cell in expected
+            for position, problem in enumerate(ids)
+            for number in range(5)
+        )
+        long = (WORDS * (TOKENS // len(WORDS) + 1))[:TOKENS]
+        left = tuple(5000 if position % 2 and position < 4000 else 0 for position in range(20 + TOKENS - 1))
+        eviction_trace = EvictionTrace(1, left, tuple(int(not step) for step in left))
+        usage = Usage(20, TOKENS, TOKENS - 20, 5000, 3000.0, 1, 9.0)
+        grade = Grade(False, 0.0, None, Status.TRUNCATED)
+        first = replace(
+            item, tokens=long, eviction_trace=eviction_trace, usage=usage, grade=grade, problem=ids[7], sample=2
+        )
+        store.add(expected[0].run_key, first)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_traces_are_there_at_once(served: Callable[..., Any], large: Path) -> None:
+    with Store.open(large) as store:
+        assert store._connection.execute("SELECT count(*) FROM traces").fetchone() == (200_000,)
+    page = served([large], "#/large")
+    page.wait_for_selector("#counts dd")
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint < 5000
+    # Traces can be read before all are counted.
+    begin = time.monotonic()
+    page.goto(page.home + "#/large/trace/0/7/2?beside=none")
+    page.wait_for_selector("#trace .token")
+    assert page.locator("#trace .token").count() == TOKENS
+    assert time.monotonic() - begin < 60
+    page.wait_for_function("() => state.runs[0].done === 200000", timeout=300_000)
+    page.wait_for_timeout(1000)
+    spent = page.evaluate(
+        """async () => { const begin = performance.now(); await fetched('large/trace/0/7/2');
+        state.redraw(); document.body.offsetHeight; return performance.now() - begin; }"""
+    )
+    assert spent < 10_000

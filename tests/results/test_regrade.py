@@ -17,6 +17,7 @@ from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import Overruled, regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
+from tests.report.pages import documents
 
 ROWS = [{"question": "One and two?", "answer": "3"}, {"question": "A half?", "answer": "0.5"}]
 #: By local window: the first cell boxes, the second only ends with its number, which the code of DynTS counts.
@@ -66,7 +67,7 @@ def outputs(run: Path, folder: Path) -> dict[str, object]:
     ):
         assert command(*words).exit_code == 0
     shown["files"] = {path.name: path.read_bytes() for path in folder.glob("map*")}
-    shown["pictures"] = (folder / "page.html").read_text().count("data:image")
+    shown["pictures"] = len(documents(folder / "page.html")["about"]["figures"])
     return shown
 
 

@@ -18,7 +18,7 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.figures.panels import metric_panels
 from kvatlas.models import find
-from kvatlas.report.page import write_report
+from kvatlas.report.app.page import write_report
 from kvatlas.report.result import analyse
 from kvatlas.report.text import every_map, one_page
 from kvatlas.results import Manifest, Store
@@ -29,6 +29,7 @@ from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.adaptive import order
 from tests.command_line import Call
+from tests.report.pages import documents
 from tests.sweeps.test_run import contents
 
 Build = Callable[..., dict[str, Any]]
@@ -113,7 +114,9 @@ def test_its_report_lists_no_paired_comparisons(adaptive: tuple[Path, list[str]]
     analysis = RunAnalysis(RunData.open(adaptive[0]))
     assert (list(analysis.comparisons), len(analysis.choices), len(analysis.verdicts)) == ([], 1, 1)
     write_report(analysis, tmp_path / "page.html", measure=0)
-    assert "0 paired comparisons" in (tmp_path / "page.html").read_text("utf-8")
+    about = documents(tmp_path / "page.html")["about"]
+    assert about["comparisons"] == []
+    assert "0 paired comparisons" in json.dumps(about)
 
 
 def test_a_second_start_decides_the_same_and_decodes_nothing(

@@ -13,7 +13,7 @@ import pytest
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
 from kvatlas.models import EMBEDDED, embedded
-from kvatlas.report.sources import Sources
+from kvatlas.report.app.traces import Sources
 from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import check_complete, pairs_of, systems_of

@@ -95,7 +95,7 @@ def report(
     lose_at_most: options.LoseAtMost = None,
 ) -> None:
     """Write one self-contained HTML page of a run: from the map to the single token."""
-    from kvatlas.report.page import check_page, write_report
+    from kvatlas.report.app.page import check_page, write_report
 
     check_page(out)
     from kvatlas.stats.run_analysis import RunAnalysis
@@ -161,16 +161,15 @@ def view(
     fix: options.Fix = None,
 ) -> None:
     """Show runs in the browser: maps, cells, problems and every trace, live while a sweep runs."""
-    try:
-        from kvatlas.view.app import named, serve
-        from kvatlas.view.bundle import write_bundle
-    except ModuleNotFoundError as error:
-        raise KvatlasError("kvatlas view needs the extra: pip install 'kvatlas[serve]'.") from error
-    views = named([run.absolute() for run in runs], options.assignments("--fix", fix))
+    from kvatlas.report.app.page import write_bundle
+    from kvatlas.report.app.run import open_runs
+    from kvatlas.report.app.server import serve
+
+    opened = open_runs([run.absolute() for run in runs], options.assignments("--fix", fix))
     if bundle is None:
-        serve(views, port)
+        serve(opened, port)
     else:
-        typer.echo(f"{bundle}: {write_bundle(views, bundle):,} files; any web server can host them.")
+        typer.echo(f"{bundle}: {write_bundle(opened, bundle):,} files; any web server can host them.")
 
 
 @app.command()

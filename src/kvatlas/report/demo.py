@@ -11,7 +11,7 @@ from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
 from kvatlas.figures.style import save
-from kvatlas.report.page import write_report
+from kvatlas.report.app.page import write_report
 from kvatlas.results.export import write_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData

@@ -143,7 +143,7 @@ class RunData:
         with Store.open(Path(folder)) as store:
             table = TraceTable.load(store)
         manifest = table.manifest
-        fixed = {name: _axis_value(manifest, name, value) for name, value in (fix or {}).items()}
+        fixed = {name: axis_value(manifest, name, value) for name, value in (fix or {}).items()}
         return cls(manifest, table, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
@@ -205,7 +205,8 @@ def margin_of(spec: Mapping[str, Any]) -> float:
     return float(points) / 100
 
 
-def _axis_value(manifest: Manifest, name: str, value: Any) -> Any:
+def axis_value(manifest: Manifest, name: str, value: Any) -> Any:
+    """Return a value of an axis as the run has it, from how a command line writes it."""
     if not isinstance(value, str) or value in dict(manifest.axes).get(name, ()):
         return value
     return spelled(value)

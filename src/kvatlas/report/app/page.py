@@ -1,0 +1,207 @@
+"""The app as one HTML file of a run, and as files for a static host."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from itertools import zip_longest
+from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from kvatlas.core import KvatlasError
+from kvatlas.figures import style
+from kvatlas.report.app.documents import MISSING, RIGHT, Json, shown_maps
+from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
+from kvatlas.report.app.traces import LETTERS
+from kvatlas.report.pictures import Picture
+from kvatlas.results.export import check_target, replacing
+from kvatlas.results.store import Store
+from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.text import visible
+
+#: Bytes of traces that stand in the page itself, before compression.
+TRACES_LIMIT = 4_000_000
+#: The scripts in their order; each uses those before it.
+SCRIPTS = ("base.js", "source.js", "maps.js", "charts.js", "problems.js", "tokens.js", "trace.js", "app.js")
+
+
+def embedded(value: Any) -> str:
+    """Return JSON that can stand inside a script element: no character in it ends the element or begins markup.
+
+    All texts in it, keys too, are made `visible`.
+    """
+    text = json.dumps(_made_visible(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _made_visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {visible(key): _made_visible(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_made_visible(item) for item in value]
+    return value
+
+
+def app_page(source: str, documents: Mapping[str, Any] | None = None, **settings: Any) -> str:
+    """Return the HTML of the app.
+
+    Args:
+        source: `server`, `files`, or `embedded` for a page that holds its documents.
+        documents: the documents of an embedded source by address, compressed in the page.
+        settings: `start`, the address that opens first; `home`, the page to which other addresses lead; `folder`, the
+            folder with a page for each cell.
+    """
+    web = resources.files("kvatlas.report.app") / "web"
+    sheet, script = ("\n".join((web / name).read_text("utf-8") for name in names) for names in (("app.css",), SCRIPTS))
+    constants = {
+        "letters": LETTERS,
+        "colours": style.steps(style.VALUES),
+        "costs": style.steps(style.COSTS),
+        "differences": style.steps(style.DIFFERENCES),
+        "lines": style.LINES,
+    }
+    if documents is not None:
+        packed = gzip.compress(embedded(documents).encode(), mtime=0)
+        settings["documents"] = base64.b64encode(packed).decode()
+    return Template((web / "app.html").read_text("utf-8")).substitute(
+        style=sheet,
+        script=script,
+        style_hash=_policy_hash(sheet),
+        script_hash=_policy_hash(script),
+        connect="" if source == "embedded" else "connect-src 'self'; ",
+        page=embedded({**constants, **settings, "source": source}),
+    )
+
+
+def _policy_hash(text: str) -> str:
+    """The name of this exact inline script or style in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
+    """Write the app and all documents of the runs into a new or empty folder; return the number of files.
+
+    Raises KvatlasError for a folder that holds anything.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise KvatlasError(f"A bundle needs a new or empty folder; {str(folder)!r} is none.")
+    for run in runs:
+        with Store.open(run.folder) as store:
+            run.refresh(store)
+    texts = {"index.html": app_page("files"), "data/runs.json": embedded([run.summary() for run in runs])}
+    for name, text in texts.items():
+        _write(folder / name, text)
+    count = len(texts)
+    for run in runs:
+        for address in ("run", "about", *run.addresses(), *map(trace_address, run.places())):
+            _write(folder / "data" / run.name / f"{address}.json", embedded(run.answer(address)))
+            count += 1
+    return count
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8", newline="")
+
+
+def write_report(
+    analysis: RunAnalysis,
+    out: Path,
+    *,
+    per_cell: int = 2,
+    measure: int = 4,
+    limit: int | None = None,
+    trace_pages: bool = False,
+    figures: Sequence[Picture] = (),
+) -> list[Path]:
+    """Write the app of a stored run to the HTML file `out`, whole or not at all; return the written files.
+
+    All traces stand in the page if they fit into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell
+    do and, with `trace_pages`, all are in a folder NAME.traces, a page for each cell. `measure` traces get their
+    predicted importance and the answer's attention (0: none). `figures` are shown besides the run's own pictures.
+    Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
+    """
+    check_page(out)
+    if not shown_maps(analysis):
+        raise KvatlasError("The run has no settings that a report could show.")
+    run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), analysis)
+    traces, complete = _traces(run, per_cell, TRACES_LIMIT if limit is None else limit)
+    if measure:
+        for trace, found in zip(traces.values(), run.attentions(list(traces), measure), strict=True):
+            trace |= {name: value for name, value in found.items() if value is not None}
+    run.document["measured"] = [trace_address(place) for place, trace in traces.items() if "measured" in trace]
+    settings: dict[str, Any] = {} if complete or not trace_pages else {"folder": f"{out.stem}.traces"}
+    addresses = ("run", *run.addresses())
+    documents = {"about": run.about(figures), **{address: run.answer(address) for address in addresses}}
+    written = [_write_report_page(run, out, documents, traces, **settings)]
+    for number in range(len(run.marks)) if settings else ():
+        traces = {place: run.trace(*place, whole=False) for place in run.places([number])}
+        if traces:
+            needed = {name: documents[name] for name in documents if name == f"cell/{number}" or "cell" not in name}
+            own = {"home": f"../{quote(out.name)}", "cell": number, "start": f"#/{run.name}/cell/{number}"}
+            path = out.parent / settings["folder"] / f"{number}.html"
+            written.append(_write_report_page(run, path, needed, traces, **own))
+    return written
+
+
+def _write_report_page(
+    run: AppRun, out: Path, documents: Mapping[str, Json], traces: Mapping[Place, Json], **settings: Any
+) -> Path:
+    own = {**documents, **{trace_address(place): trace for place, trace in traces.items()}}
+    named = {"runs": [run.summary()], **{f"{run.name}/{address}": document for address, document in own.items()}}
+    with replacing(out) as part:
+        part.write_text(app_page("embedded", named, **settings), "utf-8", newline="")
+    return out
+
+
+def check_page(out: Path) -> None:
+    """Raise KvatlasError for a name that no page has and a path that cannot be written to."""
+    check_target(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
+
+
+def _traces(run: AppRun, per_cell: int, limit: int) -> tuple[dict[Place, Json], bool]:
+    """The page's traces, at most `limit` bytes of them, and whether they are all of the run."""
+    tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
+    # A token takes about seven bytes of the page; only where all may fit are all tried.
+    turns = chosen_traces(run, run.promised if per_cell and 7 * tokens < limit else per_cell)
+    traces: dict[Place, Json] = {}
+    size = 0
+    # In turns over the cells, so that a limit takes from all of them alike.
+    for place in (place for turn in zip_longest(*turns) for place in turn if place is not None):
+        document = run.trace(*place, whole=False)
+        size += len(embedded(document).encode())
+        if size > limit:
+            break
+        traces[place] = document
+    return traces, len(traces) == run.done
+
+
+def chosen_traces(run: AppRun, per_cell: int) -> list[list[Place]]:
+    """Return at most `per_cell` traces of each cell: one that all cells of a table share, then one of another outcome.
+
+    The shared one is that on which the settings of the table disagree most, so that cells can be compared on it.
+    """
+    chosen = []
+    for table in run.tables:
+        letters = np.array([list(run.marks[number]) for number in table.rows])
+        right, there = letters == RIGHT, letters != MISSING
+        count, agreeing = there.sum(0), np.minimum(right.sum(0), there.sum(0) - right.sum(0))
+        shared = max(range(letters.shape[1]), key=lambda at: (agreeing[at], count[at]))
+        for number, own in zip(table.rows, right.tolist(), strict=True):
+            order = {place: place[1] * table.samples + place[2] for place in run.places([number])}
+            first = own[shared] if shared in order.values() else True
+            places = sorted(order, key=lambda place: (order[place] != shared, own[order[place]] == first, place))
+            chosen.append(places[:per_cell])
+    return chosen

@@ -1,0 +1,341 @@
+"""A run as the app shows it: it answers addresses, and follows its store while a sweep writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvatlas.core import KvatlasError, NoteKind, Trace
+from kvatlas.figures import style
+from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, in_order, marks, run_document, shown_maps
+from kvatlas.report.app.traces import LoadedModels, Sources, departures, measured, trace_document
+from kvatlas.report.pictures import Picture, pictures
+from kvatlas.report.result import analyse
+from kvatlas.report.text import say
+from kvatlas.results import Key, Manifest, Store
+from kvatlas.stats.metrics import usual_metric
+from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData, axis_value
+from kvatlas.stats.table import TraceTable
+
+#: Cell, problem within its benchmark, and sample of a trace.
+Place = tuple[int, int, int]
+#: Rows that are read at once; requests are answered in between.
+ROWS = 20_000
+#: Seconds and hits after which a search answers; the next request goes on from there.
+SEARCH_SECONDS, SEARCH_HITS = 0.4, 50
+#: Characters of a trace that are shown on either side of a found text.
+AROUND = 60
+FILTERS = ("", "lost", "right", "wrong", "truncated")
+#: Departures that are measured for each trace whose attention is.
+DEPARTURES = 16
+_NUMBER = "[0-9]{1,9}"
+_ADDRESS = re.compile(f"run|about|(outcomes|cell)/{_NUMBER}|(trace|attention)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
+_READING = "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is."
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers of the cells of a model and a benchmark; `full` is the full cache's."""
+
+    model: str
+    short: str
+    benchmark: str
+    problems: tuple[str, ...]
+    samples: int
+    rows: tuple[int, ...]
+    full: int | None
+
+
+class AppRun:
+    """A run under a name. One thread refreshes it and any thread asks it.
+
+    Cells are numbered in the manifest's order, problems within their benchmark. `marks[cell]` has a letter for each
+    problem and sample, samples side by side. `version` rises with every change. With an `analysis` the run is shown as
+    that has it and never refreshed.
+    """
+
+    def __init__(self, data: RunData, name: str, analysis: RunAnalysis | None = None) -> None:
+        self.name, self.analysis, self.version = name, analysis, 0
+        self.folder = data.folder or Path()
+        self._measuring, self._describing = threading.Lock(), threading.Lock()
+        self._begin(data)
+        self._publish(analysis is not None)
+
+    @classmethod
+    def open(cls, folder: Path, name: str, fix: Mapping[str, Any] | None = None) -> AppRun:
+        """Open the run in a folder, without its traces yet. Raises KvatlasError for a folder without a run."""
+        with Store.open(folder) as store:
+            return cls(_without_traces(store.manifest(), folder, fix or {}), name)
+
+    def _begin(self, data: RunData) -> None:
+        self.data, self.manifest = data, data.manifest
+        by_size = sorted(self.manifest.expected, key=lambda cell: len(cell.problems))
+        self.problems = {cell.benchmark: cell.problems for cell in by_size}
+        self.tables = _tables(self.manifest, self.problems)
+        self.table_of = {number: table for table in self.tables for number in table.rows}
+        self.promised = sum(len(cell.problems) * cell.samples for cell in self.manifest.expected)
+        self._row, self._seen = 0, -1
+        self.__dict__.pop("sources", None)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The tokenizers, questions and answers of the run."""
+        return Sources.of(self.manifest)
+
+    def refresh(self, store: Store) -> bool:
+        """Bring the run to the state of its store; return whether anything changed."""
+        version = store.version()
+        if version == self._seen:
+            return False
+        if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
+            self._begin(_without_traces(manifest, self.folder, self.data.fix))
+        before, added = self._row, ROWS
+        while added == ROWS:
+            self._row, columns = store.added(self._row, ROWS)
+            self.data.table.append(columns)
+            added, self.done = len(columns), sum(cell.stored for cell in self.data.cells)
+        changed = self._row != before or self._seen < 0
+        self._seen = version
+        if changed:
+            self._publish(False)
+            if self.done == self.promised:
+                self._publish(True)
+        return changed
+
+    def _publish(self, tested: bool) -> None:
+        """Make the run's document anew; `tested` with the tests of a complete run."""
+        self.marks = [marks(cell, self.problems[cell.expected.benchmark]) for cell in self.data.cells]
+        self.done = sum(cell.stored for cell in self.data.cells)
+        analysis, warnings = self.analysis or RunAnalysis(self.data), [] if tested else [_READING]
+        try:
+            maps = shown_maps(analysis, tested)
+        except KvatlasError as error:
+            if self.analysis is not None:
+                raise
+            maps, warnings = [], [*warnings, str(error)]
+        if tested:
+            warnings += dict.fromkeys(
+                note.text for map_ in maps for note in map_.notes if note.kind is NoteKind.PARTIAL
+            )
+        document = run_document(analysis, maps, tested and bool(maps))
+        self.version, self.finished = self.version + 1, tested
+        self.document: Json = {
+            **document,
+            **self.summary(),
+            "warnings": warnings,
+            "outcomes": [vars(table) for table in self.tables],
+        }
+
+    def summary(self) -> Json:
+        """Return the run's line in the list of runs."""
+        expected = self.manifest.expected
+        return {
+            "name": self.name,
+            "version": self.version,
+            "done": self.done,
+            "promised": self.promised,
+            "finished": self.finished,
+            "models": list(dict.fromkeys(style.model(cell.model) for cell in expected)),
+            "benchmarks": list(dict.fromkeys(cell.benchmark for cell in expected)),
+            "settings": len({cell.setting.id for cell in expected}),
+        }
+
+    # -- addresses ----------------------------------------------------------------------------------------------------
+
+    def answer(self, address: str) -> Json:
+        """Return the document at `run`, `about`, `outcomes/TABLE`, `cell/CELL`, `trace/CELL/PROBLEM/SAMPLE` or
+        `attention/CELL/PROBLEM/SAMPLE`.
+
+        Raises LookupError for an address without a document.
+        """
+        if _ADDRESS.fullmatch(address) is None:
+            raise LookupError(address)
+        kind, *numbers = address.split("/")
+        document: Json = getattr(self, kind)(*map(int, numbers))
+        return document
+
+    def addresses(self) -> Iterator[str]:
+        """Yield the addresses of outcomes and cells."""
+        yield from (f"outcomes/{number}" for number in range(len(self.tables)))
+        yield from (f"cell/{number}" for number in range(len(self.marks)))
+
+    def run(self) -> Json:
+        """Return maps, cells, cards and tables."""
+        return self.document
+
+    def outcomes(self, table: int) -> Json:
+        """Return the marks of the cells of a table."""
+        return {"marks": [self.marks[cell] for cell in self.tables[table].rows]}
+
+    def cell(self, number: int) -> Json:
+        """Return the number of new tokens of each trace of a cell, 0 where it is missing or unknown."""
+        cell = self.data.cells[number]
+        tokens = np.nan_to_num(cell.traces["output_tokens"]).astype(int)
+        return {"lengths": in_order(cell, tokens, self.problems[cell.expected.benchmark], 0)}
+
+    def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:
+        """Return a trace. Raises LookupError where it is not there."""
+        with self.data.store() as store:
+            trace = store.trace(self.key((number, problem, sample)))
+        return {"cell": number, "index": problem, **trace_document(trace, self.sources, whole)}
+
+    def attention(self, number: int, problem: int, sample: int) -> Json:
+        """Return predicted importance and attention of the answer, and what the departing step missed, measured now."""
+        with self._measuring:
+            return self.attentions([(number, problem, sample)], 1)[0]
+
+    def attentions(self, places: Sequence[Place], limit: int) -> list[Json]:
+        """Return the same for traces, of which the first `limit` that can be measured are."""
+        pairs: list[tuple[Trace, Trace | None]] = []
+        with self.data.store() as store:
+            for place in places:
+                full = self.full(place)
+                trace = store.trace(self.key(place))
+                pairs.append((trace, None if full is None else store.trace(self.key(full))))
+        models = LoadedModels(self.sources)
+        importance = measured([trace for trace, _ in pairs], models, limit)
+        missed = departures(pairs, models, DEPARTURES * limit)
+        return [{"measured": one, "departs": other} for one, other in zip(importance, missed, strict=True)]
+
+    def about(self, figures: Sequence[Picture] = ()) -> Json:
+        """Return the run's sentences, comparisons, figures and provenance; without tests while it is not complete."""
+        manifest, keys = self.manifest, dict[str, list[str]]()
+        for cell in manifest.expected:
+            keys.setdefault(cell.run_key, []).append(f"{cell.model} | {cell.benchmark} | {cell.setting}")
+        document: Json = {
+            **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
+            "provenance": [
+                [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)]
+                for name, value in manifest.provenance.items()
+            ],
+            "spec": json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
+            "keys": list(keys.items()),
+        }
+        shown = list(figures)
+        if self.finished:
+            with self._describing:
+                analysis = self.analysis or RunAnalysis(self.data)
+                shown = [*pictures(analysis.run, shown_maps(analysis)), *shown]
+                if not analysis.run.is_line:
+                    result = analyse([analysis])
+                    document |= {
+                        "interpretation": [*say("recommendations", result), *say("effects", result)],
+                        "observations": [*say("observations", result), *say("scales", result), *say("notes", result)],
+                        "sentences": [sentence for one in result.every for sentence in say("analysis", one)],
+                        "comparisons": result.to_dict()["comparisons"],
+                    }
+        return {**document, "figures": [[one.title, one.about, one.address] for one in shown]}
+
+    # -- traces -------------------------------------------------------------------------------------------------------
+
+    def mark(self, place: Place) -> str:
+        """Return the outcome of a trace."""
+        number, problem, sample = place
+        return self.marks[number][problem * self.table_of[number].samples + sample]
+
+    def places(self, cells: Sequence[int] | None = None) -> Iterator[Place]:
+        """Yield the places of stored traces."""
+        for number in range(len(self.marks)) if cells is None else cells:
+            samples = self.table_of[number].samples
+            yield from ((number, *divmod(at, samples)) for at, mark in enumerate(self.marks[number]) if mark != MISSING)
+
+    def key(self, place: Place) -> Key:
+        """Return a trace's key in the store. Raises IndexError where the run has no such place."""
+        number, problem, sample = place
+        expected = self.manifest.expected[number]
+        if sample >= expected.samples:
+            raise IndexError(sample)
+        problem_id = self.problems[expected.benchmark][problem]
+        return expected.run_key, expected.setting.id, expected.benchmark, problem_id, sample
+
+    def full(self, place: Place) -> Place | None:
+        """Return the place of the full cache's trace of the same sample, None where there is no other."""
+        full = self.table_of[place[0]].full
+        if full is None or full == place[0] or self.mark((full, *place[1:])) == MISSING:
+            return None
+        return (full, *place[1:])
+
+    def find(self, text: str = "", what: str = "", table: int | None = None, start: int = 0) -> Json:
+        """Search stored traces from the `start`-th on: by text, case ignored, and by outcome, in one table or in all.
+
+        `lost` is wrong where the full cache is right. `hits` are [cell, problem, sample, mark, text around it]; `next`
+        is the place to go on from, None at the end; `seen` of `total` traces were looked at.
+        """
+        if what not in FILTERS:
+            raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
+        tables = self.tables if table is None else [self.tables[table]]
+        places = list(self.places([number for one in tables for number in one.rows]))
+        until, hits, sought = time.monotonic() + SEARCH_SECONDS, list[list[Any]](), text.lower()
+        with self.data.store() as store:
+            for index in range(start, len(places)):
+                if time.monotonic() > until or len(hits) >= SEARCH_HITS:
+                    return {"hits": hits, "next": index, "seen": index, "total": len(places)}
+                if not self._fits(what, places[index]):
+                    continue
+                around = ""
+                if sought:
+                    whole = store.text(self.key(places[index]))
+                    position = whole.lower().find(sought)
+                    if position < 0:
+                        continue
+                    around = whole[max(0, position - AROUND) : position + len(sought) + AROUND]
+                hits.append([*places[index], self.mark(places[index]), around])
+        return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
+
+    def _fits(self, what: str, place: Place) -> bool:
+        mark = self.mark(place)
+        if what == "lost":
+            full = self.full(place)
+            return mark != RIGHT and full is not None and self.mark(full) == RIGHT
+        return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[what]
+
+
+def open_runs(folders: Sequence[Path], fix: Mapping[str, str]) -> list[AppRun]:
+    """Open runs under the names of their folders in characters that an address can have, no two alike."""
+    runs: list[AppRun] = []
+    for folder in folders:
+        name = base = address_name(folder)
+        count = 1
+        while name in {run.name for run in runs}:
+            count += 1
+            name = f"{base}-{count}"
+        runs.append(AppRun.open(folder, name, fix))
+    return runs
+
+
+def address_name(folder: Path) -> str:
+    """Return the name of a folder in characters that an address can have."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", folder.absolute().name).strip(".") or "run"
+
+
+def trace_address(place: Place) -> str:
+    """Return the address of a trace within its run."""
+    return "/".join(("trace", *map(str, place)))
+
+
+def _without_traces(manifest: Manifest, folder: Path, fix: Mapping[str, Any]) -> RunData:
+    metric, fixed = usual_metric(manifest), {name: axis_value(manifest, name, value) for name, value in fix.items()}
+    table = TraceTable(manifest)
+    return RunData(manifest, table, metric, True, fixed, table.cells(metric), folder)
+
+
+def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
+    rows: dict[tuple[str, str, int], list[int]] = {}
+    for number, cell in enumerate(manifest.expected):
+        rows.setdefault((cell.model, cell.benchmark, cell.samples), []).append(number)
+    tables = []
+    for (model, benchmark, samples), numbers in rows.items():
+        full = next((n for n in reversed(numbers) if manifest.expected[n].setting.policy == "full"), None)
+        ids = problems[benchmark]
+        tables.append(Table(model, style.model(model), benchmark, ids, samples, tuple(numbers), full))
+    return tables

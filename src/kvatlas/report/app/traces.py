@@ -1,0 +1,339 @@
+"""One trace as the app shows it: its tokens, when each left the cache, and its attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.benchmarks import Benchmark, asked_of
+from kvatlas.core import EvictionTrace, KvatlasError, Problem, Setting, Status, Trace
+from kvatlas.models import ModelHandle
+from kvatlas.results import Manifest
+from kvatlas.text import visible
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Tokens and characters of one trace that a page holds at most.
+TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000
+#: Bytes of a model whose attention is measured, at most.
+BYTES_LIMIT = 1 << 30
+#: Evicted tokens that are named for a departure.
+NAMED = 8
+#: One letter for each small number, in lists of token lengths and evictions.
+LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) not in '"&<>\\')
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Models by name, benchmarks by name with their problems by id, as far as they can still be found."""
+
+    models: Mapping[str, ModelHandle] = field(default_factory=dict)
+    benchmarks: Mapping[str, Benchmark] = field(default_factory=dict)
+    problems: Mapping[str, Mapping[str, Problem]] = field(default_factory=dict)
+    _prompts: dict[tuple[str, str, str], tuple[int, ...] | None] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Sources:
+        """Find the models and problems of the run's spec; nothing for a spec that cannot be read."""
+        from kvatlas.sweeps.spec import parse_spec
+
+        models: dict[str, ModelHandle] = {}
+        benchmarks: dict[str, Benchmark] = {}
+        problems: dict[str, dict[str, Problem]] = {}
+        try:
+            spec = parse_spec(dict(manifest.spec))
+        except KvatlasError:
+            return cls()
+        for entry in spec.models:
+            try:
+                model = entry.find()
+                models[model.name] = model
+            except KvatlasError:
+                continue
+        for benchmark_spec in spec.benchmarks:
+            try:
+                benchmark = benchmark_spec.find()
+                problems[benchmark.name] = {problem.id: problem for problem in benchmark.problems(spec.problems)}
+                benchmarks[benchmark.name] = benchmark
+            except KvatlasError:
+                continue
+        return cls(models, benchmarks, problems)
+
+    def problem(self, trace: Trace) -> Problem | None:
+        """Return the question of a trace."""
+        return self.problems.get(trace.benchmark, {}).get(trace.problem)
+
+    def prompt(self, trace: Trace) -> tuple[int, ...] | None:
+        """Return the token ids of a trace's prompt; None where model or question are gone or have changed."""
+        key = trace.model, trace.benchmark, trace.problem
+        if key not in self._prompts:
+            self._prompts[key] = self._prompt(*key)
+        ids = self._prompts[key]
+        return ids if ids is not None and len(ids) == trace.usage.prompt_tokens else None
+
+    def _prompt(self, model_name: str, benchmark: str, problem_id: str) -> tuple[int, ...] | None:
+        model, problem = self.models.get(model_name), self.problems.get(benchmark, {}).get(problem_id)
+        if model is None or problem is None:
+            return None
+        try:
+            return model.encode(asked_of(self.benchmarks[benchmark], model.reads).prompt(problem))
+        except KvatlasError:
+            return None
+
+    def pieces(self, model_name: str, tokens: tuple[int, ...]) -> list[str] | None:
+        """Return the text of each token, which joined are the whole text; None without the tokenizer."""
+        model = self.models.get(model_name)
+        if model is None:
+            return None
+        try:
+            return token_texts(_tokenizer(model.folder) or model.tokenizer, tokens)
+        except KvatlasError:
+            return None
+
+
+@lru_cache(maxsize=16)
+def _tokenizer(folder: Path) -> Any:
+    """Load a tokenizer without transformers, which takes seconds and 300 MB; None where only transformers can."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    # The library raises nothing narrower.
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:
+        return None
+
+
+def token_texts(tokenizer: Any, tokens: tuple[int, ...]) -> list[str]:
+    """Return the text that each token adds; a character of several tokens comes with the last of them."""
+
+    def decode(ids: tuple[int, ...]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    whole = decode(tokens)
+    alone = {token: decode((token,)) for token in set(tokens)}
+    for joint in ("", " "):
+        if joint.join(alone[token] for token in tokens) == whole:
+            return [alone[token] if i == 0 else joint + alone[token] for i, token in enumerate(tokens)]
+    texts: list[str] = []
+    start = read = 0
+    for end in range(1, len(tokens) + 1):
+        before, now = decode(tokens[start:read]), decode(tokens[start:end])
+        if now.endswith("\ufffd") and end < len(tokens):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        # A few tokens of context are enough for spaces; decoding all of them each time would be quadratic.
+        start, read = max(0, end - 4), end
+    return texts
+
+
+def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[str, Any]:
+    """Return a trace, cut into tokens with the time of each one's eviction (see `coded_evictions`).
+
+    As much of it as a page holds, or the `whole` of it.
+    """
+    problem = sources.problem(trace)
+    most, characters = (None, None) if whole else (TOKEN_LIMIT, TEXT_LIMIT)
+    shown = trace.tokens[:most]
+    pieces = sources.pieces(trace.model, shown)
+    if pieces is not None and characters is not None and sum(map(len, pieces)) > characters:
+        pieces = None
+    text = "".join(pieces) if pieces is not None else trace.text[:characters]
+    document = {
+        "problem": trace.problem,
+        "sample": trace.sample,
+        "verdict": verdict(trace),
+        "right": trace.grade.correct and trace.grade.status is Status.OK,
+        "answer": trace.grade.answer if trace.grade.answer is None else trace.grade.answer[:2_000],
+        "progress": round(trace.grade.progress, 4),
+        "reference": None if problem is None else problem.answer[:2_000],
+        "question": None if problem is None else problem.question[:6_000],
+        "tokens": trace.usage.output_tokens,
+        "thinking": trace.usage.thinking_tokens,
+        "prompt": trace.usage.prompt_tokens,
+        "peak": trace.usage.peak_kv_tokens,
+        "compressions": trace.usage.compressions,
+        "text": text,
+        "more": len(trace.tokens) - len(shown) if pieces is not None else len(trace.text) - len(text),
+    }
+    if pieces is not None:
+        # Scripts count UTF-16 units, in text whose hidden characters were made visible.
+        units = [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]
+        document["lengths"] = _coded(units)
+        if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
+            window = dict(trace.setting.parameters).get("local_window")
+            document |= coded_evictions(trace.eviction_trace, trace.usage.prompt_tokens, len(shown), window)
+    return document
+
+
+def verdict(trace: Trace) -> str:
+    """Return the grade as text."""
+    if trace.grade.status is Status.OK:
+        return "right" if trace.grade.correct else "wrong"
+    return f"wrong ({trace.grade.status.value.replace('_', ' ')})"
+
+
+def coded_evictions(eviction_trace: EvictionTrace, prompt: int, shown: int, window: int | None) -> dict[str, Any]:
+    """Return when tokens were evicted: of the prompt (counts), and of the first `shown` new tokens.
+
+    `steps` are the steps at which tokens left; `left` has for each token the number of its step from 1, 0 for never;
+    `held` half the percent of the holders that had it at the end, where a policy chooses more than once; `prompt_left`
+    has for each step the number of prompt tokens that left; `judged` is the number of new tokens that a compression has
+    seen outside its window.
+    """
+    left = eviction_trace.left[prompt : prompt + shown]
+    steps = sorted(set(eviction_trace.left) - {0})
+    number = {step: index for index, step in enumerate([0, *steps])}
+    prompt_left = Counter(eviction_trace.left[:prompt])
+    document: dict[str, Any] = {
+        "steps": steps,
+        "left": _coded([number[step] for step in left]),
+        "judged": max(0, steps[-1] - 1 - (window or 0)) if steps else 0,
+        "prompt_left": [prompt_left[step] for step in steps],
+    }
+    if eviction_trace.holders > 1:
+        kept = eviction_trace.held[prompt : prompt + shown]
+        document["holders"] = eviction_trace.holders
+        document["held"] = _coded([round(50 * count / eviction_trace.holders) for count in kept])
+    return document
+
+
+def _coded(numbers: Sequence[int]) -> str | list[int]:
+    """One letter for each number if all are small, else the numbers."""
+    if max(numbers, default=0) < len(LETTERS):
+        return "".join(LETTERS[number] for number in numbers)
+    return list(numbers)
+
+
+@dataclass
+class LoadedModels:
+    """The models of a run, each loaded on its first use."""
+
+    sources: Sources
+    loaded: dict[str, PreTrainedModel | None] = field(default_factory=dict)
+
+    def get(self, name: str) -> PreTrainedModel | None:
+        """Return a model's weights; None where they are gone or larger than `BYTES_LIMIT`."""
+        if name not in self.loaded:
+            self.loaded[name] = self._load(self.sources.models.get(name))
+        return self.loaded[name]
+
+    def _load(self, model: ModelHandle | None) -> PreTrainedModel | None:
+        try:
+            if model is None or sum(path.stat().st_size for path in model.folder.glob("*.safetensors")) > BYTES_LIMIT:
+                return None
+            return model.load()
+        except KvatlasError:
+            return None
+
+
+def measured(traces: Sequence[Trace], models: LoadedModels, limit: int) -> list[dict[str, Any] | None]:
+    """Return predicted importance and later attention for the first `limit` traces that have both, None for others.
+
+    A trace needs its model, with a DynTS head, its prompt, and an end of thinking.
+    """
+    results: list[dict[str, Any] | None] = []
+    for trace in traces:
+        handle, prompt = models.sources.models.get(trace.model), models.sources.prompt(trace)
+        result = None
+        if limit > 0 and handle is not None and prompt is not None and _has_head(handle):
+            model = models.get(trace.model)
+            result = None if model is None else _measure(handle, model, prompt, trace.tokens)
+        limit -= result is not None
+        results.append(result)
+    return results
+
+
+def _has_head(model: ModelHandle) -> bool:
+    from kvatlas import policies
+
+    try:
+        policies.of(Setting.of("dynts", kv_budget=2, local_window=1, ratio=0.0)).check(model)
+    except KvatlasError:
+        return False
+    return True
+
+
+def _measure(
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> dict[str, Any] | None:
+    """The head's importance of each thinking token, and the attention that the answer pays to it, on the full cache.
+
+    Both are scaled to a mean of 1 over the thinking tokens; `agreement` is Spearman's rank correlation over them.
+    """
+    from scipy import stats
+
+    from kvatlas.policies.dynts import HEAD_FILE, importance, load_head
+    from kvatlas.policies.made_files import beside
+    from kvatlas.predictor.labels import answer_attention
+
+    split = handle.split(tokens)
+    if split is None or split[0] < 3 or split[1] >= len(tokens):
+        return None
+    thinking = slice(len(prompt), len(prompt) + split[0])
+    attention, hidden = answer_attention(model, [*prompt, *tokens], len(prompt) + split[1])
+    paid = attention[thinking].double()
+    predicted = importance(load_head(str(beside(handle, HEAD_FILE))), hidden[thinking]).double()
+    agreement = float(stats.spearmanr(predicted.numpy(), paid.numpy()).statistic)
+    scaled = [(values / values.mean().clamp(min=1e-12)).tolist() for values in (predicted, paid)]
+    return {
+        "predicted": [round(value, 3) for value in scaled[0]],
+        "attention": [round(value, 3) for value in scaled[1]],
+        "agreement": round(agreement, 4) if agreement == agreement else None,
+    }
+
+
+def departures(
+    pairs: Sequence[tuple[Trace, Trace | None]], models: LoadedModels, limit: int
+) -> list[dict[str, Any] | None]:
+    """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
+
+    Each pair is a trace and the full cache's trace of the same sample.
+    """
+    results: list[dict[str, Any] | None] = []
+    for trace, full in pairs:
+        prompt = models.sources.prompt(trace)
+        result = None
+        if limit > 0 and full is not None and prompt is not None:
+            model = models.get(trace.model)
+            result = None if model is None else _departure(model, prompt, trace, full)
+        limit -= result is not None
+        results.append(result)
+    return results
+
+
+def _departure(model: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:
+    """The first difference from the full cache's trace, and the evicted tokens to which the full cache attends there.
+
+    `at` is the number of new tokens that both have in common. `share` is the part of the attention of the step that
+    writes the next one, mean over layers and heads of the full cache, on tokens that no layer and no head had any more;
+    `missed` lists the new tokens among them with the largest parts as (number, part), `prompt` the part on evicted
+    tokens of the prompt.
+    """
+    from kvatlas.predictor.labels import answer_attention
+
+    pairs = enumerate(zip(trace.tokens, full.tokens, strict=False))
+    at = next((index for index, (own, other) in pairs if own != other), None)
+    if not at or trace.eviction_trace is None:
+        return None
+    query = len(prompt) + at - 1
+    gone = [position for position, left in enumerate(trace.eviction_trace.left[:query]) if 0 < left <= at]
+    if not gone:
+        return None
+    attention, _ = answer_attention(model, [*prompt, *trace.tokens[:at]], query)
+    part = {position: float(attention[position]) for position in gone}
+    largest = sorted((position for position in gone if position >= len(prompt)), key=lambda position: -part[position])
+    return {
+        "at": at,
+        "share": round(sum(part.values()), 4),
+        "prompt": round(sum(part[position] for position in gone if position < len(prompt)), 4),
+        "missed": [[position - len(prompt), round(part[position], 4)] for position in largest[:NAMED]],
+    }

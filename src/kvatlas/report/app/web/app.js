@@ -1,0 +1,294 @@
+/* The pages of the app, and the addresses that lead to them. */
+
+/* Show one page under a heading, with the way to it. */
+function show(name, heading, crumbs) {
+  for (const section of document.querySelectorAll("[data-page]")) section.hidden = section.id !== name;
+  byId("heading").textContent = heading;
+  document.title = `${heading} | kvatlas`;
+  byId("failure").textContent = "";
+  const path = page.source === "embedded" ? crumbs : [["Runs", "#/"], ...crumbs];
+  const steps = path.map(([text, address], index) => (index === path.length - 1 ? el("span", { "aria-current": "page" }, text) : link(address, text)));
+  byId("crumbs").replaceChildren(...steps.flatMap((step, index) => (index ? [" / ", step] : [step])));
+  drawSearch();
+}
+
+function drawSearch() {
+  const field = byId("search");
+  field.hidden = state.run === null || page.source === "files" || Boolean(page.home);
+  if (field.hidden || field.contains(document.activeElement)) return;
+  const { parts, query } = here(), found = parts[1] === "find" ? query : {};
+  const input = el("input", { type: "search", placeholder: "Search in traces", "aria-label": "Search in traces", value: found.text ?? "" });
+  const submit = (event) => {
+    event.preventDefault();
+    lead(withQuery(to(state.run, "find"), { ...found, text: input.value }));
+  };
+  field.replaceChildren(el("form", { onsubmit: submit }, input, el("button", {}, "Search")));
+}
+
+byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+
+function progress(run) {
+  const share = run.done < run.promised ? `${whole(run.done)} of ${whole(run.promised)} traces` : `${whole(run.done)} traces`;
+  return run.failure ? `${share}; ${run.failure}` : share;
+}
+
+function showRuns() {
+  show("runs", "Runs", []);
+  const rows = state.runs.map((run) => [link(to(run.name), run.name), run.models.join(", "), run.benchmarks.join(", "), whole(run.settings), progress(run)]);
+  byId("runs").replaceChildren(el("div", { class: "scroll" }, listTable("Runs", ["Run", "Models", "Benchmarks", "Settings", "Traces"], rows, [3, 4])));
+}
+
+/* -- one run ------------------------------------------------------------------------------------------------------- */
+
+async function useRun(name) {
+  if (!state.runs.some((run) => run.name === name)) throw new Error(`There is no run ${JSON.stringify(name)}.`);
+  Object.assign(data, await ofRun("run", name));
+  state.run = name;
+}
+
+const folds = { costs: drawCosts, problems: () => guarded(drawProblems) };
+const sections = [["verdict", "Verdict"], ["maps", "Maps"], ["costs", "Accuracy and cost"], ["figures", "Figures"], ["comparisons", "Comparisons"],
+  ["problems", "Problems"], ["traces", "Traces"], ["provenance", "Provenance"]];
+
+async function showRun(parts, query, fresh) {
+  const map = parts[1] === "map" ? data.maps[numbered(parts[2], "map")] : null;
+  if (parts[1] === "map" && !map) throw new Error("There is no such map.");
+  const on = data.benchmarks.length === 1 ? data.benchmarks[0] : `${data.benchmarks.length} benchmarks`;
+  show("overview", `${data.models.join(", ")} on ${on}`, [[state.run, to(state.run)]]);
+  byId("metric").textContent = `${data.metric} in percent over KV-cache selection settings. Intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
+  byId("warnings").replaceChildren(...data.warnings.map((text) => el("p", { class: "warn" }, text)));
+  const problems = new Map(data.outcomes.map((table) => [table.benchmark, table.problems.length]));
+  const samples = data.outcomes.map((table) => table.samples);
+  const counts = { models: data.models.length, benchmarks: data.benchmarks.length, problems: [...problems.values()].reduce((a, b) => a + b, 0),
+    "samples each": unique([Math.min(...samples), Math.max(...samples)]).join("–"), settings: data.settings, traces: data.done };
+  byId("counts").replaceChildren(...Object.entries(counts).map(([name, count]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, typeof count === "string" ? count : whole(count)))));
+  byId("verdicts").replaceChildren(...data.cards.map(verdictCard));
+  byId("findings").replaceChildren(...data.findings.map((text) => el("p", {}, text)));
+  byId("limits").hidden = !data.findings.length;
+  byId("limits").querySelector("summary").textContent = `What limits the run (${data.findings.length})`;
+  byId("costs").hidden = !data.fronts.length;
+  if (map) Object.assign(mapView, { model: map.model, open: true });
+  if (data.maps.length) drawMaps(map);
+  else for (const id of ["maps-controls", "maps-panels"]) byId(id).replaceChildren();
+  for (const id of ["figures", "comparisons", "summary", "analysis"]) byId(id).hidden = !data.finished;
+  byId("verdict").hidden = !data.cards.length && !data.findings.length;
+  const searched = page.source !== "files" && data.done > 0;
+  const there = sections.filter(([id]) => (id === "traces" ? searched : !byId(id).hidden));
+  byId("sections").replaceChildren(...there.map(([id, name]) => link(id === "traces" ? to(state.run, "find") : withQuery(to(state.run), { open: id }), name)));
+  /* Without a server all is here already; else a section is fetched when it is opened. */
+  if (!live || document.querySelector("details[data-about][open]")) await drawAbout();
+  for (const [id, draw] of Object.entries(folds)) if (!live || byId(id).querySelector("details").open) await draw();
+  const section = sections.some(([id]) => id === query.open) && fresh ? byId(query.open) : null;
+  section?.querySelector(":scope > details")?.setAttribute("open", "");
+  section?.scrollIntoView();
+}
+
+for (const details of document.querySelectorAll("details[data-about]")) {
+  details.addEventListener("toggle", () => { if (details.open && live) guarded(drawAbout); });
+}
+for (const [id, draw] of Object.entries(folds)) {
+  const details = byId(id).querySelector("details");
+  details.addEventListener("toggle", () => { if (details.open && live && state.run) draw(); });
+}
+/* Paper shows what is folded. */
+window.addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("section > details")) details.open = true; });
+
+/* What to choose for a model, what it saves and what it loses. */
+function verdictCard(card) {
+  const cell = known(card.cell) ? data.cells[card.cell] : null, numbers = [];
+  if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached on average`]);
+  if (card.loss) {
+    const [value, low, high] = card.loss.map((points) => signed(points));
+    numbers.push(["points lost", value, `95 %: ${low} to ${high}; the margin is ${brief(card.margin)}`]);
+  }
+  if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
+  return el("article", { class: "card" }, el("h3", {}, `${card.model} | ${card.benchmark}`),
+    card.shown ? null : el("p", { class: "setting" }, `No setting is proven to stay within ${brief(card.margin)} points of the full cache`),
+    cell && !card.shown ? el("p", { class: "closest" }, "The least loss:") : null,
+    cell ? el("p", { class: "setting" }, el("button", { onclick: () => openCell(card.cell) }, cell.short)) : null,
+    el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
+    el("p", { class: "soft" }, card.words));
+}
+
+/* The run's sentences, figures, comparisons and provenance. */
+async function drawAbout() {
+  const about = await ofRun("about");
+  const items = (lines, kind = null) => lines.map((line) => el("li", { class: kind }, line));
+  byId("observations").replaceChildren(...items(about.interpretation, "strong"), ...items(about.observations));
+  byId("sentences").replaceChildren(...items(about.sentences));
+  for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["figures", about.figures], ["comparisons", about.comparisons]]) {
+    byId(id).hidden = !there.length;
+  }
+  byId("pictures").replaceChildren(...about.figures.map(([name, text, src]) => el("figure", { class: "picture" },
+    el("figcaption", {}, el("strong", {}, name), ` ${text}`), el("div", { class: "scroll", tabindex: 0 }, el("img", { src, alt: text || name })))));
+  byId("comparisons-table").replaceChildren(...comparisonTable(about.comparisons));
+  byId("provenance-table").replaceChildren(listTable("Provenance of the run", [], about.provenance));
+  byId("spec").textContent = about.spec;
+  byId("keys").textContent = about.keys.map(([key, settings]) => [key, ...settings.map((setting) => `    ${setting}`)].join("\n")).join("\n");
+}
+
+function comparisonTable(comparisons) {
+  const notes = unique(comparisons.map((one) => one.note).filter(Boolean)), several = data.models.length > 1;
+  const rows = comparisons.map((one) => {
+    const [value, low, high] = [one.difference, one.low, one.high].map((points) => signed(points));
+    const p = one.p < 0.001 ? "< 0.001" : fixed(one.p, 3);
+    const first = `${one.first}${one.note ? ` ${"*".repeat(notes.indexOf(one.note) + 1)}` : ""}`;
+    return [...(several ? [one.model] : []), one.benchmark, first, one.second, one.cells, one.problems, value, `${low} to ${high}`, p];
+  });
+  const columns = [...(several ? ["Model"] : []), "Benchmark", "First", "Second", "Cells", "Problems", "Difference", "95 % interval", "p"];
+  const table = listTable("Paired comparisons of policies, models and best cells", columns, rows, columns.map((_, index) => index).slice(-5));
+  return [el("div", { class: "scroll", tabindex: 0 }, table), ...notes.map((note, index) => el("p", { class: "soft" }, `${"*".repeat(index + 1)} ${note}.`))];
+}
+
+/* -- lists of traces ----------------------------------------------------------------------------------------------- */
+
+function drawRows(rows, columns) {
+  const body = rows.map(({ cell, problem, sample, mark, more }) => {
+    const name = `${data.outcomes[tableOf(cell)].problems[problem]}, sample ${sample}`;
+    const address = to(state.run, "trace", cell, problem, sample);
+    return [holds(cell, problem, sample) ? link(address, name) : name, badge(mark === "r", marks[mark]), ...more];
+  });
+  byId("list-rows").replaceChildren(...(rows.length ? [listTable("Traces", ["Trace", "Grade", ...columns], body)] : []));
+}
+
+function filterChoice(what, counts, address) {
+  const options = Object.entries(counts).map(([name, count]) => [name, `${filters[name][0]} (${whole(count)})`]);
+  return choice("Show", options, what, (value) => lead(withQuery(address, { what: value })));
+}
+
+/* The rows that a filter keeps, and how many each filter would keep. */
+function filtered(rows, query, names) {
+  const there = rows.filter((row) => row.mark !== "."), what = names.includes(query.what) ? query.what : "";
+  const keep = (name) => there.filter((row) => filters[name][1](row.mark, row.full));
+  return { there, what, rows: keep(what), counts: Object.fromEntries(names.map((name) => [name, keep(name).length])) };
+}
+
+async function showCell(number, query) {
+  const cell = data.cells[number];
+  if (!cell) throw new Error("There is no such cell.");
+  const at = tableOf(number), facts = [title(cell), ...cellFacts(cell)].join("; ");
+  if (at < 0) { showMeanCell(number, facts); return; }
+  const table = await outcomesOf(at), { lengths } = await ofRun(`cell/${number}`);
+  const full = table.full === number ? null : table.marks[table.full];
+  const rows = [...table.marks[number]].map((mark, place) => {
+    const problem = Math.floor(place / table.samples), sample = place % table.samples;
+    const tokens = `${whole(lengths[place])} tokens${isMeasured(number, problem, sample) ? ", with measured attention" : ""}`;
+    return { cell: number, problem, sample, mark, full: full?.[place], more: [tokens, full?.[place] ? `full: ${marks[full[place]]}` : ""] };
+  });
+  const names = Object.keys(filters).filter((name) => name !== "lost" || full);
+  const shown = filtered(rows, query, names);
+  show("list", nameOf(number), [[state.run, to(state.run)], [cell.short, ""]]);
+  byId("list-map").replaceChildren(...mapAround(number));
+  const all = page.folder ? [link(`${encodeURIComponent(page.folder)}/${number}.html`, "All traces of this cell")] : [];
+  byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "cell", number)), ...all);
+  byId("list-said").textContent = `${facts}. ${whole(shown.rows.length)} of ${whole(shown.there.length)} traces.`;
+  /* What can be read comes first. */
+  drawRows(shown.rows.sort((a, b) => holds(b.cell, b.problem, b.sample) - holds(a.cell, a.problem, a.sample)), ["New tokens", "Full cache"]);
+}
+
+/* A cell of a mean leads to the same setting's cells on each benchmark. */
+function showMeanCell(number, facts) {
+  const { name, model } = data.cells[number];
+  show("list", nameOf(number), [[state.run, to(state.run)], [data.cells[number].short, ""]]);
+  byId("list-map").replaceChildren(...mapAround(number));
+  byId("list-controls").replaceChildren();
+  byId("list-said").textContent = `${facts}. The same setting on each benchmark:`;
+  const same = [...data.cells.entries()].filter(([index, cell]) => cell.name === name && cell.model === model && tableOf(index) >= 0);
+  byId("list-rows").replaceChildren(el("ul", {}, ...same.map(([index, cell]) => el("li", {}, link(to(state.run, "cell", index), `${cell.benchmark}: ${fixed(cell.value)}`)))));
+}
+
+async function showProblem(at, index, query) {
+  const problem = data.outcomes[at]?.problems[index];
+  if (!known(problem)) throw new Error("There is no such problem.");
+  const table = await outcomesOf(at), places = [...Array(table.samples).keys()];
+  const rows = table.rows.flatMap((cell) => places.map((sample) => ({ cell, problem: index, sample, mark: table.marks[cell][index * table.samples + sample], more: [data.cells[cell].short] })));
+  const shown = filtered(rows, query, Object.keys(filters).filter((name) => name !== "lost"));
+  show("list", `${table.short} | ${table.benchmark} | ${problem}`, [[state.run, to(state.run)], ["Problems", withQuery(to(state.run), { open: "problems" })], [problem, ""]]);
+  byId("list-map").replaceChildren();
+  byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "problem", at, index)));
+  byId("list-said").textContent = `${whole(shown.counts.right)} of ${whole(shown.there.length)} traces are right.`;
+  drawRows(shown.rows, ["Setting"]);
+}
+
+async function showFound(query) {
+  show("list", query.text ? "Search" : "Traces", [[state.run, to(state.run)], ["Traces", ""]]);
+  for (const id of ["list-map", "list-rows"]) byId(id).replaceChildren();
+  const tables = data.outcomes.map((table, index) => [String(index), `${table.short} | ${table.benchmark}`]);
+  const again = (change) => lead(withQuery(to(state.run, "find"), { ...query, ...change }));
+  byId("list-controls").replaceChildren(
+    choice("In", [["", "the whole run"], ...tables], query.table ?? "", (table) => again({ table })),
+    choice("Show", Object.entries(filters).map(([name, [text]]) => [name, text]), query.what ?? "", (what) => again({ what })));
+  await found(query, (hits, { seen, total, rest }) => {
+    const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : documents ? `of ${whole(total)} in this file` : "all looked at";
+    byId("list-said").textContent = `${whole(hits.length)} traces found; ${share}${rest ? ", the rest is left out" : ""}.`;
+    drawRows(hits.map(([cell, problem, sample, mark, around]) => {
+      const measured = isMeasured(cell, problem, sample) ? "with measured attention" : "";
+      return { cell, problem, sample, mark, more: [nameOf(cell), around ? `… ${around} …` : measured] };
+    }), ["Cell", "Text"]);
+  });
+}
+
+/* -- routing and following ----------------------------------------------------------------------------------------- */
+
+async function guarded(job) {
+  try { await job(); } catch (error) { if (!(error instanceof Late)) byId("failure").textContent = error.message; }
+}
+
+async function open(parts, query, fresh) {
+  if (!parts.length && page.source === "embedded") parts = [state.runs[0].name];
+  if (!parts.length) {
+    state.run = null;
+    showRuns();
+    return;
+  }
+  await useRun(parts[0]);
+  const [, kind, ...rest] = parts;
+  if (!kind || kind === "map") await showRun(parts, query, fresh);
+  else if (kind === "cell") await showCell(numbered(rest[0], "cell"), query);
+  else if (kind === "problem") await showProblem(numbered(rest[0], "table"), numbered(rest[1], "problem"), query);
+  else if (kind === "trace") {
+    const place = rest.slice(0, 3).map((part) => numbered(part, "trace"));
+    await showTrace([...place, known(rest[3]) ? numbered(rest[3], "token") : null], query);
+  } else if (kind === "find") await showFound(query);
+  else throw new Error("There is no such page.");
+}
+
+async function route(fresh = true) {
+  const turn = ++state.turn, { parts, query } = here();
+  hideTip();
+  await guarded(() => open(parts, query, fresh));
+  if (turn !== state.turn) return;
+  if (fresh && parts[1] !== "map" && !known(parts[5]) && !query.open) window.scrollTo(0, 0);
+  if (fresh) byId("main").focus({ preventScroll: true });
+  sayProgress();
+}
+
+function sayProgress() {
+  const run = state.runs.find((one) => one.name === state.run);
+  byId("live").replaceChildren(run ? (page.home ? link(`${page.home}#/`, "Back to the report") : progress(run)) : "");
+}
+
+/* While a sweep writes, all pages but a trace and a search follow. */
+async function follow() {
+  try {
+    const before = new Map(state.versions);
+    state.runs = await fetched("runs");
+    for (const run of state.runs) state.versions.set(run.name, run.version);
+    const { parts } = here(), names = parts.length ? [parts[0]] : state.runs.map((run) => run.name);
+    const changed = before.size && names.some((name) => before.get(name) !== state.versions.get(name));
+    if (changed && !["trace", "find"].includes(parts[1])) {
+      const focused = document.activeElement?.dataset?.cell;
+      await route(false);
+      const again = focused && document.querySelector(`td[data-cell="${focused}"]`);
+      again?.closest("details")?.setAttribute("open", "");
+      again?.focus({ preventScroll: true });
+    }
+    sayProgress();
+  } catch (error) { byId("live").textContent = live ? "The server does not answer." : error.message; }
+  if (live) setTimeout(follow, document.hidden ? 10_000 : 1_500);
+}
+
+window.addEventListener("hashchange", () => route());
+if (page.start && !location.hash) history.replaceState(null, "", page.start);
+follow().then(() => route());

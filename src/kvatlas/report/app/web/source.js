@@ -1,0 +1,124 @@
+/* Addresses behind the #, and the source that answers them: a server, files, or documents in this page. */
+const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null };
+const marks = { r: "right", w: "wrong", t: "truncated", n: "no answer", ".": "missing" };
+const filters = {
+  "": ["all", () => true],
+  lost: ["wrong here, right with full", (mark, full) => mark !== "r" && full === "r"],
+  right: ["right", (mark) => mark === "r"],
+  wrong: ["wrong", (mark) => mark !== "r"],
+  truncated: ["truncated", (mark) => mark === "t"],
+};
+
+/* The page of one cell holds that cell's traces alone; all else is in the page of the run. */
+const home = (kind, number) => (page.home && !(["cell", "trace"].includes(kind) && number === page.cell) ? page.home : "");
+const to = (...parts) => `${home(...parts.slice(1))}#/${parts.map((part) => encodeURIComponent(part)).join("/")}`;
+
+function withQuery(address, values) {
+  const given = Object.entries(values).filter(([, value]) => known(value) && value !== "");
+  return given.length ? `${address}?${new URLSearchParams(given)}` : address;
+}
+
+function here() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  let parts = [];
+  try { parts = path.split("/").filter(Boolean).map(decodeURIComponent); } catch { parts = ["?"]; }
+  return { parts, query: Object.fromEntries(new URLSearchParams(query ?? "")) };
+}
+
+/* Go to an address; `instead` of the one on show, where it only says more of the same page. */
+function lead(address, instead = false) {
+  if (instead) history.replaceState(null, "", address);
+  else location.href = address;
+}
+
+function numbered(part, noun) {
+  if (!/^\d{1,9}$/.test(part ?? "")) throw new Error(`${JSON.stringify(part ?? "")} is no number of a ${noun}.`);
+  return Number(part);
+}
+
+/* -- sources ------------------------------------------------------------------------------------------------------- */
+
+const live = page.source === "server";
+let documents = null;
+
+async function unpacked(coded) {
+  const bytes = Uint8Array.from(atob(coded), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+async function fetched(address) {
+  const [path, query] = address.split("?");
+  if (page.source === "embedded") {
+    documents ??= await unpacked(page.documents);
+    if (!documents[path]) throw new Error("This file does not hold it.");
+    return documents[path];
+  }
+  const answer = await fetch(`data/${path}.json${query ? `?${query}` : ""}`);
+  if (answer.ok) return answer.json();
+  let detail = "";
+  try { detail = (await answer.json()).detail; } catch { detail = ""; }
+  throw new Error(detail || `There is nothing at ${path} (${answer.status}).`);
+}
+
+/* Thrown where another page was asked for meanwhile: what comes late is not drawn. */
+class Late extends Error {}
+
+/* Documents of the run on show, kept as long as nothing is added to it. */
+const kept = new Map();
+const MOST_KEPT = 60;
+
+async function ofRun(path, run = state.run) {
+  const key = `${run}/${path}`, version = state.versions.get(run) ?? 0, { turn } = state;
+  if (kept.get(key)?.version === version) return kept.get(key).value;
+  const value = await fetched(key);
+  if (turn !== state.turn) throw new Late();
+  kept.delete(key);
+  kept.set(key, { version, value });
+  if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
+  return value;
+}
+
+/* -- traces of a run ----------------------------------------------------------------------------------------------- */
+
+const traceAt = (cell, problem, sample) => `trace/${cell}/${problem}/${sample}`;
+const tableOf = (cell) => data.outcomes.findIndex((table) => table.rows.includes(cell));
+
+/* Whether the source holds a trace, of those that are stored. */
+const holds = (cell, problem, sample) => !documents || `${state.run}/${traceAt(cell, problem, sample)}` in documents;
+const isMeasured = (cell, problem, sample) => Boolean(data.measured?.includes(traceAt(cell, problem, sample)));
+
+/* The outcomes of a table: `marks` of each row, one letter for each problem and sample. */
+async function outcomesOf(number) {
+  const table = data.outcomes[number];
+  const { marks: letters } = await ofRun(`outcomes/${number}`);
+  return { ...table, marks: Object.fromEntries(table.rows.map((cell, index) => [cell, letters[index]])) };
+}
+
+/* Traces of a search, `shown` as they come: a server searches all, a page the traces that it holds. */
+async function found({ text = "", what = "", table = "" }, shown) {
+  const hits = [], most = 200;
+  if (page.source === "files") throw new Error("Files are not searched; kvatlas view searches every trace.");
+  if (!live) {
+    const sought = text.toLowerCase(), chosen = data.outcomes.map((_, index) => index).filter((index) => !table || index === Number(table));
+    const tables = await Promise.all(chosen.map(outcomesOf));
+    let seen = 0;
+    for (const one of tables) for (const cell of one.rows) for (const [at, mark] of [...one.marks[cell]].entries()) {
+      const problem = Math.floor(at / one.samples), sample = at % one.samples;
+      if (mark === "." || !holds(cell, problem, sample)) continue;
+      seen += 1;
+      const body = documents[`${state.run}/${traceAt(cell, problem, sample)}`].text, position = body.toLowerCase().indexOf(sought);
+      if (position < 0 || !filters[what][1](mark, one.marks[one.full]?.[at])) continue;
+      hits.push([cell, problem, sample, mark, text ? body.slice(Math.max(0, position - 60), position + text.length + 60) : ""]);
+    }
+    hits.sort((a, b) => isMeasured(...b.slice(0, 3)) - isMeasured(...a.slice(0, 3)));
+    shown(hits.slice(0, most), { seen, total: seen, rest: hits.length > most });
+    return;
+  }
+  for (let start = 0; known(start) && hits.length < most;) {
+    const answer = await ofRun(`find?${new URLSearchParams({ text, what, table, start })}`);
+    hits.push(...answer.hits);
+    start = answer.next;
+    shown(hits, { seen: answer.seen, total: answer.total, rest: known(start) && hits.length >= most });
+  }
+}

@@ -1,0 +1,220 @@
+/* The tokens of a trace, coloured by what became of them, and the cache in motion. */
+const traceView = { mode: "evictions", text: null };
+/* Seconds in which a trace is played. */
+const SECONDS = 15;
+
+const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => page.letters.indexOf(letter)) : coded);
+
+function pieces(trace) {
+  let at = 0;
+  return numbers(trace.lengths).map((length) => trace.text.slice(at, (at += length)));
+}
+
+/* The first token in which two traces differ, -1 where one only ends sooner or they are the same. */
+const departsAt = (own, others) => own.findIndex((piece, index) => piece !== others[index]);
+
+function bin(value) {
+  return value <= 0.2 ? 0 : Math.min(6, 1 + Math.floor(Math.log2(value / 0.2)));
+}
+
+function tokenClass(trace, left, held, index) {
+  const values = trace.measured?.[traceView.mode];
+  if (traceView.mode !== "evictions") return values && index < values.length ? `h${bin(values[index])}` : "";
+  if (!left) return "";
+  const number = left[index];
+  if (number) return `e${Math.min(4, Math.floor(((number - 1) / trace.steps.length) * 5))}`;
+  if (number === undefined || index >= trace.judged) return "in";
+  return held && held[index] < 50 ? `k${1 + Math.min(2, Math.floor(held[index] / 17))}` : "kept";
+}
+
+function tokenWords(trace, left, held, index, text) {
+  const parts = [`token ${index + 1} ${JSON.stringify(text)}`];
+  const number = left?.[index];
+  if (left && number === undefined) parts.push("the last token is never cached");
+  else if (number) parts.push(`evicted after ${trace.steps[number - 1]} new tokens`);
+  else if (left && index < trace.judged) parts.push("kept to the end");
+  else if (left) parts.push(trace.steps.length ? "still in the window: no compression has judged it" : "in the cache: there was no compression");
+  if (held && number === 0) parts.push(`by ${held[index] * 2} % of ${trace.holders} choices of layers and heads`);
+  if (trace.measured && index < trace.measured.predicted.length) {
+    const { predicted, attention } = trace.measured;
+    parts.push(`predicted importance ${fixed(predicted[index], 2)}, attention of the answer ${fixed(attention[index], 2)} (1 is the mean)`);
+  }
+  return parts.join(", ");
+}
+
+/* Tokens in blocks that end with a line, so that a browser lays out only those in sight. */
+function chunks(nodes) {
+  const blocks = [];
+  let block = [];
+  for (const node of nodes) {
+    block.push(node);
+    if (block.length >= 300 && node.textContent.endsWith("\n")) {
+      blocks.push(el("div", { class: "chunk" }, ...block));
+      block = [];
+    }
+  }
+  return [...blocks, ...(blocks.length ? [el("div", { class: "chunk" }, ...block)] : block)];
+}
+
+/* Scroll a box so that a node in it is in its middle. */
+function centre(box, node) {
+  box.scrollTop += node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
+}
+
+/* The box of a trace's tokens; `said` shows the words of the token under the pointer, `chosen` is told which was clicked. */
+function tokenText(trace, said, chosen) {
+  /* Isolating each token costs a second for 16,000 of them, and keeps apart only scripts that run from right to left. */
+  const fromRight = /[\u0590-\u08ff\ufb1d-\ufefc]|[\ud802\ud803\ud83a\ud83b]/.test(trace.text);
+  const box = el("pre", { tabindex: 0, role: "group", "aria-label": "Tokens of the trace", class: fromRight ? "isolated" : null });
+  const left = trace.left && numbers(trace.left), held = trace.held && numbers(trace.held);
+  const nodes = pieces(trace).map((text, index) => {
+    const node = document.createElement("span");
+    node.className = `token ${tokenClass(trace, left, held, index)}`;
+    node.textContent = text;
+    node.index = index;
+    return node;
+  });
+  box.append(...chunks(nodes));
+  let current = -1;
+  const point = (index) => {
+    nodes[current]?.classList.remove("at");
+    current = index;
+    nodes[index].classList.add("at");
+    said.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
+  };
+  const select = (index, scroll = false) => {
+    if (!nodes[index]) return;
+    point(index);
+    if (scroll) nodes[index].scrollIntoView({ block: "nearest" });
+    chosen?.(index);
+  };
+  const tokenOf = (event) => event.target.closest(".token");
+  box.addEventListener("mouseover", (event) => { if (tokenOf(event)) point(tokenOf(event).index); });
+  box.addEventListener("click", (event) => { if (tokenOf(event)) select(tokenOf(event).index); });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    select(Math.min(Math.max(current + step, 0), nodes.length - 1), true);
+  });
+  return { box, nodes, select };
+}
+
+function legendOf(trace) {
+  const legend = (...items) => el("ul", { class: "legend" }, ...items.map(([name, text]) =>
+    el("li", {}, name ? el("i", { class: `swatch ${name}` }) : null, text)));
+  if (traceView.mode !== "evictions") {
+    return legend(["h0", "under a fifth of the mean"], ["h3", "the mean"], ["h6", "six times the mean and more"], ["", "thinking tokens, on the full cache"]);
+  }
+  if (trace.left === undefined) return el("p", { class: "soft" }, "The evictions of these tokens were not recorded.");
+  if (!trace.steps.length) return legend(["in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"]);
+  return legend(["kept", "kept to the end"], ["e0", "evicted early"], ["e4", "evicted late"], ["in", "still in the window"],
+    ...(trace.holders ? [["k1", "kept by few layers or heads"]] : []));
+}
+
+/* -- the cache in motion ------------------------------------------------------------------------------------------- */
+
+/* Cached tokens after each new token: the prompt's and its own, without those that left. */
+function cacheSizes(trace, left, length) {
+  const steps = trace.steps ?? [], gone = new Array(length + 1).fill(0);
+  const leave = (step, count) => { if (step <= length) gone[step] += count; };
+  for (const number of left) if (number) leave(steps[number - 1], 1);
+  (trace.prompt_left ?? []).forEach((count, index) => leave(steps[index], count));
+  let size = trace.prompt ?? 0;
+  return gone.map((count, at) => (size += (at ? 1 : 0) - count));
+}
+
+/* One column that follows: it changes only the tokens between two moments. */
+function follower({ trace, text }) {
+  const length = text.nodes.length, left = trace.left ? numbers(trace.left) : [], leaving = new Map();
+  left.forEach((number, index) => {
+    const step = trace.steps[number - 1];
+    if (number) leaving.set(step, [...(leaving.get(step) ?? []), text.nodes[index]]);
+  });
+  let now = length;
+  const show = (moment) => {
+    const next = Math.min(moment, length), [low, high] = [Math.min(now, next), Math.max(now, next)];
+    for (let at = low; at < high; at++) text.nodes[at].classList.toggle("unwritten", next < now);
+    for (let at = low + 1; at <= high; at++) for (const node of leaving.get(at) ?? []) node.classList.toggle("gone", next > now);
+    now = next;
+    /* The newest token stays in sight, without moving the page. */
+    const newest = text.nodes[now - 1];
+    if (!newest) { text.box.scrollTop = 0; return; }
+    const top = newest.getBoundingClientRect().top - text.box.getBoundingClientRect().top;
+    if (top < 0 || top > text.box.clientHeight - 48) centre(text.box, newest);
+  };
+  const begin = () => {
+    text.box.classList.add("moving");
+    for (const nodes of leaving.values()) for (const node of nodes) node.classList.add("gone");
+  };
+  const end = () => {
+    text.box.classList.remove("moving");
+    for (const node of text.nodes) node.classList.remove("unwritten", "gone");
+    now = length;
+  };
+  return { trace, text, length, sizes: cacheSizes(trace, left, length), steps: [...leaving.keys()].sort((a, b) => a - b), show, begin, end };
+}
+
+/* A slider, a player and jumps over the cache of a trace and of the one beside it. */
+function motion(columns) {
+  const parts = columns.map(follower), own = parts[0], last = Math.max(...parts.map((part) => part.length));
+  const said = el("output", { class: "soft" });
+  const slider = el("input", { type: "range", min: 0, max: last, value: last, "aria-label": "New tokens written" });
+  const chart = sizeChart(parts, last);
+  let moving = false, playing = 0;
+  const mark = (moment) => {
+    slider.value = moment;
+    slider.setAttribute("aria-valuetext", `${moment} of ${last} new tokens`);
+    chart.at(moment);
+    const sizes = parts.map((part) => `${data.cells[part.trace.cell].short}: ${whole(part.sizes[Math.min(moment, part.length)])} cached`);
+    said.textContent = `${whole(moment)} of ${whole(last)} new tokens; ${sizes.join(", ")}`;
+  };
+  const show = (moment) => {
+    if (!moving) for (const part of parts) part.begin();
+    moving = true;
+    mark(moment);
+    for (const part of parts) part.show(moment);
+  };
+  const stop = () => {
+    cancelAnimationFrame(playing);
+    playing = 0;
+    play.textContent = "Play";
+  };
+  const run = () => {
+    if (playing) { stop(); return; }
+    const from = Number(slider.value) >= last ? 0 : Number(slider.value);
+    let start = null;
+    play.textContent = "Pause";
+    const next = (time) => {
+      start ??= time;
+      const moment = Math.min(last, Math.round(from + ((time - start) / 1000) * (last / SECONDS)));
+      if (!slider.isConnected) { stop(); return; }
+      show(moment);
+      if (moment >= last) stop();
+      else playing = requestAnimationFrame(next);
+    };
+    playing = requestAnimationFrame(next);
+  };
+  const play = el("button", { onclick: run }, "Play");
+  const jump = (label, moment, about, then = null) => el("button", { title: about, onclick: () => { stop(); show(moment()); then?.(); } }, label);
+  const whole_ = () => {
+    stop();
+    for (const part of parts) part.end();
+    moving = false;
+    mark(last);
+  };
+  slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
+  chart.node.addEventListener("click", (event) => {
+    const box = chart.node.getBoundingClientRect(), share = (event.clientX - box.left) / box.width;
+    stop();
+    show(Math.round(Math.min(1, Math.max(0, share)) * last));
+  });
+  const buttons = [play, slider];
+  if (own.steps.length) buttons.push(jump("Next compression", () => own.steps.find((step) => step > Number(slider.value)) ?? own.steps[0]));
+  const { departs } = own.trace, differs = parts[1] ? departsAt(pieces(own.trace), pieces(parts[1].trace)) : -1;
+  const at = departs?.at ?? (differs >= 0 ? differs : null);
+  if (known(at)) buttons.push(jump("Departure", () => at, "Where the two begin to differ"));
+  if (departs?.missed.length) buttons.push(jump("What was missed", () => at, null, () => own.text.select(departs.missed[0][0], true)));
+  mark(last);
+  return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")), said);
+}

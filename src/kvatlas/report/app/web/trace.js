@@ -1,0 +1,134 @@
+/* The page of a trace: its facts, its tokens, another setting's trace beside it, and its attention. */
+const nameOf = (number) => `${shortOf(data.cells[number].model)} | ${data.cells[number].benchmark} | ${data.cells[number].short}`;
+
+function traceAddress(trace, query, token = null) {
+  return withQuery(to(state.run, "trace", trace.cell, trace.index, trace.sample, ...(known(token) ? [token] : [])), query);
+}
+
+async function showTrace([cell, problem, sample, token], query) {
+  const trace = await ofRun(traceAt(cell, problem, sample)), table = await outcomesOf(tableOf(cell));
+  const others = othersOf(table, trace), full = others.find((other) => other.cell === table.full);
+  const name = data.cells[cell].short, chosen = query.beside ?? full?.short ?? "";
+  state.trace = trace;
+  show("traces", nameOf(cell), [[state.run, to(state.run)], [name, to(state.run, "cell", cell)], [`${trace.problem}, sample ${sample}`, ""]]);
+  byId("traces-map").replaceChildren(...mapAround(cell));
+  byId("traces-controls").replaceChildren(...neighbours(table, trace, query),
+    link(to(state.run, "problem", tableOf(cell), problem), "This problem in all cells"),
+    ...(live && trace.measured === undefined ? [el("button", { onclick: (event) => guarded(() => measure(trace, event.target)) }, "Measure attention")] : []));
+  const draw = (other) => {
+    const text = drawTrace(trace, others, other, () => draw(other));
+    if (known(token)) text?.select(token - 1, true);
+  };
+  state.redraw = () => draw(null);
+  /* Long traces take their time: the one that was asked for does not wait for the other. */
+  draw(null);
+  const beside = others.find((other) => other.short === chosen);
+  if (!beside) return;
+  const other = await ofRun(traceAt(beside.cell, problem, sample));
+  if (!other.lengths) return;
+  state.redraw = () => draw(other);
+  draw(other);
+}
+
+/* Other settings' traces of the same model, problem and sample, the full cache's first. */
+function othersOf(table, trace) {
+  const at = trace.index * table.samples + trace.sample;
+  return table.rows.map((cell) => ({ cell, short: data.cells[cell].short, mark: table.marks[cell][at] ?? "." }))
+    .filter(({ cell, mark }) => cell !== trace.cell && mark !== "." && holds(cell, trace.index, trace.sample))
+    .sort((a, b) => (b.cell === table.full) - (a.cell === table.full));
+}
+
+function neighbours(table, trace, query) {
+  const own = table.marks[trace.cell], at = trace.index * table.samples + trace.sample;
+  const step = (by, text) => {
+    for (let next = at + by; own[next]; next += by) {
+      const place = [Math.floor(next / table.samples), next % table.samples];
+      if (own[next] !== "." && holds(trace.cell, ...place)) return link(withQuery(to(state.run, "trace", trace.cell, ...place), { beside: query.beside }), text);
+    }
+    return null;
+  };
+  return [step(-1, "Previous trace"), step(1, "Next trace")].filter(known);
+}
+
+async function measure(trace, button) {
+  button.disabled = true;
+  button.textContent = "Measuring …";
+  const { measured, departs } = await fetched(`${state.run}/attention/${trace.cell}/${trace.index}/${trace.sample}`);
+  Object.assign(trace, measured ? { measured } : {}, departs ? { departs } : {});
+  button.textContent = measured || departs ? "Measured" : "Nothing to measure";
+  if (trace === state.trace) state.redraw();
+}
+
+/* Logs of other programs say little about costs. */
+function costsOf(trace) {
+  const facts = [], evicted = (trace.prompt_left ?? []).reduce((a, b) => a + b, 0);
+  if (known(trace.tokens)) facts.push(`${whole(trace.tokens)} new tokens (${whole(trace.thinking)} of thinking)`, `prompt ${whole(trace.prompt)}`);
+  if (known(trace.peak)) facts.push(`${whole(trace.peak)} cached at the peak`, plural(trace.compressions, "compression"));
+  if (evicted) facts.push(`${evicted} prompt tokens evicted`);
+  return facts.join(", ") || "unknown";
+}
+
+function factsOf(trace) {
+  const progress = trace.progress > 0 && trace.progress < 1 ? `, progress ${fixed(100 * trace.progress)} %` : "";
+  const rows = [["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Answer", trace.answer ?? "none"],
+    ["Reference", trace.reference], ["Grade", `${trace.verdict}${progress}`], ["Cost", costsOf(trace)]].filter(([, value]) => known(value));
+  const long = (value) => value.length > 300 || value.split("\n").length > 5;
+  return el("dl", { class: "facts" }, ...rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", { tabindex: long(value) ? 0 : null }, value)]));
+}
+
+/* Draw a trace, and another one beside it; returns the text of the first. */
+function drawTrace(trace, others, other, redraw) {
+  const parts = [el("h3", {}, badge(trace.right, trace.verdict), `${trace.problem}, sample ${trace.sample}`), factsOf(trace)];
+  let text = null;
+  if (trace.lengths) {
+    const modes = [["evictions", "eviction from the cache"]];
+    if (trace.measured) modes.push(["predicted", "predicted importance"], ["attention", "attention of the answer"]);
+    if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "evictions";
+    const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
+    text = tokenText(trace, info, (index) => lead(traceAddress(trace, here().query, index + 1), true));
+    const columns = [{ trace, text }, ...(other ? [{ trace: other, text: tokenText(other, info) }] : [])];
+    const names = others.map(({ short, mark }) => [short, `${short} (${marks[mark]})`]);
+    if (trace.departs) parts.push(departure(trace, text, other, others));
+    parts.push(el("div", { class: "controls" },
+      choice("Colour by", modes, traceView.mode, (value) => { traceView.mode = value; redraw(); }),
+      choice("Beside it", [["none", "nothing"], ...names], other ? data.cells[other.cell].short : "none", (value) => lead(traceAddress(trace, { beside: value })))),
+    legendOf(trace));
+    if (trace.left !== undefined) parts.push(motion(columns));
+    parts.push(info, other ? sideBySide(...columns) : text.box);
+    if (trace.measured) parts.push(scatter(trace.measured));
+  } else parts.push(el("pre", { tabindex: 0 }, trace.text));
+  if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
+  byId("trace").replaceChildren(...parts);
+  for (const node of byId("trace").querySelectorAll(".token.parts")) centre(node.closest("pre"), node);
+  return text;
+}
+
+/* Two traces in two columns, each scrolled to the first token in which they differ. */
+function sideBySide({ trace, text }, { trace: other, text: beside }) {
+  const [own, others] = [pieces(trace), pieces(other)], at = departsAt(own, others), { short } = data.cells[other.cell];
+  const column = (one, block) => {
+    if (at >= 0) block.nodes[at]?.classList.add("parts");
+    const name = data.cells[one.cell].short;
+    return el("section", { "aria-label": name }, el("h4", {}, badge(one.right, one.verdict), name), block.box);
+  };
+  const quoted = (piece) => JSON.stringify(piece ?? "");
+  const words = at < 0 && own.length === others.length ? `Token by token what ${short} wrote.`
+    : `The first ${whole(at < 0 ? own.length : at)} tokens are the same; then ${quoted(own[at])} here and ${quoted(others[at])} with ${short}.`;
+  return el("div", {}, el("p", { class: "parting" }, words), el("div", { class: "pair" }, column(trace, text), column(other, beside)));
+}
+
+/* The evicted tokens to which the full cache attends where this trace departs from its own. */
+function departure(trace, text, other, others) {
+  const { at, share, prompt, missed } = trace.departs, all = pieces(trace);
+  const percent = (part) => `${fixed(100 * part)}\u00a0%`;
+  const there = missed.filter(([index]) => index < all.length);
+  for (const [index] of there) text.nodes[index].classList.add("missed");
+  const chips = there.map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
+  const isFull = (cell) => data.cells[cell].policy === "full", full = others.find(({ cell }) => isFull(cell));
+  if (full && !(other && isFull(other.cell))) {
+    chips.push(el("button", { class: "plain", onclick: () => lead(traceAddress(trace, { beside: full.short })) }, "Read both side by side"));
+  }
+  const evicted = trace.holders ? "every layer and head had evicted here" : "were evicted here";
+  return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache. Where it does, the full cache pays ${percent(share)} of its attention (mean over layers and heads) to tokens that ${evicted}${prompt > 0 ? ` (${percent(prompt)} to the prompt's)` : ""}; most of it to:`),
+    el("div", { class: "controls" }, ...chips));
+}

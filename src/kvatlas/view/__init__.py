@@ -1,1 +1,0 @@
-"""`kvatlas view`: a local web app over the stores of runs, made of the report's parts."""

@@ -1,0 +1,523 @@
+"""The app's documents, its one-file report, its server and its bundle: complete, and inert whatever a model wrote."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status
+from kvatlas.report.app.documents import front
+from kvatlas.report.app.page import chosen_traces, write_bundle, write_report
+from kvatlas.report.app.run import AppRun, open_runs
+from kvatlas.report.app.server import Server
+from kvatlas.report.app.traces import TEXT_LIMIT, Sources, coded_evictions, token_texts
+from kvatlas.report.pictures import Picture
+from kvatlas.results import Manifest, Store
+from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.text import visible
+from tests.report.pages import documents
+from tests.stats.synthetic import AXES, grid, manifest, setting, traces
+
+HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\u202eevil\x00\x1b[31m\u2066 {{ 7*7 }}"
+
+
+def build(folder: Path, plan: Manifest, change: Callable[[Any], Any] = lambda item: item, chance: Any = None) -> Path:
+    """A run of a plan whose traces are changed before they are stored."""
+    with Store.create(folder / "run") as store:
+        store.put_manifest(plan)
+        for key, item in traces(plan, chance or (lambda _: 0.5)):
+            store.add(key, change(item))
+    return folder / "run"
+
+
+def report(folder: Path, plan: Manifest, change: Callable[[Any], Any] = lambda item: item, **options: Any) -> Path:
+    out = folder / "report.html"
+    write_report(RunAnalysis(RunData.open(build(folder, plan, change))), out, **options)
+    return out
+
+
+def traces_of(page: dict[str, Any]) -> list[dict[str, Any]]:
+    return [document for name, document in page.items() if name.startswith("trace/")]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(tmp_path_factory.mktemp("page"), manifest(grid("dynts", "random")))
+
+
+# -- a report ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_holds_words_maps_comparisons_traces_and_provenance(page: Path) -> None:
+    found = documents(page)
+    run, about, text = found["run"], found["about"], json.dumps([found["run"], found["about"]])
+    assert (run["models"], run["benchmarks"], run["done"]) == (["tiny"], ["CHAIN6", "CHAIN8"], 912)
+    for words in ("lose at most 3 points", "difference between", "best dynts cell", "key-tiny-CHAIN6", "0.1.0"):
+        assert words in text
+    assert json.loads(about["spec"])["seed"] == 0
+    assert about["figures"][0][0] == "Every two against each other."
+    assert "a panel for every two of full, dynts, random" in about["figures"][0][1]
+    assert len(about["comparisons"]) > 2
+    assert [(item["benchmark"], item["policy"]) for item in run["maps"]] == [
+        (benchmark, policy) for benchmark in ("mean of 2", "CHAIN6", "CHAIN8") for policy in ("dynts", "random")
+    ]
+    for item in run["maps"]:
+        assert (item["rows"], item["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
+        assert all(number is not None for row in item["cells"] for number in row)
+        assert item["frame"] == "shown to lose at most 3 points against the full cache"
+        assert not any(any(row) for row in item["framed"])
+    cell = run["cells"][run["maps"][2]["cells"][0][0]]
+    assert cell["short"] == "dynts(local_window=32, ratio=0.1)"
+    assert (cell["problems"], cell["samples"], cell["kept"], cell["output"], cell["peak"]) == (12, 2, 60.5, 100, 96)
+    assert len(cell["difference"]) == 3
+    assert 0 <= cell["truncated"] <= 100
+    assert cell["low"] < cell["value"] < cell["high"]
+
+
+def test_limits_and_vacuous_maps_are_named(tmp_path: Path) -> None:
+    def uncompressed(item: Any) -> Any:
+        return replace(item, usage=replace(item.usage, compressions=0), grade=replace(item.grade, correct=False))
+
+    run = documents(report(tmp_path, manifest(grid("dynts")), uncompressed))["run"]
+    first, second, third, *_ = run["findings"]
+    assert "traces are without an answer (0) or truncated" in first
+    assert "CHAIN8" in second
+    assert third.startswith("CHAIN6: 0 of 216 traces under a KV budget were compressed")
+    assert "no setting is recommended, because none of the 432 traces" in run["cards"][0]["words"]
+    assert {item["vacuous"] for item in run["maps"] if item["benchmark"] == "CHAIN6"} == {
+        "none of the 216 traces under a KV budget was compressed"
+    }
+    audits = [run["cells"][number]["audit"] for row in run["maps"][1]["cells"] for number in row]
+    # 20 prompt tokens fill a tenth of what is older than the window.
+    assert [audit["no_choice"] for audit in audits] == [100.0, 100.0, 0.0, 100.0, 0.0, 0.0, 100.0, 0.0, 0.0][
+        : len(audits)
+    ]
+
+
+def test_outcomes_say_what_every_trace_came_to(tmp_path: Path) -> None:
+    found = documents(report(tmp_path, manifest(grid("dynts"), problems=3)))
+    tables = found["run"]["outcomes"]
+    assert [table["benchmark"] for table in tables] == ["CHAIN6", "CHAIN8"]
+    assert (tables[0]["problems"], tables[0]["samples"], len(tables[0]["rows"])) == (["p0", "p1", "p2"], 2, 10)
+    with Store.open(tmp_path / "run") as store:
+        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
+    for number, table in enumerate(tables):
+        for cell, marks in zip(table["rows"], found[f"outcomes/{number}"]["marks"], strict=True):
+            name = found["run"]["cells"][cell]["name"]
+            wanted = [stored[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
+            assert marks == "".join("r" if item.grade.correct else "t" for item in wanted)
+            assert found[f"cell/{cell}"]["lengths"] == [item.usage.output_tokens for item in wanted]
+
+
+class _Tags(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def test_it_needs_no_network_and_runs_its_own_script_alone(page: Path) -> None:
+    html = page.read_text("utf-8")
+    tags = _Tags(html)
+    assert not {"link", "iframe", "object", "form", "img"} & set(tags.tags)
+    assert tags.tags.count("script") == 2
+    assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("style", "src")]
+    assert all(value and value.startswith("#") for name, value in tags.attributes if name == "href")
+    assert "https://" not in html
+    assert html.replace("http://www.w3.org/2000/svg", "").count("http://") == 0
+    assert re.search(
+        r"default-src 'none'; style-src 'sha256-[\w+/=]+'; script-src 'sha256-[\w+/=]+'; img-src data:; base-uri", html
+    )
+    assert all(address.startswith("data:image/png;base64,") for _, _, address in documents(page)["about"]["figures"])
+
+
+def test_hostile_text_is_inert_and_visible(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), models=("<script>m</script>",), benchmarks=('B"><script>',))
+    out = report(tmp_path, plan, lambda item: replace(item, text=HOSTILE))
+    html = out.read_text("utf-8")
+    assert _Tags(html).tags.count("script") == 2
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", html)
+    text = traces_of(documents(out))[0]["text"]
+    assert text == visible(HOSTILE)
+    assert "⟨U+202E⟩evil⟨U+0000⟩⟨U+001B⟩[31m⟨U+2066⟩ {{ 7*7 }}" in text
+
+
+def test_long_traces_are_cut_and_said(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), problems=2)
+    out = report(tmp_path, plan, lambda item: replace(item, text="x" * 1_000_000))
+    item = traces_of(documents(out))[0]
+    assert len(item["text"]) == TEXT_LIMIT
+    assert item["more"] == 1_000_000 - TEXT_LIMIT
+    assert out.stat().st_size < 6_000_000
+
+
+def test_traces_that_do_not_fit_stand_in_a_folder_beside(tmp_path: Path) -> None:
+    analysis = RunAnalysis(RunData.open(build(tmp_path, manifest(grid("dynts"), problems=3))))
+    out = tmp_path / "my report.html"
+    written = write_report(analysis, out, per_cell=1, limit=9_000, trace_pages=True)
+    assert 5 < len(traces_of(documents(out))) <= 20
+    assert '"folder":"my report.traces"' in out.read_text("utf-8")
+    assert len(written) == 1 + 20
+    shard = written[1].read_text("utf-8")
+    assert _Tags(shard).tags.count("script") == 2
+    assert len(traces_of(documents(written[1]))) == 6
+    assert '"home":"../my%20report.html"' in shard
+    assert write_report(analysis, out, per_cell=1, limit=9_000) == [out]
+    assert '"folder"' not in out.read_text("utf-8")
+    # All traces of a small run are in its page, and none where none are wanted.
+    assert write_report(analysis, out, trace_pages=True) == [out]
+    assert len(traces_of(documents(out))) == 3 * 10 * 2 * 2
+    write_report(analysis, out, per_cell=0)
+    assert traces_of(documents(out)) == []
+
+
+def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"))
+    out, folder = tmp_path / "r.html", tmp_path / "run"
+    with Store.create(folder) as store:
+        store.put_manifest(plan)
+        with pytest.raises(KvatlasError, match="none of its 480 traces"):
+            write_report(RunAnalysis(RunData.open(folder)), out)
+        for key, trace in list(traces(plan))[24:]:
+            store.add(key, trace)
+    with pytest.raises(KvatlasError, match="24 of 480 traces are missing"):
+        write_report(RunAnalysis(RunData.open(folder)), out)
+    assert not out.exists()
+    write_report(RunAnalysis(RunData.open(folder, partial=True)), out)
+    run = documents(out)["run"]
+    assert "PARTIAL: 24 of 240 traces are missing, in 1 cell" in run["warnings"]
+    assert run["maps"][1]["cells"][2][0] is None
+    with pytest.raises(KvatlasError, match="is a folder"):
+        write_report(RunAnalysis(RunData.open(folder, partial=True)), tmp_path)
+
+
+def test_grids_of_any_shape_have_a_page(tmp_path: Path) -> None:
+    ratios = tuple(n / 20 for n in range(1, 13))
+    windows = (("local_window", tuple(range(1, 13))), ("ratio", ratios))
+    settings = [Setting.of("dynts", local_window=w, ratio=r) for w in windows[0][1] for r in ratios]
+    out = report(
+        tmp_path / "square", manifest(settings, benchmarks=("b",), problems=50, samples=1, axes=windows), per_cell=1
+    )
+    run = documents(out)["run"]
+    assert (len(run["maps"][0]["rows"]), len(run["maps"][0]["columns"])) == (12, 12)
+    assert out.stat().st_size < 400_000
+    wide = [Setting.of("dynts", local_window=w, ratio=r) for w in (8, 16) for r in ratios]
+    plan = manifest(
+        wide, models=("one", "two"), benchmarks=("b",), baselines=(), problems=3, axes=(AXES[0], ("ratio", ratios))
+    )
+    run = documents(report(tmp_path / "wide", plan))["run"]
+    assert (run["models"], {item["benchmark"] for item in run["maps"]}) == (["one", "two"], {"b"})
+    assert run["cells"][0]["difference"] is None
+    benchmarks = [f"B '{n}' \"q\" ümlaut" for n in range(40)]
+    plan = manifest(grid("p q"), models=('数学 "m"',), benchmarks=benchmarks, problems=2, samples=1)
+    run = documents(report(tmp_path / "many", plan, per_cell=1))["run"]
+    assert len(run["maps"]) == 41
+    assert [item["benchmark"] for item in run["outcomes"]] == run["benchmarks"] == benchmarks
+
+
+@pytest.mark.parametrize(
+    ("settings", "axes", "rows", "columns"),
+    [
+        ([Setting.of(p, kv_budget=b) for p in ("dynts", "window") for b in (64, 96)], (("kv_budget", (64, 96)),),
+         ["window", "dynts"], ["64", "96"]),
+        ([Setting.of("dynts", kv_budget=64), Setting.of("window", kv_budget=64)], (),
+         ["full", "window", "dynts"], ["pass@1"]),
+    ],
+)  # fmt: skip
+def test_runs_without_two_axes_have_a_page_too(
+    tmp_path: Path, settings: list[Setting], axes: Any, rows: list[str], columns: list[str]
+) -> None:
+    plan = manifest(settings, axes=axes, problems=3)
+    found = documents(report(tmp_path, plan, lambda item: replace(item, grade=replace(item.grade, progress=0.0))))
+    assert (found["run"]["maps"][1]["rows"], found["run"]["maps"][1]["columns"]) == (rows, columns)
+    # A line chart, and no pairs where progress says no more than the verdict.
+    ((_, _, address),) = found["about"]["figures"]
+    assert address.startswith("data:image/svg+xml;base64,")
+    assert found["about"]["comparisons"] == []
+
+
+def test_finished_figures_are_embedded_as_images(tmp_path: Path) -> None:
+    figures = [Picture("Pairwise", "densities", b"<svg/>"), Picture("P", "", b"\x89PNG...")]
+    shown = documents(report(tmp_path, manifest(grid("dynts"), problems=2), figures=figures))["about"]["figures"]
+    assert shown[-2] == ["Pairwise", "densities", "data:image/svg+xml;base64,PHN2Zy8+"]
+    assert shown[-1][2].startswith("data:image/png;base64,")
+
+
+def test_a_front_holds_what_no_other_beats() -> None:
+    points = {0: (10.0, 0.5), 1: (20.0, 0.5), 2: (20.0, 0.7), 3: (5.0, 0.2), 4: (None, 0.9), 5: (30.0, 0.6)}
+    assert front(points) == [3, 0, 2]
+    assert front({}) == []
+
+
+def test_settings_are_called_by_what_tells_them_apart() -> None:
+    names = short_names([*grid("dynts"), setting("random", 8, 0.1), Setting.of("full")])
+    assert names[setting("dynts", 8, 0.1).id] == "dynts(local_window=8, ratio=0.1)"
+    assert names[setting("random", 8, 0.1).id] == "random"
+    assert names[Setting.of("full").id] == "full"
+
+
+def test_chosen_traces_share_a_problem_and_show_both_verdicts(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=6, samples=1)
+    run = AppRun(RunData.open(build(tmp_path, plan)), "run")
+    chosen = chosen_traces(run, 2)
+    assert len({places[0][1] for places in chosen}) == 1
+    for number, places in enumerate(chosen):
+        assert {run.mark(place) for place in places} == set(run.marks[number])
+
+
+def test_evictions_are_coded_for_the_page() -> None:
+    eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
+    coded = {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": [0, 1]}
+    assert coded_evictions(eviction_trace, 2, 6, 1) == coded
+    shared = coded_evictions(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+    assert shared["holders"] == 4
+    assert len(shared["held"]) == 2
+    never = {"steps": [], "left": "", "judged": 0, "prompt_left": []}
+    assert coded_evictions(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
+    many = coded_evictions(EvictionTrace(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
+    assert many["left"] == list(range(1, 301))
+
+
+class Bytes:
+    """A tokenizer of bytes: characters beyond ASCII are several tokens."""
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize("text", ["plain text", "数学 é 𝕏 mixed", "ends in é"])
+def test_texts_of_tokens_join_to_the_whole(text: str) -> None:
+    model: Any = SimpleNamespace(tokenizer=Bytes())
+    tokens = tuple(text.encode())
+    texts = token_texts(model.tokenizer, tokens)
+    assert len(texts) == len(tokens)
+    assert "".join(texts) == text
+
+
+@pytest.mark.parametrize("spec", [{}, {"models": ["hf:/nowhere"], "benchmarks": ["NONE"]}])
+def test_what_is_gone_is_missing_and_no_error(spec: dict[str, Any]) -> None:
+    result = Sources.of(Manifest((), (), spec, {}))
+    assert (result.models, result.benchmarks, result.problems) == ({}, {}, {})
+    assert result.pieces("m", (1, 2)) is None
+
+
+# -- a server and a bundle ---------------------------------------------------------------------------------------------
+
+Get = Callable[..., tuple[int, dict[str, str], str]]
+
+
+def opened(*folders: Path) -> list[AppRun]:
+    runs = open_runs(folders, {})
+    for run in runs:
+        with Store.open(run.folder) as store:
+            run.refresh(store)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> AppRun:
+    def again(item: Any) -> Any:
+        return replace(item, text="Wait, again") if item.problem == "p1" and not item.grade.correct else item
+
+    chance = {"full": 1.0}
+    folder = tmp_path_factory.mktemp("view")
+    plan = manifest(grid("dynts"), problems=2)
+    return opened(build(folder, plan, again, lambda setting: chance.get(setting.policy, 0.5)))[0]
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[[AppRun], Get]]:
+    servers: list[Server] = []
+
+    def serve(run: AppRun) -> Get:
+        server = Server([run], token="right-token")
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def get(path: str, host: str | None = "localhost", method: str = "GET") -> tuple[int, dict[str, str], str]:
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.putrequest(method, path, skip_host=True)
+            if host is not None:
+                connection.putheader("Host", host)
+            connection.endheaders()
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            connection.close()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
+
+        return get
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_only_this_machine_and_the_token_get_an_answer(run: AppRun, served: Callable[[AppRun], Get]) -> None:
+    get = served(run)
+    status, headers, text = get("/right-token/data/runs.json")
+    assert (status, headers["content-type"]) == (200, "application/json; charset=utf-8")
+    assert json.loads(text)[0]["name"] == "run"
+    status, headers, text = get("/right-token/", "127.0.0.1:1234")
+    assert (status, headers["referrer-policy"], headers["cache-control"]) == (200, "no-referrer", "no-store")
+    assert "connect-src 'self'" in text
+    for path in (
+        "/", "/data/runs.json", "/wrong/data/runs.json", "/wrong/", "/right-toke/", "/right-token/docs",
+        "/right-token/data/x/y/run.json", "/right-token/data/run/cell/99.json",
+        "/right-token/data/run/trace/0/99/0.json", "/right-token/data/run/trace/0/0/9.json",
+        "/right-token/data/run/trace/0/-1/0.json", "/right-token/data/run/trace/0/0.json",
+        "/right-token/data/run/outcomes/9.json", "/right-token/data/run/publish.json",
+        "/right-token/data/run/trace/0/../../../../etc/passwd", "/right-token/data/../run.sqlite",
+        "/right-token/%2e%2e/run.sqlite", "/right-token/data/run/find.json?start=x",
+    ):  # fmt: skip
+        assert get(path)[0] == 404, path
+    for host in ("evil.example", "evil.example:1234", "127.0.0.1.evil.example", "", None, "[::1"):
+        assert get("/right-token/data/runs.json", host)[0] == 403, host
+    status, _, text = get("/right-token/data/run/find.json?what=no")
+    assert (status, json.loads(text)["detail"]) == (
+        409,
+        "Unknown filter 'no'; expected one of lost, right, wrong, truncated.",
+    )
+    assert get("/right-token/data/x/run.json")[0] == 404
+    assert get("/right-token/", method="POST")[0] == 501
+
+
+def test_it_answers_what_the_store_holds(run: AppRun) -> None:
+    with Store.open(run.folder) as store:
+        stored = {(key, t.setting, t.benchmark, t.problem, t.sample): t for key, t in store.traces()}
+    assert run.done == run.promised == len(stored) == run.summary()["done"]
+    analysis = RunAnalysis(RunData.open(run.folder))
+    cells = {(map_.benchmark, cell.setting): cell for map_ in analysis.maps for cell in map_.cells.values()}
+    for number, item in enumerate(run.manifest.expected):
+        for place in run.places([number]):
+            trace = stored[item.run_key, item.setting, item.benchmark, f"p{place[1]}", place[2]]
+            assert run.mark(place) == ("r" if trace.grade.correct else "t")
+            assert run.trace(*place)["text"] == trace.text
+        if (item.benchmark, item.setting) in cells:
+            value = 100 * cells[item.benchmark, item.setting].estimate.value
+            assert run.document["cells"][number]["value"] == pytest.approx(value, abs=1e-3)
+    assert len(run.document["cards"]) == len(analysis.choices) == 1
+    assert run.document["finished"]
+    assert run.about()["comparisons"]
+
+
+def test_searches_find_exactly_what_fits(run: AppRun) -> None:
+    with Store.open(run.folder) as store:
+        stored = [trace for _, trace in store.traces()]
+
+    def count(**query: Any) -> int:
+        hits, start = [], 0
+        while start is not None:
+            answer = run.find(**query, start=start)
+            hits += answer["hits"]
+            start = answer["next"]
+        assert len({tuple(hit[:3]) for hit in hits}) == len(hits)
+        return len(hits)
+
+    assert count() == len(stored)
+    assert count(text="WAIT, again") == sum("Wait, again" in item.text for item in stored) > 0
+    # The full cache is right everywhere.
+    assert count(what="lost") == count(what="wrong") == sum(not item.grade.correct for item in stored) > 0
+    assert count(what="right", table=0) == sum(item.grade.correct and item.benchmark == "CHAIN6" for item in stored)
+
+
+def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), problems=3)
+    every = list(traces(plan))
+    with Store.create(tmp_path / "run") as store:
+        store.put_manifest(plan)
+        (run,) = open_runs([tmp_path / "run"], {"local_window": "8"})
+        assert run.data.fix == {"local_window": 8}
+        (run,) = open_runs([tmp_path / "run"], {})
+        assert run.document["maps"] == []
+        with Store.open(tmp_path / "run") as reader:
+            run.refresh(reader)
+            for key, item in every[: len(every) // 2]:
+                store.add(key, item)
+            assert run.refresh(reader)
+            half = run.document
+            assert (half["done"], half["finished"], half["cards"]) == (len(every) // 2, False, [])
+            assert run.about()["interpretation"] == ()
+            assert not run.refresh(reader)
+            for key, item in every[len(every) // 2 :]:
+                store.add(key, item)
+            assert run.refresh(reader)
+    whole = run.document
+    assert whole["version"] > half["version"]
+    assert (whole["done"], whole["finished"]) == (len(every), True)
+    names = [(cell["model"], cell["benchmark"], cell["name"]) for cell in half["cells"]]
+    count = len(plan.expected)
+    assert names[:count] == [(cell["model"], cell["benchmark"], cell["name"]) for cell in whole["cells"]][:count]
+
+
+def test_a_bundle_holds_what_the_app_answers(
+    tmp_path: Path, run: AppRun, served: Callable[[AppRun], Get], succeed: Callable[..., str]
+) -> None:
+    said = succeed("view", str(run.folder), "--bundle", str(tmp_path / "site"))
+    get = served(run)
+    files = sorted((tmp_path / "site" / "data").rglob("*.json"))
+    assert f"{len(files) + 1:,} files" in said
+    assert sum(path.parts[-4] == "trace" for path in files) == run.promised
+    for path in files:
+        if path.name not in ("runs.json", "run.json"):
+            address = path.relative_to(tmp_path / "site").as_posix()
+            assert get(f"/right-token/{address}")[2] == path.read_text("utf-8"), path
+    with pytest.raises(KvatlasError, match="new or empty folder"):
+        write_bundle([run], tmp_path / "site")
+
+
+def test_what_is_wrong_is_a_sentence(tmp_path: Path, kvatlas: Callable[..., Any], run: AppRun) -> None:
+    code, _, err = kvatlas("view", tmp_path / "none")
+    assert code == 2
+    assert err == f"kvatlas: {str(tmp_path / 'none')!r} is no run: there is no run.sqlite in it.\n"
+    with Server([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
+        Server([], server.server_port)
+    names = [one.name for one in open_runs([run.folder, run.folder], {})]
+    assert names == ["run", "run-2"]
+
+
+def test_hostile_answers_stay_text(tmp_path: Path, served: Callable[[AppRun], Get]) -> None:
+    plan = manifest(grid("dynts"), models=("m\x1b[2J</script>",), benchmarks=("b\u202e",), problems=1, samples=1)
+    hostile = "</script><script>window.harmed=1</script>\x00\u202e"
+    (run,) = opened(
+        build(tmp_path, plan, lambda item: replace(item, text=hostile, grade=Grade(True, 1.0, hostile, Status.OK)))
+    )
+    get = served(run)
+    for path in ("run/run", "run/about", "run/trace/0/0/0", "run/find", "run/cell/0", "runs"):
+        status, headers, text = get(f"/right-token/data/{path}.json{'?text=harmed' if 'find' in path else ''}")
+        assert (status, headers["x-content-type-options"]) == (200, "nosniff")
+        assert "<" not in text
+        assert not {"\x1b", "\u202e", "\x00"} & set(text)
+    assert "⟨U+202E⟩" in json.loads(get("/right-token/data/run/trace/0/0/0.json")[2])["text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("数学 é €", "数学 é €"),
+        ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
+        ("\r\x7f\x9b", "⟨U+000D⟩⟨U+007F⟩⟨U+009B⟩"),
+        ("\ud800", "⟨U+D800⟩"),
+        (7, 7),
+    ],
+)  # fmt: skip
+def test_invisible_characters_are_made_visible(text: Any, shown: Any) -> None:
+    assert visible(text) == shown
