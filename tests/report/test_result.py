@@ -9,7 +9,7 @@ import pytest
 from kvatlas.core import Grade, KvatlasError, Note, NoteKind, Setting, Status
 from kvatlas.figures.panels import metric_panels
 from kvatlas.report.result import analyse
-from kvatlas.report.text import every_map, one_page, p_text
+from kvatlas.report.text import every_map, one_page, p_text, recommendation
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import BINOMIAL_NOTE
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -283,6 +283,9 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     assert far.choices[0].nearest is None
     assert "More problems would not help: the best setting lost" in one_page(far)
     assert of_run(nearly_full, problems=40, margin=30.0).choices[0].shown is True
+    # An adaptive sweep has no losses before its first block is complete.
+    before = recommendation(replace(far.choices[0], losses={}))
+    assert before == "tiny, mean of 2: No setting is proven to stay within 3 points of the full cache."
 
 
 def test_without_a_full_cache_the_loss_is_unknown():

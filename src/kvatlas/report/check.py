@@ -10,6 +10,7 @@ from typing import Any
 from kvatlas.core import CellCoord, KvatlasError, Map, percent
 from kvatlas.figures.style import difference
 from kvatlas.figures.style import percent as percent_text
+from kvatlas.report.text import table
 from kvatlas.results import Store
 
 #: Half a unit of the last digit of maps in percent with one decimal, as a share.
@@ -167,14 +168,14 @@ def maps_as_text(compared: Mapping[str, Any]) -> str:
     elif fits:
         whole = sum(fit["fitting"] == fit["checked"] for fit in fits.values())
         lines.append(f"The mean does not tell which of the 2 is right: {whole} of them fit it in every cell.")
-    return "\n".join([*lines, *(["", *_table(conflicts)] if conflicts else [])]) + "\n"
+    return "\n".join([*lines, *(["", _table(conflicts)] if conflicts else [])]) + "\n"
 
 
-def _table(conflicts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(conflicts: Sequence[Mapping[str, Any]]) -> str:
     names = [name for name in conflicts[0] if name not in ("first", "second")]
     rows = []
     for conflict in conflicts:
-        values = conflict["first"] / 100, conflict["second"] / 100
-        cells = [*(conflict[name] for name in names), *map(percent_text, values), difference(values[0] - values[1])]
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return [f"| {' | '.join([*names, 'A', 'B', 'A - B'])} |", "|---" * (len(names) + 3) + "|", *rows]
+        first, second = conflict["first"] / 100, conflict["second"] / 100
+        values = percent_text(first), percent_text(second), difference(first - second)
+        rows.append([*(str(conflict[name]) for name in names), *values])
+    return table([*names, "A", "B", "A - B"], rows)

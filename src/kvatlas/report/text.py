@@ -154,7 +154,9 @@ def _estimate(estimate: Estimate) -> str:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+
     def line(fields: Sequence[str]) -> str:
         return "| " + " | ".join(field.replace("|", r"\|").replace("\n", " ") for field in fields) + " |"
 
@@ -172,7 +174,7 @@ def grid_table(one: MapResult) -> str:
         mark = "" if loss is None else "*" if loss.shown else "!" if loss.broken else ""
         return _exact(one, one.map.cells[coord].estimate.value) + mark
 
-    return _table(
+    return table(
         [f"{style.model(one.map.model)} {one.map.policy}".strip() + f": {down} \\ {across}", *map(str, columns)],
         ([str(row), *(value((row, column)) for column in columns)] for row in rows),
     )
@@ -189,13 +191,13 @@ def benchmark_table(result: Result) -> str:
         problems = _or_dash(maps[0].problems)
         rows.append([style.model(model), benchmark, problems, *full, *(spans.get(name, "–") for name in policies)])
     names = ["Model", "Benchmark", "Problems", *(["full"] if with_full else [])]
-    return _table([*names, *(f"{policy or 'cells'}, lowest to highest" for policy in policies)], rows)
+    return table([*names, *(f"{policy or 'cells'}, lowest to highest" for policy in policies)], rows)
 
 
 def overview_table(result: Result) -> str:
     """A row for each map: its size, its values and whether a difference between its cells is proven."""
     header = ["Map", "Problems", "Samples", "Cells", "Mean", "Min", "Max", "Highest cells", "Difference?", "Baselines"]
-    return _table(header, map(_overview_row, result.every))
+    return table(header, map(_overview_row, result.every))
 
 
 def _overview_row(one: MapResult) -> list[str]:
@@ -232,7 +234,7 @@ def comparison_table(result: Result) -> str:
         for comparison in result.comparisons
         for difference in [comparison.difference]
     ]
-    return _table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows)
+    return table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows)
 
 
 def _percent(cell: Cell | None) -> str:
