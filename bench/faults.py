@@ -138,8 +138,8 @@ def _forked(ledger: Ledger, folder: Path, after: float | None) -> bool:
     child = os.fork()
     if not child:
         os.close(mine)
-        on_trace: Callable[[Progress], None] = lambda done: _tell(theirs, done)  # noqa: E731
-        sweep(ledger.plan, folder, workers=1, batch_size=BATCH, on_trace=on_trace)
+        pipe = {"on_trace": lambda done: os.write(theirs, f"{name_of(done.trace)}\n".encode())}
+        sweep(ledger.plan, folder, workers=1, batch_size=BATCH, **pipe)
         os._exit(0)
     os.close(theirs)
     killer = threading.Timer(after, os.kill, (child, signal.SIGKILL)) if after is not None else None
@@ -154,10 +154,6 @@ def _forked(ledger: Ledger, folder: Path, after: float | None) -> bool:
     if os.WIFSIGNALED(status):
         ledger.blow(folder)
     return os.WIFEXITED(status)
-
-
-def _tell(pipe: int, done: Progress) -> None:
-    os.write(pipe, (name_of(done.trace) + "\n").encode())
 
 
 def disk(ledger: Ledger, rng: random.Random, folders: Iterator[Path], typical: float) -> None:
