@@ -15,13 +15,12 @@ from matplotlib.text import Text
 
 from kvatlas.benchmarks import find
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
+from kvatlas.figures import style
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.maze import maze_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, Look, save
-from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of, trace_of
@@ -29,11 +28,6 @@ from tests.stats.synthetic import grid, manifest, traces
 from tests.wanderers import maze_run
 
 FULL = Setting.of("full")
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return with_binomial_bounds(read_maps("published:dynts_r1_llama"))
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +178,30 @@ def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
 def test_what_is_not_valid_is_said(options, sentence):
     with pytest.raises(KvatlasError, match=sentence):
         Look(**options)
+
+
+def test_values_are_written_as_on_the_page() -> None:
+    names = ["embedded:tiny-llama", "hf:/models/R1-Llama/", "R1-Qwen", "openai:gpt", "hf:"]
+    assert [style.model(name) for name in names] == ["tiny-llama", "R1-Llama", "R1-Qwen", "openai:gpt", "hf:"]
+    assert [style.signed(v) for v in (-3.21, 0.0, 0.04, -0.04, 12.0)] == ["−3.2", "0.0", "0.0", "0.0", "+12.0"]
+    assert (style.signed(-38.4, 0), style.signed(-0.0004, 3)) == ("−38", "0.000")
+    assert [style.fixed(v) for v in (51.25, 51.35, -6.25, 0.05, 100.0)] == ["51.3", "51.4", "-6.3", "0.1", "100.0"]
+    assert (style.percent(0.5125), style.percent(0.2875)) == ("51.3", "28.8")
+
+
+def test_a_widened_scale_stays_among_percentages() -> None:
+    assert style.span([100.0, 99.8]) == (99.0, 100.0)
+    assert style.span([0.0]) == (0.0, 1.0)
+    assert style.span([50.0]) == (49.5, 50.5)
+    assert style.span([2000.0]) == (1999.5, 2000.5)
+    assert style.span([100.0, 90.0]) == (90.0, 100.0)
+
+
+@pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.DIFFERENCES])
+def test_text_is_readable_on_every_colour_and_the_page_mixes_the_same(colours: str) -> None:
+    for step in range(201):
+        background = style.colour(step, 0, 200, colours)
+        assert contrast(background, style.text_on(background)) >= 4.0, background
+    steps = style.steps(colours)
+    assert [style.colour(value, 0, 10, colours) for value in (0, 10, 99)] == [steps[0], steps[-1], steps[-1]]
+    assert style.steps(style.VALUES)[0] == "#ffffd9"

@@ -6,7 +6,6 @@ import csv
 import math
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -17,13 +16,14 @@ from matplotlib.collections import QuadMesh
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
-from kvatlas.figures.curves import depth_curve, depth_figure
+from kvatlas.figures.curves import depth_figure
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import check_panels, density, names_of, numbers, pairwise_figure, save_pairwise
 from kvatlas.figures.style import Look, save
-from kvatlas.stats.decay import PUBLISHED_L0
+from kvatlas.stats.decay import PUBLISHED_L0, depth_curve
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
+from tests.figures.conftest import texts
 from tests.wanderers import maze_run
 
 FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
@@ -37,12 +37,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def systems(run: Path, metric: str = "progress") -> list[ModelSetting]:
     return systems_of([RunData.open(run)], metric)
-
-
-def texts(figure, folder: Path) -> list[str]:
-    path, *_ = save(figure, folder / "figure.svg")
-    root = ElementTree.parse(path).getroot()
-    return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:

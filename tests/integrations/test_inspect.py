@@ -36,7 +36,7 @@ def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Pa
     from inspect_ai import eval as inspect_eval
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
-    from kvatlas.integrations.inspect_tasks import seqbench
+    from kvatlas.integrations.inspect_registry import seqbench
 
     outputs = [ModelOutput.from_content("mockllm/model", text, stop_reason=stop) for text, stop in answers]
     for output in outputs:
@@ -110,7 +110,7 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
 
 
 def test_any_benchmark_is_a_task() -> None:
-    from kvatlas.integrations.inspect_tasks import benchmark
+    from kvatlas.integrations.inspect_registry import benchmark
 
     task = benchmark("CHAIN5", problems=7)
     assert len(task.dataset) == 7

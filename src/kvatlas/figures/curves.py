@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from kvatlas.core import Cell, Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.panels import cost_of
 from kvatlas.figures.style import Look, canvas, line_axes, settle, title, wrapped
-from kvatlas.stats.decay import PUBLISHED_L0, Decay, fit
-from kvatlas.stats.intervals import pass_at_1
+from kvatlas.stats.decay import PUBLISHED_L0, Decay, DepthCurve, depth_curve, says
 from kvatlas.stats.maps import POLICY, Curve
 from kvatlas.stats.systems import ModelSetting
-from kvatlas.stats.table import ProblemKey
 from kvatlas.text import guarded
 
 if TYPE_CHECKING:
@@ -33,7 +30,6 @@ DIFFICULTIES: Mapping[str, str] = {
     "S": "Shuffle ratio S",
     "n": "Definitions n of the chain",
 }
-_BINS = 8
 #: Of the fit with amplitude 1, and of the one with a free amplitude.
 _DASHES: tuple[Any, ...] = ("-", (0, (3, 2)))
 #: Where a logarithmic axis may begin. A point below is an arrow down from its upper limit.
@@ -151,63 +147,6 @@ def data_csv(curves: Sequence[Curve], cost: str | None = None) -> str:
     return style.rows_csv(rows)
 
 
-@dataclass(frozen=True)
-class DepthCurve:
-    """One system's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decays.
-
-    `decays` are those with amplitude 1 and with a free one; none where the metric is not success or the difficulty
-    not L.
-    """
-
-    points: tuple[tuple[float, Estimate], ...]
-    decays: tuple[Decay, ...] = ()
-
-    def to_json(self, by: str) -> dict[str, Any]:
-        """Return plain data, with null for infinite numbers."""
-        return {
-            "points": [{by: level, **_finite(vars(estimate))} for level, estimate in self.points],
-            "decays": [_finite(vars(decay)) for decay in self.decays],
-        }
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
-
-
-def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthCurve:
-    """Estimates in up to 8 bins of equally many problems (for L), or at each value, of the problems that say theirs.
-
-    Raises KvatlasError if none does.
-    """
-    levels = {key: float(system.about[key][by]) for key in system.outcomes if _says(system, key, by)}
-    if not levels:
-        names = ", ".join(dict.fromkeys(benchmark for benchmark, _ in system.outcomes))
-        raise KvatlasError(f"No benchmark of {system.model} says the {by} of its problems; there are: {names}.")
-    outcomes = {key: list(system.outcomes[key].values()) for key in levels}
-    points = [
-        (math.fsum(levels[key] for key in keys) / len(keys), pass_at_1({str(key): outcomes[key] for key in keys}))
-        for keys in _bins(levels)
-    ]
-    decays = [fit(outcomes, levels, free=free) for free in (False, True)] if decay else []
-    return DepthCurve(tuple(points), tuple(decays))
-
-
-def _says(system: ModelSetting, key: ProblemKey, by: str) -> bool:
-    return system.about.get(key, {}).get(by) is not None
-
-
-def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
-    """Problems with the same value together; where there are many values, in bins of about equal size."""
-    values = sorted(set(levels.values()))
-    size = 0 if len(values) <= _BINS + 2 else len(levels) / _BINS
-    bins: list[list[ProblemKey]] = []
-    for value in values:
-        if not bins or sum(map(len, bins)) >= size * len(bins):
-            bins.append([])
-        bins[-1] += [key for key, level in levels.items() if level == value]
-    return bins
-
-
 def depth_figure(
     success: Sequence[ModelSetting],
     progress: Sequence[ModelSetting],
@@ -231,7 +170,7 @@ def depth_figure(
     depth = by == "L"
     curves = [depth_curve(system, by, decay=depth) for system in success]
     rows = {"Pass@1": curves, "Progress ratio": [depth_curve(system, by) for system in progress]}
-    silent = dict.fromkeys(key[0] for system in success for key in system.outcomes if not _says(system, key, by))
+    silent = dict.fromkeys(key[0] for system in success for key in system.outcomes if not says(system, key, by))
     if silent:
         notes = [*notes, Note(NoteKind.LEFT_OUT, f"{', '.join(silent)} left out: no {by} of its problems is known")]
     points = f"Points: means over problems{' with 95 % intervals clustered by problem' if look.intervals else ''}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -66,9 +66,15 @@ def plot(
     cells, and one bar for unlike measures.
     """
     look = look or Look()
-    _check(panels, one_bar)
+    if not panels:
+        raise KvatlasError("There is no map to draw; a mean needs maps of two or more benchmarks of one model.")
+    if one_bar and len({panel.label for panel in panels}) > 1:
+        raise KvatlasError("Maps side by side share one colour scale, so they must show the same metric.")
+    for panel in panels:
+        if not panel.cells:
+            raise KvatlasError(f"The map of {panel.map.model} on {panel.map.benchmark} has no cells to draw.")
     if not look.intervals:
-        panels = [_without_intervals(panel) for panel in panels]
+        panels = [panel.without_intervals() for panel in panels]
     scales = []
     for panel in panels:
         sharing = panels if shared or one_bar else [panel]
@@ -97,21 +103,6 @@ def plot(
         return figure
 
 
-def _without_intervals(panel: Panel) -> Panel:
-    cells = {coord: cell._replace(small="") for coord, cell in panel.cells.items()}
-    return replace(panel, cells=cells, baselines=tuple((text, "") for text, _ in panel.baselines))
-
-
-def _check(panels: Sequence[Panel], one_bar: bool) -> None:
-    if not panels:
-        raise KvatlasError("There is no map to draw; a mean needs maps of two or more benchmarks of one model.")
-    for panel in panels:
-        if not panel.cells:
-            raise KvatlasError(f"The map of {panel.map.model} on {panel.map.benchmark} has no cells to draw.")
-    if one_bar and len({panel.label for panel in panels}) > 1:
-        raise KvatlasError("Maps side by side share one colour scale, so they must show the same metric.")
-
-
 def _name(panel: Panel, panels: Sequence[Panel], look: Look) -> str:
     words = [style.model(panel.map.model), panel.map.benchmark]
     words += [panel.map.policy] if len({other.map.policy for other in panels}) > 1 else []
@@ -119,9 +110,8 @@ def _name(panel: Panel, panels: Sequence[Panel], look: Look) -> str:
     return " | ".join(map(look.named, words))
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Panels in a row; inches of the figure without its foot, of a panel, and of one with its margins.
+class _Layout(NamedTuple):
+    """Panels in a row; inches of the figure without its foot, and of a panel without its margins.
 
     Panels of a row are `joined` if they share the vertical axis and the label of their bars. `hidden` begins a sentence
     about numbers that are known and too small to print. `titles` are texts with their points.
@@ -130,7 +120,6 @@ class _Layout:
     across: int
     size: tuple[float, float]
     inner: tuple[float, float]
-    step: float
     joined: bool
     intervals: bool
     hidden: str
@@ -138,6 +127,7 @@ class _Layout:
 
 
 def _layout(panels: Sequence[Panel], one_bar: bool, look: Look) -> _Layout:
+    count, kinds = len(panels), len({(panel.map.policy, panel.label) for panel in panels})
     rows, columns = (max(len(panel.map.axes[axis][1]) for panel in panels) for axis in (0, 1))
     value, small = _longest(panels)
     left = _LEFT + 0.055 * max(len(str(row)) for panel in panels for row in panel.map.axes[0][1])
@@ -153,7 +143,15 @@ def _layout(panels: Sequence[Panel], one_bar: bool, look: Look) -> _Layout:
     def fits(across: int, characters: int) -> bool:
         return fitting((look.widest - margins(across)) / across / columns, characters, _INTERVAL) >= LEAST_TYPE
 
-    across = _across(panels, one_bar, look)
+    # One for each policy and metric, if there are several; else two, which fill a page's width.
+    usual = min(count, 2) if count <= 8 else math.ceil(math.sqrt(count))
+    if look.columns == 1:
+        usual = 1
+    elif one_bar:
+        usual = min(count, 4)
+    elif 1 < kinds <= 4 and count % kinds == 0:
+        usual = kinds
+    across = look.across(count, usual)
     if look.layout is None:
         # Two in a row rather than four without intervals; and no cell narrower than its number.
         if look.columns is None and across % 2 == 0 and not fits(across, small):
@@ -162,32 +160,18 @@ def _layout(panels: Sequence[Panel], one_bar: bool, look: Look) -> _Layout:
     whole = look.width or min(across * max(_CELL[0] * columns, _NARROWEST) + margins(across), look.widest)
     intervals = bool(small) and fits(across, small)
     high = max((_CELL[1] if intervals else 0.25) * rows, _LOWEST)
-    step = whole / across
-    titles = [title(_name(panel, panels, look), step - 0.1) for panel in panels]
-    over = max(text.count("\n") for text, _ in titles) + max(len(_over(panel, step, look)) for panel in panels)
-    size = (whole, math.ceil(len(panels) / across) * (_TOP + over * LINE_HEIGHT + high + _BOTTOM))
+    titles = [title(_name(panel, panels, look), whole / across - 0.1) for panel in panels]
+    over = max(text.count("\n") for text, _ in titles) + max(len(_over(panel, whole / across)) for panel in panels)
+    size = (whole, math.ceil(count / across) * (_TOP + over * LINE_HEIGHT + high + _BOTTOM))
     hidden = "Numbers are" if not fits(across, value) else "Intervals are" if small and not intervals else ""
     inner = ((whole - margins(across)) / across, high)
-    return _Layout(across, size, inner, step, alike and across > 2, intervals, hidden, titles)
+    return _Layout(across, size, inner, alike and across > 2, intervals, hidden, titles)
 
 
 def _longest(panels: Sequence[Panel]) -> tuple[int, int]:
     """Characters of the longest value and of the longest interval."""
     cells = [cell for panel in panels for cell in panel.cells.values()]
     return max(len(cell.text) for cell in cells), max(len(cell.small) for cell in cells)
-
-
-def _across(panels: Sequence[Panel], one_bar: bool, look: Look) -> int:
-    """Panels in a row: one for each policy and metric, if there are several; else two, which fill a page's width."""
-    count, kinds = len(panels), len({(panel.map.policy, panel.label) for panel in panels})
-    usual = min(count, 2) if count <= 8 else math.ceil(math.sqrt(count))
-    if look.columns == 1:
-        usual = 1
-    elif one_bar:
-        usual = min(count, 4)
-    elif 1 < kinds <= 4 and count % kinds == 0:
-        usual = kinds
-    return look.across(count, usual)
 
 
 def _foot(panels: Sequence[Panel], layout: _Layout, differ: bool, look: Look) -> Foot:
@@ -209,7 +193,7 @@ def _foot(panels: Sequence[Panel], layout: _Layout, differ: bool, look: Look) ->
     return look.foot([*notes, *([DIFFER] if differ else [])], [" ".join(about)], layout.size[0])
 
 
-def _over(panel: Panel, inches: float, look: Look) -> list[str]:
+def _over(panel: Panel, inches: float) -> list[str]:
     """The baselines, in lines that fit over a panel and its colour bar."""
     texts = [f"{text} ({between})" if between else text for text, between in panel.baselines]
     lines = wrapped(", ".join(text.replace(" ", "\u00a0") for text in texts), inches)
@@ -276,7 +260,7 @@ def _labels(axes: Axes, panel: Panel, name: tuple[str, float], layout: _Layout, 
     axes.set_xlabel(across, labelpad=2)
     axes.set_ylabel(up, labelpad=3, fontsize=max(LEAST_TYPE, fitting(layout.inner[1], len(up), 8)))
     axes.spines[:].set_visible(False)
-    over = _over(panel, layout.step, look)
+    over = _over(panel, layout.size[0] / layout.across)
     axes.set_title(name[0], fontsize=name[1], pad=5 + 72 * LINE_HEIGHT * len(over))
     axes.annotate(
         "\n".join(over), (0.5, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", fontsize=SMALL_TYPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -50,6 +50,11 @@ class Panel:
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = field(default_factory=frozenset)
     cornered: Mapping[CellCoord, float] = field(default_factory=dict)
+
+    def without_intervals(self) -> Panel:
+        """The same panel with values alone."""
+        cells = {coord: cell._replace(small="") for coord, cell in self.cells.items()}
+        return replace(self, cells=cells, baselines=tuple((text, "") for text, _ in self.baselines))
 
 
 class Frame(StrEnum):

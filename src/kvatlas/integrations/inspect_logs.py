@@ -31,7 +31,6 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_e
 #: Stop reasons of models that were not done.
 CUT = ("max_tokens", "model_length")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
-_OPEN, _CLOSE = "<think>", "</think>"
 
 
 def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
@@ -102,8 +101,18 @@ def _joined(
 
 
 def _read(log: Path) -> EvalLog:
+    """Read a log; a file that is not there, or holds too much, is refused before anything is unpacked or imported."""
+    if not log.is_file():
+        raise KvatlasError(f"The log {str(log)!r} is not there.")
     try:
-        _check_size(log)
+        size = log.stat().st_size
+        if zipfile.is_zipfile(log):
+            with zipfile.ZipFile(log) as archive:
+                size = max(size, sum(entry.file_size for entry in archive.infolist()))
+        elif log.suffix != ".json":
+            raise KvatlasError(f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix).")
+        if size > MAX_BYTES:
+            raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MAX_BYTES:,}.")
         from inspect_ai.log import read_eval_log
 
         read = read_eval_log(str(log))
@@ -114,20 +123,6 @@ def _read(log: Path) -> EvalLog:
     if not read.samples:
         raise KvatlasError(f"The log {str(log)!r} has no samples (its status is {read.status!r}).")
     return read
-
-
-def _check_size(log: Path) -> None:
-    """Before anything is unpacked or imported: whether the log is there and not too much."""
-    if not log.is_file():
-        raise KvatlasError(f"The log {str(log)!r} is not there.")
-    size = log.stat().st_size
-    if zipfile.is_zipfile(log):
-        with zipfile.ZipFile(log) as archive:
-            size = max(size, sum(entry.file_size for entry in archive.infolist()))
-    elif log.suffix != ".json":
-        raise KvatlasError(f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix).")
-    if size > MAX_BYTES:
-        raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MAX_BYTES:,}.")
 
 
 def _benchmark(read: EvalLog, log: Path) -> Benchmark | None:
@@ -146,28 +141,20 @@ def _benchmark(read: EvalLog, log: Path) -> Benchmark | None:
 
 def _problems(read: EvalLog, benchmark: Benchmark, log: Path) -> dict[str, Problem]:
     """The problems of the log by id, each asked as we ask it."""
-    samples = read.samples or []
-    wanted = {str(sample.id) for sample in samples}
+    samples = {str(sample.id): sample for sample in read.samples or []}
     # Generated benchmarks have as many problems as are asked for; no log asks more than it has ids or a standard set.
     known = {problem.id: problem for problem in benchmark.problems(None)}
-    if not wanted <= known.keys():
-        known = {problem.id: problem for problem in benchmark.problems(_highest(wanted) + 1)}
-    for sample in samples:
-        problem = known.get(str(sample.id))
-        if problem is None or _asked(sample) != benchmark.prompt(problem):
+    if not samples.keys() <= known.keys():
+        numbers = [id_.rpartition("-")[2] for id_ in samples]
+        highest = max((int(number) for number in numbers if number.isdecimal() and len(number) < 7), default=0)
+        known = {problem.id: problem for problem in benchmark.problems(highest + 1)}
+    for sample in read.samples or []:
+        problem, question = known.get(str(sample.id)), sample.input
+        if not isinstance(question, str):
+            question = "\n".join(message.text for message in question if message.role == "user")
+        if problem is None or question != benchmark.prompt(problem):
             raise KvatlasError(f"The log {str(log)!r} asks {sample.id!r} in another way than {benchmark.name} does.")
-    return {str(sample.id): known[str(sample.id)] for sample in samples}
-
-
-def _highest(ids: set[str]) -> int:
-    numbers = [int(number) for id_ in ids if (number := id_.rpartition("-")[2]).isdecimal() and len(number) < 7]
-    return max(numbers, default=0)
-
-
-def _asked(sample: EvalSample) -> str:
-    if isinstance(sample.input, str):
-        return sample.input
-    return "\n".join(message.text for message in sample.input if message.role == "user")
+    return {id_: known[id_] for id_ in samples}
 
 
 def _graded(benchmark: Benchmark, problems: dict[str, Problem], sample: EvalSample) -> Grade:
@@ -221,50 +208,34 @@ def _share(value: Any, where: str) -> float | None:
 
 def _setting(samples: Sequence[EvalSample]) -> Setting:
     """The setting that our own provider noted with its answers; `served` for every other model."""
-    noted = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
-    settings = {_noted_setting(**note["setting"]) for note in noted if isinstance(note, dict) and "setting" in note}
-    return settings.pop() if len(settings) == 1 and all(noted) else SERVED
-
-
-def _noted_setting(policy: object, values: Mapping[str, Any]) -> Setting:
-    """The setting that our own model noted in a log; KvatlasError for what is none."""
-    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
-        raise KvatlasError(
-            f"The log names the policy {policy!r} with {dict(values)}; valid are a name and plain values."
-        )
-    return Setting.of(policy, **values)
+    notes = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
+    settings = set()
+    for setting in (note["setting"] for note in notes if isinstance(note, dict) and "setting" in note):
+        policy, values = setting["policy"], dict(setting["values"])
+        if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
+            raise KvatlasError(f"The log names the policy {policy!r} with {values}; valid are a name and plain values.")
+        settings.add(Setting.of(policy, **values))
+    return settings.pop() if len(settings) == 1 and all(notes) else SERVED
 
 
 def _traces(
     samples: Sequence[EvalSample], cell: Expected, grade: Callable[[EvalSample], Grade | None]
 ) -> Iterator[Trace]:
     for sample in samples:
-        if sample.error is not None or not sample.output.choices:
-            continue
-        graded = grade(sample)
-        if graded is None:
+        answered = sample.error is None and bool(sample.output.choices)
+        result = grade(sample) if answered else None
+        if result is None:
             continue
         message = sample.output.choices[0].message
-        thinking = (
-            "".join(part.reasoning for part in message.content if part.type == "reasoning")
-            if not isinstance(message.content, str)
-            else ""
-        )
-        yield Trace(
-            model=cell.model,
-            benchmark=cell.benchmark,
-            problem=str(sample.id),
-            sample=sample.epoch - 1,
-            setting=cell.setting,
-            tokens=(),
-            text=f"{_OPEN}{thinking}{_CLOSE}{message.text}" if thinking else message.text,
-            grade=graded,
-            usage=_costs(sample),
-        )
+        parts = [] if isinstance(message.content, str) else message.content
+        thinking = "".join(part.reasoning for part in parts if part.type == "reasoning")
+        text = f"<think>{thinking}</think>{message.text}" if thinking else message.text
+        name = (cell.model, cell.benchmark, str(sample.id), sample.epoch - 1, cell.setting)
+        yield Trace(*name, (), text, result, _costs(sample))
 
 
 def _costs(sample: EvalSample) -> Costs:
-    """What the log knows of them: a provider's cache is its own affair, ours is noted with the answer."""
+    """The costs that the log knows: a provider's cache is its own affair, ours is noted with the answer."""
     used = list(sample.model_usage.values())
     prompt, output = (sum(getattr(usage, name) for usage in used) for name in ("input_tokens", "output_tokens"))
     thought = sum(usage.reasoning_tokens or 0 for usage in used)
@@ -278,8 +249,5 @@ def _costs(sample: EvalSample) -> Costs:
     if noted.get("output_tokens") == output:
         # One answer is all that the sample is made of.
         return Costs(**noted)
-    known = bool(used)
-    return Costs(
-        prompt if known else None, output if known else None, thought if known else None, None, None, None,
-        seconds or None,
-    )  # fmt: skip
+    known = [count if used else None for count in (prompt, output, thought)]
+    return Costs(known[0], known[1], known[2], None, None, None, seconds or None)

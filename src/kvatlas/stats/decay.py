@@ -1,17 +1,20 @@
-"""How success falls with logical depth: P(L) = A exp(-L / L0), fitted to outcomes (seqBench, arXiv 2509.16866)."""
+"""Success by difficulty, and its fall with depth: P(L) = A exp(-L / L0), fitted (seqBench, arXiv 2509.16866)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Estimate, KvatlasError
+from kvatlas.stats.intervals import pass_at_1
+from kvatlas.stats.systems import ModelSetting
+from kvatlas.stats.table import ProblemKey
 
 Floats = NDArray[np.float64]
 P = TypeVar("P", bound=Hashable)
@@ -192,3 +195,65 @@ def _inflation(data: _Data, rate: float, free: bool) -> float:
 
 def _inverse(rate: float) -> float:
     return math.inf if rate == 0 else 1 / rate
+
+
+#: Bins of problems of about equal size, where there are more difficulties than these and two.
+_BINS = 8
+
+
+@dataclass(frozen=True)
+class DepthCurve:
+    """One system's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decays.
+
+    `decays` are those with amplitude 1 and with a free one; none where the metric is not success or the difficulty
+    not L.
+    """
+
+    points: tuple[tuple[float, Estimate], ...]
+    decays: tuple[Decay, ...] = ()
+
+    def to_json(self, by: str) -> dict[str, Any]:
+        """Return plain data, with null for infinite numbers."""
+        return {
+            "points": [{by: level, **_finite(vars(estimate))} for level, estimate in self.points],
+            "decays": [_finite(vars(decay)) for decay in self.decays],
+        }
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
+
+
+def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthCurve:
+    """Estimates in up to 8 bins of equally many problems (for L), or at each value, of the problems that say theirs.
+
+    Raises KvatlasError if none does.
+    """
+    levels = {key: float(system.about[key][by]) for key in system.outcomes if says(system, key, by)}
+    if not levels:
+        names = ", ".join(dict.fromkeys(benchmark for benchmark, _ in system.outcomes))
+        raise KvatlasError(f"No benchmark of {system.model} says the {by} of its problems; there are: {names}.")
+    outcomes = {key: list(system.outcomes[key].values()) for key in levels}
+    points = [
+        (math.fsum(levels[key] for key in keys) / len(keys), pass_at_1({str(key): outcomes[key] for key in keys}))
+        for keys in _bins(levels)
+    ]
+    decays = [fit(outcomes, levels, free=free) for free in (False, True)] if decay else []
+    return DepthCurve(tuple(points), tuple(decays))
+
+
+def says(system: ModelSetting, key: ProblemKey, by: str) -> bool:
+    """Whether the benchmark of a problem says this difficulty of it."""
+    return system.about.get(key, {}).get(by) is not None
+
+
+def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
+    """Problems with the same value together; where there are many values, in bins of about equal size."""
+    values = sorted(set(levels.values()))
+    size = 0 if len(values) <= _BINS + 2 else len(levels) / _BINS
+    bins: list[list[ProblemKey]] = []
+    for value in values:
+        if not bins or sum(map(len, bins)) >= size * len(bins):
+            bins.append([])
+        bins[-1] += [key for key, level in levels.items() if level == value]
+    return bins
