@@ -16,7 +16,7 @@ from kvatlas.policies.dynts import Layout, importance
 from kvatlas.predictor import (
     REASONS,
     Examples,
-    Loss,
+    HeadLoss,
     answer_attention,
     evaluate,
     label_trace,
@@ -102,8 +102,8 @@ def test_a_head_learns_what_can_be_learned() -> None:
     assert untrained.spearman < 0.5
 
 
-@pytest.mark.parametrize("loss", list(Loss))
-def test_a_head_learns_in_either_layout_with_each_loss(loss: Loss) -> None:
+@pytest.mark.parametrize("loss", list(HeadLoss))
+def test_a_head_learns_in_either_layout_with_each_loss(loss: HeadLoss) -> None:
     data, others = replace(_synthetic(0), thinking=torch.full((30,), 5000)), _synthetic(1)
     for layout in Layout:
         head = train(data, layout=layout, loss=loss, steps=300, batch=512)
@@ -115,11 +115,13 @@ def test_targets_and_weights_of_the_authors_losses() -> None:
     """Attention of 2e-4 and 4.5e-4 in a trace of 1000 thinking tokens, three of which are here."""
     attention = torch.tensor([2e-4, 4.5e-4, 5e-4])
     data = Examples(torch.zeros(3, 4), attention * 1000, torch.zeros(3, dtype=torch.long), torch.tensor([1000]))
-    torch.testing.assert_close(Loss.RANKED.target(data), torch.log1p(torch.tensor([0.2, 0.45, 0.5])))
-    torch.testing.assert_close(Loss.SCALED.target(data), torch.tensor([2.0, 4.5, 5.0]))
-    torch.testing.assert_close(Loss.POWER.target(data), torch.tensor([10 * a**0.3 / 0.3 for a in attention.tolist()]))
+    torch.testing.assert_close(HeadLoss.RANKED.target(data), torch.log1p(torch.tensor([0.2, 0.45, 0.5])))
+    torch.testing.assert_close(HeadLoss.SCALED.target(data), torch.tensor([2.0, 4.5, 5.0]))
+    torch.testing.assert_close(
+        HeadLoss.POWER.target(data), torch.tensor([10 * a**0.3 / 0.3 for a in attention.tolist()])
+    )
     # A head that can say only one number learns the weighted mean: the target in [4, 5) counts five times.
-    head = train(data, layout=Layout.AUTHORS, loss=Loss.SCALED, steps=2000, batch=256)
+    head = train(data, layout=Layout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
     head = {name: weights * (name != "0.weight") for name, weights in head.items()}
     constant = float(importance(head, torch.zeros(1, 4)))
     assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)

@@ -119,7 +119,7 @@ def verify(
 ) -> None:
     """Ask an endpoint a run's problems: is it the map's cell? Exit code 1 where it is not, 3 where that is open."""
     from kvatlas.deploy.endpoint import Endpoint, ask
-    from kvatlas.deploy.export import Reference
+    from kvatlas.deploy.export import MeasuredCell
     from kvatlas.deploy.verify import as_text, report
     from kvatlas.results.store import check_folder
     from kvatlas.stats.losses import Equivalence
@@ -130,7 +130,7 @@ def verify(
         raise KvatlasError(f"The environment has no variable {key_env!r} with a key.")
     endpoint = Endpoint(url, served, key)
     check_folder(out)
-    reference = Reference.of(against, cell)
+    reference = MeasuredCell.of(against, cell)
     margin = reference.run.margin if lose_at_most is None else margin_of({"lose_at_most": lose_at_most})
     read = None
     if texts:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from kvatlas import __version__, benchmarks
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, digest, reason
-from kvatlas.deploy.export import Reference
+from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
 
@@ -167,7 +167,7 @@ Traces = Mapping[tuple[str, str, int], Trace]
 
 def ask(
     endpoint: Endpoint,
-    reference: Reference,
+    reference: MeasuredCell,
     folder: Path,
     *,
     problems: int | None = None,
@@ -215,7 +215,7 @@ def ask(
         return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
 
 
-def _manifest(store: Store, reference: Reference, cells: Sequence[Expected]) -> Manifest:
+def _manifest(store: Store, reference: MeasuredCell, cells: Sequence[Expected]) -> Manifest:
     """The manifest with these cells, in place of earlier ones of the same name, beside those of other endpoints."""
     source = reference.run.manifest
     try:
@@ -246,21 +246,20 @@ def _answers(
 ) -> Iterator[tuple[Question, Answer]]:
     """Answers as they come, `concurrency` questions under way; after a failure those under way are still taken."""
     failures: list[KvatlasError] = []
-
-    def answer(question: Question) -> Answer | None:
-        try:
-            return None if failures else ask_one(question)
-        except KvatlasError as error:
-            failures.append(error)
-            return None
-
     pool = ThreadPoolExecutor(concurrency)
     try:
-        running = {pool.submit(answer, question): question for question in questions}
+        running = {pool.submit(ask_one, question): question for question in questions}
         for future in as_completed(running):
-            question, answered = running.pop(future), future.result()
-            if answered is not None:
-                yield question, answered
+            if future.cancelled():
+                continue
+            try:
+                answer = future.result()
+            except KvatlasError as error:
+                failures.append(error)
+                for other in running:
+                    other.cancel()
+            else:
+                yield running[future], answer
     finally:
         pool.shutdown(cancel_futures=True)
     if failures:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas import benchmarks, policies
 from kvatlas.benchmarks import Benchmark
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reference:
+class MeasuredCell:
     """A model and a setting of a run, with the cells that hold its problems, and how they are sampled."""
 
     run: RunData
@@ -35,7 +35,7 @@ class Reference:
     sampling: Mapping[str, Any]
 
     @classmethod
-    def of(cls, folder: Path, name: str = "") -> Reference:
+    def of(cls, folder: Path, name: str = "") -> MeasuredCell:
         """Return the cell that words name (as `compare --only`), else the recommended one.
 
         Raises KvatlasError if there is not exactly one, or the run was no sweep.
@@ -107,8 +107,7 @@ class Target:
     windows: Mapping[str, str | int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """The configuration, the setting that it is in our own terms, and the differences from the one asked for."""
 
     text: str
@@ -187,7 +186,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
 
     The configuration begins with a comment: the cell with its values and intervals, and its differences from the map's.
     """
-    reference = Reference.of(run, cell)
+    reference = MeasuredCell.of(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
     typical = int(median(known)) if (known := [count for count in prompts if count is not None]) else None
     statistics = folder.absolute() / "statistics.pt"
@@ -230,25 +229,17 @@ def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     ours = load_statistics(str(source))
     layers, heads, planes = ours["center_real"].shape
     names = {"q_mean_real": "center_real", "q_mean_imag": "center_imag", "q_abs_mean": "norm"}
-    sampled = [[layer, head] for layer in range(layers) for head in range(heads)]
-    return {
-        "metadata": {
-            "num_traces": 1,
-            "head_dim": 2 * planes,
-            "dtype": "float32",
-            "rope_style": "half",
-            "rope_type": "default",
-            "num_attention_heads": heads,
-            "num_key_value_heads": model.shape.kv_heads,
-            "sampled_heads": sampled,
-        },
-        "stats": {
-            f"layer{at:02d}_head{head:02d}": {
-                name: ours[word][at, head].float().clone() for name, word in names.items()
-            }
-            for at, head in sampled
-        },
+    every_head = [[layer, head] for layer in range(layers) for head in range(heads)]
+    stats = {
+        f"layer{layer:02d}_head{head:02d}": {
+            name: ours[own][layer, head].float().clone() for name, own in names.items()
+        }
+        for layer, head in every_head
     }
+    text = {"dtype": "float32", "rope_style": "half", "rope_type": "default"}
+    counts = {"num_traces": 1, "head_dim": 2 * planes, "num_attention_heads": heads}
+    counts["num_key_value_heads"] = model.shape.kv_heads
+    return {"metadata": {**counts, **text, "sampled_heads": every_head}, "stats": stats}
 
 
 _PRESSES = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
-from kvatlas.deploy.export import Reference
+from kvatlas.deploy.export import MeasuredCell
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 from kvatlas.stats.losses import NEAR, Departures, Equivalence, departure_p, length_shift, most_unseen, verified
@@ -38,7 +38,7 @@ _NEVER = 2**31 - 1
 
 
 def report(
-    reference: Reference, served: Traces, margin: float, texts: Sequence[Departures] | None = None
+    reference: MeasuredCell, served: Traces, margin: float, texts: Sequence[Departures] | None = None
 ) -> dict[str, Any]:
     """Compare an endpoint's answers with the run; losses in percent. `texts` come from `read_texts`.
 
@@ -181,7 +181,7 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
 
 def read_texts(
     endpoint: Endpoint,
-    reference: Reference,
+    reference: MeasuredCell,
     folder: Path,
     problems: int,
     *,
@@ -276,7 +276,7 @@ class _Notes:
         return Departures(tokens, tuple(self.near), tuple(self.other), tuple(self.far), tuple(self.gap))
 
 
-def _model_and_policy(reference: Reference) -> tuple[ModelHandle, Policy]:
+def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     """The run's model in the type that the run had, and the cell's policy; raises KvatlasError if they are not here."""
     spec = parse_spec(dict(reference.run.manifest.spec))
     policy = policies.of(reference.setting)
@@ -300,7 +300,7 @@ def _model_and_policy(reference: Reference) -> tuple[ModelHandle, Policy]:
     )
 
 
-def _greedy(reference: Reference, policy: Policy, problems: int) -> Reference:
+def _greedy(reference: MeasuredCell, policy: Policy, problems: int) -> MeasuredCell:
     """The same cell at temperature 0, on so many problems whose traces were compressed, each benchmark its share.
 
     Answers are as long as they are read.

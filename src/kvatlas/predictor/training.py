@@ -34,7 +34,7 @@ class Quality:
     overlap: float
 
 
-class Loss(StrEnum):
+class HeadLoss(StrEnum):
     """What a head learns from the answer's mean attention a to a token of a trace with n thinking tokens.
 
     RANKED (ours): log(1 + a n), by mean squared error plus logistic ranking of random pairs of tokens of one trace
@@ -48,9 +48,9 @@ class Loss(StrEnum):
 
     def target(self, data: Examples) -> Tensor:
         """What the head is to predict for each token."""
-        if self is Loss.RANKED:
+        if self is HeadLoss.RANKED:
             return torch.log1p(data.label)
-        return data.attention * 1e4 if self is Loss.SCALED else data.attention.pow(0.3) * (10 / 0.3)
+        return data.attention * 1e4 if self is HeadLoss.SCALED else data.attention.pow(0.3) * (10 / 0.3)
 
 
 def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
@@ -74,7 +74,7 @@ def train(
     data: Examples,
     *,
     layout: Layout = Layout.OURS,
-    loss: Loss = Loss.RANKED,
+    loss: HeadLoss = HeadLoss.RANKED,
     steps: int = 3000,
     batch: int = 4096,
     rate: float = 1e-3,
@@ -97,13 +97,13 @@ def train(
     starts, lengths = _spans(data.trace)
     for _ in range(steps):
         drawn = torch.randint(len(target), (batch,), generator=generator)
-        if loss is Loss.RANKED:
+        if loss is HeadLoss.RANKED:
             trace = data.trace[drawn]
             partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
             drawn = torch.cat([drawn, partner])
         scores = F.softplus(head(data.hidden[drawn].to(device, torch.float32))).squeeze(-1)
         wanted = target[drawn].to(device)
-        error = _ranked(scores, wanted) if loss is Loss.RANKED else _weighted(scores, wanted)
+        error = _ranked(scores, wanted) if loss is HeadLoss.RANKED else _weighted(scores, wanted)
         optimizer.zero_grad()
         error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

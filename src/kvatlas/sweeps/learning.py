@@ -104,10 +104,10 @@ def learn(
     `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
     """
     from kvatlas.policies.dynts import Layout
-    from kvatlas.predictor import Loss, evaluate, save_head, train
+    from kvatlas.predictor import HeadLoss, evaluate, save_head, train
 
     form = _word(Layout, "layout", layout)
-    aim = _word(Loss, "loss", loss or ("ranked" if form is Layout.OURS else "scaled"))
+    aim = _word(HeadLoss, "loss", loss or ("ranked" if form is Layout.OURS else "scaled"))
     plan = material.plan()
     (model,) = plan.models
     sweep(plan, work / "run", replace=True, workers=workers, batch_size=batch_size, on_trace=on_trace)
