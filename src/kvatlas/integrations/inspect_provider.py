@@ -35,19 +35,8 @@ from kvatlas.service.request_validation import LengthError, drawing, room_for
 
 #: Fields of GenerateConfig that would change answers and are not honoured.
 REFUSED = (
-    "best_of",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "prompt_logprobs",
-    "reasoning_tokens",
-    "reasoning_effort",
-    "effort",
-    "response_schema",
-    "modalities",
-    "extra_body",
+    *("best_of", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "prompt_logprobs"),
+    *("reasoning_tokens", "reasoning_effort", "effort", "response_schema", "modalities", "extra_body"),
 )
 #: Inspect bounds how many requests are made at once; all of them may wait here.
 _LINE = 100_000
@@ -126,7 +115,9 @@ class SelectedModel(ModelAPI):
         handles = service.ask(asks)
         await asyncio.gather(*(handle.finished() for handle in handles))
         # Tokens that the model had room for, but the user did not want, end as `max_tokens`.
-        cut: StopReason = "model_length" if sampling.max_new_tokens == model_room(service, prompt) else "max_tokens"
+        positions = model.positions
+        at_end = positions is not None and sampling.max_new_tokens == positions - len(prompt)
+        cut: StopReason = "model_length" if at_end else "max_tokens"
         return self._output(handles, cut)
 
     def _sample(self, prompt: tuple[int, ...]) -> int:
@@ -166,12 +157,6 @@ class SelectedModel(ModelAPI):
         return self.service.batch_size
 
 
-def model_room(service: Service, prompt: tuple[int, ...]) -> int | None:
-    """New tokens that the model's positions leave after a prompt; None where it does not say."""
-    known = service.model.positions
-    return None if known is None else known - len(prompt)
-
-
 def _choice(name: str, handle: RequestHandle, cut: StopReason) -> ChatCompletionChoice:
     thinking, answer = written(handle.model, handle.generation.result().tokens, handle.ask.stop)
     content: list[Any] = [ContentReasoning(reasoning=thinking)] if thinking else []
@@ -188,12 +173,9 @@ def _refuse(tools: list[ToolInfo], config: GenerateConfig) -> None:
 
 
 def _message(message: ChatMessage) -> dict[str, str]:
-    others = [] if isinstance(message.content, str) else [part for part in message.content if not _is_text(part)]
+    parts = [] if isinstance(message.content, str) else message.content
+    others = [part for part in parts if not isinstance(part, ContentText | ContentReasoning)]
     if message.role == "tool" or others:
         what = "a tool's message" if message.role == "tool" else f"content of type {others[0].type!r}"
         raise KvatlasError(f"The conversation holds {what}; valid is text.")
     return {"role": message.role, "content": message.text}
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, ContentText | ContentReasoning)

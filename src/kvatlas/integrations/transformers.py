@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-    from kvatlas.models import ModelHandle
-    from kvatlas.policies import Policy
 
 #: What the engine does itself, in this order; read from the processors, which then do not run.
 _OURS = (
@@ -40,13 +38,8 @@ _OURS = (
 )
 #: What would have to run after temperature, top-k and top-p.
 _AFTER = (
-    "MinPLogitsWarper",
-    "TypicalLogitsWarper",
-    "EpsilonLogitsWarper",
-    "EtaLogitsWarper",
-    "TopHLogitsWarper",
-    "WatermarkLogitsProcessor",
-    "SynthIDTextWatermarkLogitsProcessor",
+    *("MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"),
+    *("WatermarkLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"),
 )
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -90,11 +83,8 @@ def generate(
     )
     sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
     own = [processor for processor in logits_processor if not isinstance(processor, _OURS)]
-    criteria = [
-        criterion
-        for criterion in stopping_criteria
-        if not isinstance(criterion, stopping.MaxLengthCriteria | stopping.EosTokenCriteria)
-    ]
+    ours = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
+    criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, ours)]
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())
     requests = [
@@ -112,10 +102,16 @@ def generate(
         room_for(handle, setting, request.prompt, sampling.max_new_tokens)
     if stream_to is not None:
         stream_to.put(input_ids.cpu())
-    written = _decode(handle, model, setting, sampling, requests, batch_size)
+    training = model.training
+    engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
+    try:
+        with packed(model):
+            tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
+    finally:
+        model.train(training)
     if stream is not None:
         stream.end()
-    sequences = _sequences(input_ids, written, generation_config)
+    sequences = _sequences(input_ids, [tokens[request.key] for request in requests], generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
@@ -165,20 +161,13 @@ def _shown(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
 
 
 def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
-    ends = [
-        criterion.eos_token_id.flatten().tolist()
-        for criterion in criteria
-        if isinstance(criterion, stopping.EosTokenCriteria)
-    ]
+    ends = [item.eos_token_id.flatten().tolist() for item in criteria if isinstance(item, stopping.EosTokenCriteria)]
     return frozenset(int(token) for tokens in ends for token in tokens)
 
 
 def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Sequence[Any], length: int) -> Sampling:
     """How to draw, from what `generate` prepared; `length` is that of the padded prompts, which max_length counts."""
-    most = (
-        min(criterion.max_length for criterion in criteria if isinstance(criterion, stopping.MaxLengthCriteria))
-        - length
-    )
+    most = min(item.max_length for item in criteria if isinstance(item, stopping.MaxLengthCriteria)) - length
     if not config.do_sample:
         return Sampling(temperature=0, top_k=0, top_p=1.0, max_new_tokens=most)
     by_type = {type(processor): processor for processor in processors if isinstance(processor, _OURS)}
@@ -221,25 +210,6 @@ def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Ten
         return scores[0]
 
     return logits_processor
-
-
-def _decode(
-    handle: ModelHandle,
-    model: PreTrainedModel,
-    setting: Policy,
-    sampling: Sampling,
-    requests: Sequence[Request[int]],
-    batch_size: int,
-) -> list[tuple[int, ...]]:
-    """New tokens of each request."""
-    training = model.training
-    engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
-    try:
-        with packed(model):
-            tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
-    finally:
-        model.train(training)
-    return [tokens[request.key] for request in requests]
 
 
 def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
