@@ -53,11 +53,11 @@ class Endpoint:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError
         except ValueError:
-            valid = False
-        if not valid:
-            raise KvatlasError(f"{self.url!r} is no address; valid are http://HOST:PORT and https://HOST, /v1 or not.")
+            expected = "expected http://HOST:PORT or https://HOST, with or without /v1"
+            raise KvatlasError(f"{self.url!r} is no address: {expected}.") from None
         if parts.username or parts.password or parts.query or parts.fragment:
             raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
@@ -79,26 +79,25 @@ class Endpoint:
     def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> Answer:
         """Return the answer to one user message; `sampling` are fields of the request.
 
-        What `kvatlas serve` adds about the answer's cache is read, too.
+        The costs of its cache, which `kvatlas serve` adds to an answer, are read, too.
         """
-        asked = {"model": self.model, "messages": [{"role": "user", "content": question}], "seed": seed, **sampling}
+        messages = [{"role": "user", "content": question}]
         began = time.monotonic()
-        body = self._json("chat/completions", asked)
+        body = self._json("chat/completions", {"model": self.model, "messages": messages, "seed": seed, **sampling})
         try:
             (choice,) = body["choices"]
             message, usage = choice["message"], body.get("usage") or {}
             thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-            text = message.get("content") or ""
+            text = ("<think>" + thinking + "</think>" if thinking else "") + (message.get("content") or "")
             details, cache = usage.get("completion_tokens_details") or {}, choice.get("kvatlas") or {}
-            counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens"))
+            counts = [usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens")]
             cached = [cache.get(name) for name in ("peak_kv_tokens", "mean_kv_tokens", "compressions")]
             finish = str(choice.get("finish_reason"))
-            whole = ("<think>" + thinking + "</think>" if thinking else "") + text
         except (LookupError, TypeError, ValueError, AttributeError):
             raise self._nonsense("chat/completions", body) from None
         numbers: list[Any] = [count if isinstance(count, int) and count >= 0 else None for count in counts]
         numbers += [value if isinstance(value, int | float) else None for value in (*cached, time.monotonic() - began)]
-        return whole, finish, Costs(*numbers)
+        return text, finish, Costs(*numbers)
 
     def _json(self, path: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -115,7 +114,11 @@ class Endpoint:
                 said = self._hidden(error.read(2000))
                 if error.code not in _AGAIN or attempt == _TRIES:
                     raise KvatlasError(self._refusal(path, error.code, said)) from None
-                wait = _retry_after(error.headers.get("Retry-After"), 2.0 ** (attempt - 1))
+                try:
+                    wait = max(0.0, float(error.headers.get("Retry-After", "")))
+                except ValueError:
+                    # There is none, or it is a date.
+                    wait = 2.0 ** (attempt - 1)
             except (OSError, ValueError) as error:
                 cause = self._hidden(reason(getattr(error, "reason", error)).encode())
                 raise KvatlasError(f"{self.url} cannot be asked ({cause}); {_KEPT}.") from None
@@ -149,14 +152,6 @@ class Endpoint:
         """The text without the key, should a server repeat it."""
         text = body.decode(errors="replace")
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
-
-
-def _retry_after(header: str | None, default: float) -> float:
-    """Seconds of a `Retry-After` header; the default if there is none or it is a date."""
-    try:
-        return max(0.0, float(header)) if header else default
-    except ValueError:
-        return default
 
 
 #: A problem and sample that is to be asked.
@@ -198,7 +193,18 @@ def ask(
     if top_k and sampling["top_k"]:
         fields["top_k"] = sampling["top_k"]
     with Store.create(folder, {"kvatlas": __version__}) as store:
-        store.put_manifest(_manifest(store, reference, cells))
+        source = reference.run.manifest
+        try:
+            before = store.manifest()
+        except KvatlasError:
+            margin = {"lose_at_most": 100 * reference.run.margin}
+            before = Manifest((), (), margin, {"kvatlas": __version__}, source.about)
+        # In place of earlier cells of the same name, beside those of other endpoints.
+        names = {cell.name for cell in cells}
+        others = [cell for cell in before.expected if cell.name not in names]
+        verified = {"against": str(reference.setting), "model": reference.model}
+        provenance = {**before.provenance, "verified": verified}
+        store.put_manifest(replace(before, expected=(*others, *cells), provenance=provenance))
         missing = list(_questions(cells, asked, spec["problems"], store.keys()))
         total = sum(len(cell.problems) * cell.samples for cell in cells)
 
@@ -213,19 +219,6 @@ def ask(
             on_trace(number, total)
         keys = {cell.run_key for cell in cells}
         return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
-
-
-def _manifest(store: Store, reference: MeasuredCell, cells: Sequence[Expected]) -> Manifest:
-    """The manifest with these cells, in place of earlier ones of the same name, beside those of other endpoints."""
-    source = reference.run.manifest
-    try:
-        before = store.manifest()
-    except KvatlasError:
-        before = Manifest((), (), {"lose_at_most": 100 * reference.run.margin}, {"kvatlas": __version__}, source.about)
-    names = {cell.name for cell in cells}
-    others = (cell for cell in before.expected if cell.name not in names)
-    verified = {"against": str(reference.setting), "model": reference.model}
-    return replace(before, expected=(*others, *cells), provenance={**before.provenance, "verified": verified})
 
 
 def _questions(
