@@ -1,4 +1,7 @@
-"""Policies against kvpress' presses, on the same keys, values, states and attention, all layers and heads."""
+"""Policies against kvpress' presses, on the same keys, values, states and attention, all layers and heads.
+
+An exported setting is read by kvpress itself.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from kvatlas import policies
 from kvatlas.core import Setting
+from kvatlas.deploy.export import export_setting
 from kvatlas.policies import CompressingPolicy, select_tokens
 from tests.conformance import environment
 from tests.conformance.agreement import TOLERANCE, Results, difference
@@ -147,3 +151,25 @@ def under_contract(ranked: Tensor, cached: int, window: int) -> Tensor:
     newest = torch.arange(cached - window, cached)
     rows = [torch.cat([row[row < cached - window][: len(row) - window], newest]) for row in ranked.flatten(0, 1)]
     return torch.stack(rows).view(ranked.shape)
+
+
+@pytest.mark.parametrize(
+    ("policy", "press", "values"),
+    [
+        ("snapkv", "SnapKVPress", {"queries": 16, "kernel": 5, "pooling": "avg", "local_window": 16}),
+        ("tova", "TOVAPress", {"local_window": 1}),
+        ("keydiff", "KeyDiffPress", {"local_window": 1}),
+        ("streaming", "StreamingLLMPress", {"sinks": 6, "local_window": 32}),
+        ("random", "RandomPress", {"local_window": 1}),
+    ],
+)
+def test_kvpress_reads_what_is_exported(policy: str, press: str, values: dict[str, Any]) -> None:
+    common = {"kv_budget": 512, "every": 64, "every_from": "prompt", "keep_prompt": False}
+    text = export_setting(Setting.of(policy, **common, **values), "kvpress").text
+    shown = (
+        "print(type(press.base_press).__name__, press.compression_interval, press.target_size, vars(press.base_press))"
+    )
+    name, interval, size, own = environment.run("-c", f"{text}\n{shown}").strip().splitlines()[-1].split(" ", 3)
+    assert (name, interval, size) == (press, "64", "512")
+    for theirs, ours in (("window_size", "queries"), ("kernel_size", "kernel"), ("n_sink", "sinks")):
+        assert ours not in values or f"'{theirs}': {values[ours]}" in own
