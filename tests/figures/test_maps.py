@@ -471,9 +471,9 @@ def test_forty_benchmarks_make_a_figure(llama, tmp_path):
 def test_unlike_scales_are_said_in_the_colour_of_warnings(llama):
     for look in (Look(), Look(dark=True)):
         figure = map_figure(llama, look=look)
-        (line,) = [text for text in figure.legends[0].gettexts() if text.get_text() == DIFFER.text]
+        (line,) = [text for text in figure.legends[0].get_texts() if text.get_text() == DIFFER.text]
         assert to_hex(line.get_color()) == look.colours.warning
-    shared = map_figure(llama, shared=True).legends[0].gettexts()
+    shared = map_figure(llama, shared=True).legends[0].get_texts()
     assert not [text for text in shared if text.get_text() == DIFFER.text]
 
 
