@@ -31,17 +31,15 @@ BLOCKS = 20
 
 
 def name_of(cell: CellTraces) -> str:
-    return FULL if is_full(cell) else str(cell.expected.setting)
+    return FULL if is_full(cell) else str(cell.setting)
 
 
 def arrays(run: RunData, model: str) -> dict[str, Any]:
     """The settings of a model, their differences to the full cache and costs; by problem the new tokens of all their
     traces and of those before the first compression, the full cache's last."""
-    cells = [
-        cell for cell in run.cells if cell.expected.model == model and (is_full(cell) or not cell.expected.baseline)
-    ]
-    names = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
-    groups = [[cell for cell in cells if cell.expected.benchmark == name] for name in names]
+    cells = [cell for cell in run.cells if cell.model == model and (is_full(cell) or not cell.baseline)]
+    names = list(dict.fromkeys(cell.benchmark for cell in cells))
+    groups = [[cell for cell in cells if cell.benchmark == name] for name in names]
     joined = matrix(groups, name_of)
     if joined is None or FULL not in joined.columns:
         raise KvatlasError(f"{model} has no full cache on the problems of its grid.")
@@ -53,7 +51,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
         by_name.setdefault(name_of(cell), []).append(cell)
     # The order of the rows of a table.
     rows = [
-        (group[0].expected.benchmark, item)
+        (group[0].benchmark, item)
         for group in groups
         for item in dict.fromkeys(problem for cell in group for problem in cell.problems)
     ]
@@ -79,10 +77,10 @@ def _tokens(cells: list[CellTraces]) -> dict[tuple[str, str], tuple[int, int]]:
     """By benchmark and problem the new tokens of all samples, and those before a compression."""
     by_name: dict[tuple[str, str], tuple[int, int]] = {}
     for cell in cells:
-        budget = cell.expected.setting.values.get("kv_budget", 0)
+        budget = cell.setting.values.get("kv_budget", 0)
         for problem, row in zip(cell.problems, cell.traces["output_tokens"].astype(int).tolist(), strict=True):
             room = max(budget - cell.prompts[problem], 0)
-            by_name[cell.expected.benchmark, problem] = sum(row), sum(min(written, room) for written in row)
+            by_name[cell.benchmark, problem] = sum(row), sum(min(written, room) for written in row)
     return by_name
 
 
@@ -140,7 +138,7 @@ def _median(shares: tuple[float, ...], chosen: list[bool]) -> float | None:
 def main() -> None:
     options = arguments(__doc__, "run", orders=20, margins=[7.0, 10.0, 15.0, 20.0])
     run = RunData.open(options.run)
-    models = {model: arrays(run, model) for model in dict.fromkeys(cell.expected.model for cell in run.cells)}
+    models = {model: arrays(run, model) for model in dict.fromkeys(cell.model for cell in run.cells)}
     document = {
         "bench": "adaptive",
         "run": {

@@ -1,10 +1,11 @@
-"""Seconds and memory of `sweep` on a complete run, `map` and `describe`, on made runs of many traces.
+"""Seconds and memory of `sweep` on a complete run, `map`, `describe` and the trace table, on made runs of many traces.
 
     python bench/large_run.py --out bench/results/large_run.json     # 1,952,000 traces of 50 tokens, 99,552 of 8,000
     python bench/large_run.py --problems 10 --samples 4 --long-problems 0      # in small
 
 61 settings on chains by embedded:tiny-llama. Each command is a process of its own: `seconds` of the clock,
-`cpu_seconds` of it, `peak_mb` at most. `sweep` finds that nothing is left to decode. Prints one JSON document.
+`cpu_seconds` of it, `peak_mb` at most. `sweep` finds that nothing is left to decode, `table` loads the trace table and
+does no more. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvatlas.results import Expected, Store
 from kvatlas.sweeps import make_plan, parse_spec
 
 MODEL = "embedded:tiny-llama"
+LOAD = "import sys; from kvatlas.stats.run_data import RunData; RunData.open(sys.argv[1]).cells"
 SPEC = {
     "models": [MODEL],
     "benchmarks": ["CHAIN8"],
@@ -67,9 +69,9 @@ def write_traces(store: Store, cells: Sequence[Expected], tokens: int, prompt: i
 
 
 def measured(*words: str) -> dict[str, Any]:
-    """What a command takes."""
+    """What a command of the interpreter takes."""
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "kvatlas", *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     assert status == 0, words
     seconds = time.perf_counter() - began
@@ -93,9 +95,10 @@ def of_a_run(scratch: Path, problems: int, samples: int, tokens: int) -> dict[st
             "traces": traces,
             "tokens": tokens,
             "store_gb": round(size / 1e9, 2),
-            "sweep": measured("sweep", str(path), "--out", folder, "--quiet"),
-            "map": measured("map", folder, "--out", str(scratch / "map.png")),
-            "describe": measured("describe", folder, "--json"),
+            "table": measured("-c", LOAD, folder),
+            "sweep": measured("-m", "kvatlas", "sweep", str(path), "--out", folder, "--quiet"),
+            "map": measured("-m", "kvatlas", "map", folder, "--out", str(scratch / "map.png")),
+            "describe": measured("-m", "kvatlas", "describe", folder, "--json"),
         }
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, NoteKind, Setting, Status
-from kvatlas.results import Store
+from kvatlas.results import Store, TraceColumns
 from kvatlas.stats.maps import maps_of_run, mean_map, mean_maps
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import Missing, TraceTable, check_distinct, missing
 from tests.counting import calls
 from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
 
@@ -80,6 +81,23 @@ def test_foreign_traces_do_not_count():
     assert maps_of_run(RunData(plan, foreign[:-1] + measured, "recall")) == maps_of_run(
         RunData(plan, measured, "recall")
     )
+
+
+def test_a_table_grows_by_parts_and_counts_what_is_missing():
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=4, samples=3)
+    every = list(traces(plan))
+    table, whole = TraceTable(plan), TraceTable.of(plan, every)
+    cells = table.cells()
+    assert missing(cells) == Missing(120, 120, 10)
+    for begin in range(0, len(every), 50):
+        table.append(TraceColumns.of(every[begin : begin + 50]))
+        assert missing(cells).traces == max(0, 120 - begin - 50)
+        assert cells[0].cell() == whole.cells()[0].cell()
+    assert (table.records == whole.records).all()
+    assert [cell.cell() for cell in cells] == [cell.cell() for cell in whole.cells()]
+    assert table.records.nbytes <= 100 * len(every)
+    with pytest.raises(KvatlasError, match="Two of the runs hold sample 0 of p0 for tiny under dynts"):
+        check_distinct([*cells, *whole.cells()])
 
 
 def test_a_map_of_many_traces_reads_no_texts_and_does_little_for_each(tmp_path: Path) -> None:

@@ -361,12 +361,8 @@ class Store:
     def text(self, key: Key) -> str:
         """The text of a trace, its checksum not looked at; empty if it is not there."""
         with self._damage_sentences():
-            packed = self._column("text", key)
-            return zlib.decompress(packed).decode() if packed else ""
-
-    def _column(self, column: str, key: Key) -> bytes:
-        row = self._connection.execute(f"SELECT {column} FROM traces WHERE {_KEY}", key).fetchone()
-        return b"" if row is None else bytes(row[0])
+            row = self._connection.execute(f"SELECT text FROM traces WHERE {_KEY}", key).fetchone()
+            return zlib.decompress(row[0]).decode() if row and row[0] else ""
 
     def trace(self, key: Key) -> Trace:
         """One trace, whole; KeyError if it is not there."""

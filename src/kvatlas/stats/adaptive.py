@@ -245,9 +245,9 @@ def known(
     full: dict[str, CellTraces] = {}
     for cell in cells:
         if is_full(cell):
-            full[cell.expected.benchmark] = cell
-        elif not cell.expected.baseline:
-            by_setting.setdefault(cell.expected.setting.id, {})[cell.expected.benchmark] = cell
+            full[cell.benchmark] = cell
+        elif not cell.baseline:
+            by_setting.setdefault(cell.setting.id, {})[cell.benchmark] = cell
     places = [
         (number, stratum, name, orders[name][index] if index < len(orders[name]) else "")
         for number in range(blocks)
@@ -293,7 +293,7 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | N
     margin = margin_of(manifest.spec) if margin is None else margin
     by_model: dict[str, list[CellTraces]] = {}
     for cell in cells:
-        by_model.setdefault(cell.expected.model, []).append(cell)
+        by_model.setdefault(cell.model, []).append(cell)
     data = {model: known(own, orders, allocation["problems"], allocation["blocks"]) for model, own in by_model.items()}
     return {model: Standing(settings, decide(seen, margin)) for model, (settings, seen) in data.items()}
 
@@ -313,10 +313,10 @@ def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequ
         mean = mean_map(parts) if len(parts) > 1 else parts[0]
         losses = by_model[model].losses
         of_cells = {
-            cell.coord(run.axes): losses[cell.expected.setting.id]
+            cell.coord(run.axes): losses[cell.setting.id]
             for name, group in run.groups.items()
             for cell in group
-            if (name.model, name.policy) == (model, policy) and cell.expected.setting.id in losses
+            if (name.model, name.policy) == (model, policy) and cell.setting.id in losses
         }
         by_map[mean.name] = _verdict(by_model[model], mean, of_cells)
     return by_map
@@ -342,15 +342,15 @@ def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTrace
     for model, standing in by_model.items():
         own: dict[str, list[CellTraces]] = {}
         for cell in cells:
-            if cell.expected.model == model and not cell.expected.baseline and cell.stored:
-                own.setdefault(cell.expected.setting.id, []).append(cell)
+            if cell.model == model and not cell.baseline and cell.stored:
+                own.setdefault(cell.setting.id, []).append(cell)
         losses = standing.losses
         best = (
             mean_cell([cell.cell() for cell in own[standing.recommended]]) if standing.recommended is not None else None
         )
         shown = [own[name] for name, loss in losses.items() if loss.shown]
         fast = [mean_cell([cell.cell() for cell in group]) for group in shown]
-        benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell in cells))
+        benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
         choice = Choice(
             model,
             benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks)),
@@ -361,9 +361,9 @@ def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTrace
             {},
             margin=margin,
             losses=losses,
-            settings={name: group[0].expected.setting for name, group in own.items()},
+            settings={name: group[0].setting for name, group in own.items()},
         )
-        grid = [cell for cell in cells if cell.expected.model == model and not cell.expected.baseline]
+        grid = [cell for cell in cells if cell.model == model and not cell.baseline]
         choice = unless_vacuous(choice, validity(grid))
         chosen.append(with_ties(choice, [cell for group in shown for cell in group]))
     return chosen

@@ -16,7 +16,7 @@ from kvatlas.stats.inference import Contrast
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
-from kvatlas.stats.table import CellTraces, matrix
+from kvatlas.stats.table import CellTraces, matrix, select
 from kvatlas.stats.validity import validity
 from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of
 
@@ -110,10 +110,10 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
             margin=run.margin,
             losses=losses,
             problems=len(cells.strata),
-            settings={id_of(cell): cell.expected.setting for row in rows for cell in row},
+            settings={id_of(cell): cell.setting for row in rows for cell in row},
         )
         choice = with_ties(choice, [cell for row in rows for cell in row if id_of(cell) in ids])
-        baselines = [cell for cell in run.cells if cell.expected.baseline and cell.expected.model == model]
+        baselines = select(run.cells, model=model, baseline=True)
         made.append(replace(choice, against=_against(choice, benchmarks, baselines)))
     return made
 
@@ -130,13 +130,12 @@ def _against(
     """The chosen settings minus each baseline, paired by problem, on the mean over benchmarks."""
     chosen = {cell.setting.id for cell in (choice.by_memory, choice.by_time) if cell is not None}
     contrasts: dict[str, dict[Setting, Contrast]] = {setting: {} for setting in chosen}
-    for baseline in dict.fromkeys(cell.expected.setting for cell in baselines):
+    for baseline in dict.fromkeys(cell.setting for cell in baselines):
         rows = [
-            [cell for cell in group if id_of(cell) in chosen]
-            + [b for b in baselines if (b.expected.benchmark, b.expected.setting) == (benchmark, baseline)]
+            [cell for cell in group if id_of(cell) in chosen] + select(baselines, benchmark=benchmark, setting=baseline)
             for benchmark, group in benchmarks.items()
         ]
-        cells = matrix(rows, lambda cell: (cell.expected.baseline, id_of(cell)))
+        cells = matrix(rows, lambda cell: (cell.baseline, id_of(cell)))
         if cells is None or (True, baseline.id) not in cells.columns:
             continue
         other = cells.columns.index((True, baseline.id))
@@ -216,7 +215,7 @@ def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
     by_setting: dict[str, dict[tuple[str, str], float]] = {}
     for cell in members:
         own = by_setting.setdefault(id_of(cell), {})
-        own.update(((cell.expected.benchmark, problem), mean) for problem, mean in cell.cost_means(cost).items())
+        own.update(((cell.benchmark, problem), mean) for problem, mean in cell.cost_means(cost).items())
     if chosen is None:
         return 0
     least = by_setting.pop(chosen.setting.id, {})

@@ -12,14 +12,13 @@ from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, No
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.intervals import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names, varied
-from kvatlas.stats.table import CellTraces, missing
+from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import together, validity
 
 #: Versions that decide which tokens are drawn.
 DECIDE = ("kvatlas", "torch", "transformers")
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 SCREEN_NOTE = Note(
     NoteKind.SCREEN, "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
@@ -34,15 +33,12 @@ def maps_of_run(run: RunData) -> list[Map]:
     """
     if not run.groups:
         raise KvatlasError(f"No policy of this run has two or more values of both {run.axes[0]} and {run.axes[1]}.")
-    baselines: dict[tuple[str, str], list[CellTraces]] = {}
-    for cell in run.cells:
-        if cell.expected.baseline:
-            baselines.setdefault((cell.expected.model, cell.expected.benchmark), []).append(cell)
+    baselines = select(run.cells, baseline=True)
     shown = [cell for group in run.groups.values() for cell in group]
-    check_complete(shown + [cell for group in baselines.values() for cell in group], run.partial)
+    check_complete(shown + baselines, run.partial)
     check_measured(shown, run.metric, run.partial)
     return [
-        _map(name, run, group, baselines.get((name.model, name.benchmark), []))
+        _map(name, run, group, select(baselines, model=name.model, benchmark=name.benchmark))
         for name, group in run.groups.items()
         if any(cell.measured for cell in group)
     ]
@@ -90,8 +86,8 @@ def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> N
     if unknown and (not partial or len(unknown) == len(cells)):
         first = unknown[0]
         raise KvatlasError(
-            f"{metric} is unknown of all {first.stored} traces of {first.expected.model} on "
-            f"{first.expected.benchmark}: none of them has an answer; choose another metric, or leave them out with "
+            f"{metric} is unknown of all {first.stored} traces of {first.model} on "
+            f"{first.benchmark}: none of them has an answer; choose another metric, or leave them out with "
             "--partial."
         )
 
@@ -101,7 +97,7 @@ def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ..
     most = max(cells, key=lambda cell: cell.unmeasured)
     if not most.unmeasured:
         return ()
-    about = f"{most.unmeasured} of {most.stored} traces of {most.expected.benchmark}"
+    about = f"{most.unmeasured} of {most.stored} traces of {most.benchmark}"
     return (Note(NoteKind.UNMEASURED, f"{about} have no answer and are left out of {metric}"),)
 
 
@@ -109,7 +105,7 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
     by_coord = {cell.coord(run.axes): cell for cell in group}
     rows, columns = ascending(row for row, _ in by_coord), ascending(column for _, column in by_coord)
     coords = [(r, c) for r in rows for c in columns if (r, c) in by_coord and by_coord[r, c].measured]
-    names = short_names(cell.expected.setting for cell in baselines)
+    names = short_names(cell.setting for cell in baselines)
     return Map(
         name.model,
         name.benchmark,
@@ -117,7 +113,7 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
         name.policy,
         ((run.axes[0], rows), (run.axes[1], columns)),
         {coord: by_coord[coord].cell() for coord in coords},
-        {names[cell.expected.setting.id]: cell.cell() for cell in baselines if cell.measured},
+        {names[cell.setting.id]: cell.cell() for cell in baselines if cell.measured},
         _notes(run, group, baselines),
         validity(group),
     )
@@ -126,7 +122,7 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
 def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> tuple[Note, ...]:
     notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
     # In whose terms the budget is: what all cells share beside the published rule.
-    settings = [cell.expected.setting.values for cell in group]
+    settings = [cell.setting.values for cell in group]
     for name in ("budget_over", "every", "every_from"):
         values = {values.get(name) for values in settings}
         if len(values) == 1 and values != {None} and name not in run.fix:
@@ -221,29 +217,19 @@ def _common(mappings: Sequence[Mapping[T, Cell]]) -> list[T]:
 def mean_cell(cells: Sequence[Cell]) -> Cell:
     """One setting over several benchmarks; costs are known where all of them know theirs."""
 
-    def known(values: Sequence[N | None]) -> list[N] | None:
-        there = [value for value in values if value is not None]
-        return there if len(there) == len(cells) else None
+    def known(name: str) -> list[Any]:
+        values = [getattr(cell, name) for cell in cells]
+        return [] if None in values else values
 
-    def mean(values: Sequence[float | None]) -> float | None:
-        there = known(values)
-        return sum(there) / len(cells) if there else None
-
-    def total(values: Sequence[int | None]) -> int | None:
-        there = known(values)
-        return None if there is None else sum(there)
-
-    peaks = known([cell.peak_kv_tokens for cell in cells])
+    costs = ("mean_kv_tokens", "output_tokens_mean", "seconds_mean")
+    counts = ("truncated", "unmeasured")
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
-        mean_kv_tokens=mean([cell.mean_kv_tokens for cell in cells]),
-        peak_kv_tokens=max(peaks) if peaks else None,
-        output_tokens_mean=mean([cell.output_tokens_mean for cell in cells]),
-        truncated=total([cell.truncated for cell in cells]),
-        seconds_mean=mean([cell.seconds_mean for cell in cells]),
-        unmeasured=total([cell.unmeasured for cell in cells]),
+        peak_kv_tokens=max(known("peak_kv_tokens"), default=None),
         audit=_mean_audit([cell.audit for cell in cells if cell.audit is not None], len(cells)),
+        **{name: sum(known(name)) / len(cells) if known(name) else None for name in costs},
+        **{name: sum(known(name)) if known(name) else None for name in counts},
     )
 
 
@@ -301,16 +287,16 @@ def curves_of_run(run: RunData) -> list[Curve]:
     measured = [cell for cell in cells if cell.measured]
     groups: dict[MapName, list[CellTraces]] = {}
     for cell in measured:
-        along = bool(names) and not cell.expected.baseline and names[0] in cell.expected.setting.values
+        along = bool(names) and not cell.baseline and names[0] in cell.setting.values
         if along or not names:
-            policy = cell.expected.setting.policy if names else ""
-            groups.setdefault(MapName(cell.expected.model, cell.expected.benchmark, policy), []).append(cell)
+            policy = cell.setting.policy if names else ""
+            groups.setdefault(MapName(cell.model, cell.benchmark, policy), []).append(cell)
     return [
         Curve(
             *(name.model, name.benchmark, run.metric, name.policy),
             names[0] if names else POLICY,
             _points(group, names),
-            _baselines(measured, name, names),
+            _baselines(measured, name) if names else {},
             (*_vacuous(group), *notes, *unmeasured_notes(group, run.metric)),
         )
         for name, group in groups.items()
@@ -324,22 +310,16 @@ def _vacuous(group: Sequence[CellTraces]) -> tuple[Note, ...]:
 
 def _points(group: Sequence[CellTraces], varied: Sequence[str]) -> tuple[tuple[Any, Cell], ...]:
     if not varied:
-        names = short_names(cell.expected.setting for cell in group)
-        return tuple((names[cell.expected.setting.id], cell.cell()) for cell in group)
-    by_value = {cell.expected.setting.values[varied[0]]: cell for cell in group}
+        names = short_names(cell.setting for cell in group)
+        return tuple((names[cell.setting.id], cell.cell()) for cell in group)
+    by_value = {cell.setting.values[varied[0]]: cell for cell in group}
     return tuple((value, by_value[value].cell()) for value in ascending(by_value))
 
 
-def _baselines(cells: Sequence[CellTraces], name: MapName, varied_names: Sequence[str]) -> dict[str, Cell]:
-    chosen = [
-        cell
-        for cell in cells
-        if varied_names
-        and cell.expected.baseline
-        and (cell.expected.model, cell.expected.benchmark) == (name.model, name.benchmark)
-    ]
-    names = short_names(cell.expected.setting for cell in chosen)
-    return {names[cell.expected.setting.id]: cell.cell() for cell in chosen}
+def _baselines(cells: Sequence[CellTraces], name: MapName) -> dict[str, Cell]:
+    chosen = select(cells, model=name.model, benchmark=name.benchmark, baseline=True)
+    names = short_names(cell.setting for cell in chosen)
+    return {names[cell.setting.id]: cell.cell() for cell in chosen}
 
 
 def flat_maps(curves: Sequence[Curve]) -> list[Map]:

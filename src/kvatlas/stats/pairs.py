@@ -13,8 +13,8 @@ from kvatlas.core import CellCoord, MapName, Setting
 from kvatlas.stats.inference import Contrast, benjamini_hochberg, chosen_best, holm, joint_contrasts
 from kvatlas.stats.intervals import Floats
 from kvatlas.stats.losses import Difference, paired_difference
-from kvatlas.stats.run_data import Axes, RunData, short_names
-from kvatlas.stats.table import CellTraces, aligned, matrix
+from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.stats.table import CellTraces, aligned, matrix, select
 from kvatlas.stats.verdicts import with_means
 
 SELECTED = "the best cell was chosen on these same traces, which flatters it"
@@ -54,19 +54,18 @@ def comparisons(run: RunData) -> list[Comparison]:
     run = run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
     policies = _policies(run)
     made = [
-        _over_cells(run.metric, first, policies[first], second, policies[second])
+        _over_cells(run.metric, first, second, policies)
         for first, second in combinations(policies, 2)
         if (first[0] == second[0]) != (first[1] == second[1])
     ]
-    baselines = [cell for cell in run.cells if cell.expected.baseline]
-    names = short_names(cell.expected.setting for cell in baselines)
+    baselines = select(run.cells, baseline=True)
+    names = short_names(cell.setting for cell in baselines)
     for name, group in run.groups.items():
         best = max(group, key=lambda cell: cell.cell().estimate.value)
-        where = ", ".join(f"{axis}={best.expected.setting.values[axis]}" for axis in run.axes)
-        for baseline in baselines:
-            if (baseline.expected.model, baseline.expected.benchmark) == (name.model, name.benchmark):
-                pair = f"best {name.policy} cell ({where})", names[baseline.expected.setting.id]
-                made.append(_with_baseline(run.metric, (name.model, name.benchmark), pair, group, best, baseline))
+        where = ", ".join(f"{axis}={best.setting.values[axis]}" for axis in run.axes)
+        for baseline in select(baselines, model=name.model, benchmark=name.benchmark):
+            pair = f"best {name.policy} cell ({where})", names[baseline.setting.id]
+            made.append(_with_baseline(run.metric, (name.model, name.benchmark), pair, group, best, baseline))
     return [comparison for comparison in made if comparison is not None]
 
 
@@ -77,27 +76,24 @@ def _policies(run: RunData) -> dict[tuple[str, str], list[CellTraces]]:
         policies.setdefault((name.model, name.policy), []).extend(group)
     mapped = {id(cell) for group in policies.values() for cell in group}
     for cell in run.cells:
-        setting = cell.expected.setting
-        alone = not cell.expected.baseline and id(cell) not in mapped
+        setting = cell.setting
+        alone = not cell.baseline and id(cell) not in mapped
         if alone and run.fits(cell) and set(run.axes) & set(setting.values):
-            policies.setdefault((cell.expected.model, setting.policy), []).append(cell)
+            policies.setdefault((cell.model, setting.policy), []).append(cell)
     return policies
 
 
 def _over_cells(
-    metric: str,
-    first: tuple[str, str],
-    first_cells: list[CellTraces],
-    second: tuple[str, str],
-    second_cells: list[CellTraces],
+    metric: str, first: tuple[str, str], second: tuple[str, str], policies: Mapping[tuple[str, str], list[CellTraces]]
 ) -> Comparison | None:
+    """Two policies of a model, or two models under a policy, over all pairs of cells that agree."""
     pairs = [
         (cell, other)
-        for cell in first_cells
-        for other in second_cells
-        if cell.expected.benchmark == other.expected.benchmark and _agree(cell.expected.setting, other.expected.setting)
+        for cell in policies[first]
+        for other in policies[second]
+        if cell.benchmark == other.benchmark and _agree(cell.setting, other.setting)
     ]
-    benchmarks = list(dict.fromkeys(cell.expected.benchmark for cell, _ in pairs))
+    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     difference = _difference(pairs)
     if difference is None:
@@ -126,7 +122,7 @@ def _with_baseline(
         return None
     known = best.measured_problems
     rivals = [cell for cell in group if known <= cell.measured_problems]
-    cells = matrix([[baseline, *rivals]], lambda cell: (cell.expected.baseline, cell.expected.setting.id))
+    cells = matrix([[baseline, *rivals]], lambda cell: (cell.baseline, cell.setting.id))
     if difference.value > 0 and cells is not None:
         p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
         difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
@@ -150,7 +146,7 @@ def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | 
         for problem, row in zip(problems, values[:, 0] - values[:, 1], strict=True):
             known = row[~np.isnan(row)]
             if len(known):
-                by_problem.setdefault((cell.expected.benchmark, problem), []).append(known)
+                by_problem.setdefault((cell.benchmark, problem), []).append(known)
     if not by_problem:
         return None
     joined = {problem: np.concatenate(own).tolist() for problem, own in by_problem.items()}
@@ -163,8 +159,8 @@ def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | 
 #: cells of a map together.
 Differences = Mapping[MapName, Mapping[CellCoord, Contrast]]
 
-#: The cells of a map, and what each of them is compared with.
-_Sides = tuple[Sequence[CellTraces], Mapping[CellCoord, CellTraces]]
+#: The cells of a map with their places, each beside what it is compared with.
+_Sides = Sequence[tuple[CellCoord, CellTraces, CellTraces]]
 
 
 def differences_of_run(run: RunData, baseline: str) -> Differences:
@@ -174,19 +170,14 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
     which problems two of their cells share depends on their outcomes. Raises KvatlasError as `maps_of_run` does for
     axes and metric.
     """
-    baselines = [cell for cell in run.cells if cell.expected.baseline and cell.measured]
-    names = short_names(cell.expected.setting for cell in baselines)
-    base = {
-        (cell.expected.model, cell.expected.benchmark): cell
-        for cell in baselines
-        if names[cell.expected.setting.id] == baseline
-    }
-    sides = {}
+    baselines = [cell for cell in select(run.cells, baseline=True) if cell.measured]
+    names = short_names(cell.setting for cell in baselines)
+    sides: dict[MapName, _Sides] = {}
     for name, group in _groups(run).items():
-        other = base.get((name.model, name.benchmark))
-        if other is not None:
-            sides[name] = group, {cell.coord(run.axes): other for cell in group}
-    return {name: _contrasts(parts, run.axes) for name, parts in with_means(sides).items()}
+        for other in select(baselines, model=name.model, benchmark=name.benchmark):
+            if names[other.setting.id] == baseline:
+                sides[name] = [(cell.coord(run.axes), cell, other) for cell in group]
+    return {name: _contrasts(parts) for name, parts in with_means(sides).items()}
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
@@ -197,42 +188,37 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
     if other.axes != run.axes:
         return {}
     theirs = _groups(other)
-    sides = {}
+    sides: dict[MapName, _Sides] = {}
     for name, group in _groups(run).items():
         if partner(name) in theirs and (other is not run or partner(name) != name):
-            sides[name] = group, {cell.coord(run.axes): cell for cell in theirs[partner(name)]}
-    return {name: _contrasts(parts, run.axes) for name, parts in with_means(sides).items()}
+            at = {cell.coord(run.axes): cell for cell in theirs[partner(name)]}
+            places = [(cell.coord(run.axes), cell) for cell in group]
+            sides[name] = [(coord, cell, at[coord]) for coord, cell in places if coord in at]
+    return {name: _contrasts(parts) for name, parts in with_means(sides).items()}
 
 
 def _groups(run: RunData) -> Mapping[MapName, Sequence[CellTraces]]:
     return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive]).groups
 
 
-def _contrasts(parts: Sequence[_Sides], axes: Axes) -> dict[CellCoord, Contrast]:
+def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:
     """The differences over one or more benchmarks; empty where no problem has a sample that all cells have."""
     groups = []
     names: dict[int, tuple[str, str]] = {}
-    for own, others in parts:
-        mine = [cell for cell in own if cell.coord(axes) in others]
-        theirs = {id(cell): cell for cell in others.values()}
-        names |= {id(cell): ("theirs", cell.expected.setting.id) for cell in theirs.values()}
-        names |= {id(cell): ("mine", cell.expected.setting.id) for cell in mine}
-        groups.append([*mine, *theirs.values()])
+    for part in parts:
+        mine, theirs = ({id(pair[side]): pair[side] for _, *pair in part} for side in (0, 1))
+        names |= {number: ("theirs", cell.setting.id) for number, cell in theirs.items()}
+        names |= {number: ("mine", cell.setting.id) for number, cell in mine.items()}
+        groups.append([*mine.values(), *theirs.values()])
     cells = matrix(groups, lambda cell: names[id(cell)])
     if cells is None:
         return {}
     at = {name: number for number, name in enumerate(cells.columns)}
-    own, others = parts[0]
-    pairs = {}
-    for cell in own:
-        other = others.get(cell.coord(axes))
-        if other is not None:
-            pair = names[id(cell)], names[id(other)]
-            if pair[0] in at and pair[1] in at:
-                pairs[cell.coord(axes)] = at[pair[0]], at[pair[1]]
+    pairs = {coord: (names[id(cell)], names[id(other)]) for coord, cell, other in parts[0]}
+    pairs = {coord: (mine, theirs) for coord, (mine, theirs) in pairs.items() if mine in at and theirs in at}
     if not pairs:
         return {}
     rows = np.zeros((len(pairs), len(at)))
     for row, (plus, minus) in zip(rows, pairs.values(), strict=True):
-        row[plus], row[minus] = 1, -1
+        row[at[plus]], row[at[minus]] = 1, -1
     return dict(zip(pairs, joint_contrasts(cells.means, cells.strata, rows)[1], strict=True))

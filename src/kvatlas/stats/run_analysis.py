@@ -76,11 +76,7 @@ class RunAnalysis:
     def cells_of(self, policy: str | None) -> list[CellTraces]:
         """The cells of a policy with the baselines; all cells without one."""
         name = (policy or "").partition("(")[0]
-        return [
-            cell
-            for cell in self.run.cells
-            if policy is None or cell.expected.baseline or cell.expected.setting.policy == name
-        ]
+        return [cell for cell in self.run.cells if policy is None or cell.baseline or cell.setting.policy == name]
 
     def of_policy(self, policy: str) -> RunAnalysis:
         """The same of one policy alone, whose losses are still those of the whole run."""

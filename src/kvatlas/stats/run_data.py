@@ -60,29 +60,21 @@ def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] 
     variants: dict[tuple[str, str], list[Setting]] = {}
     by_rest: dict[tuple[str, str, str], tuple[Setting, list[CellTraces]]] = {}
     for cell in cells:
-        values = cell.expected.setting.values
-        on_grid = not cell.expected.baseline and all(axis in values for axis in axes)
+        values = cell.setting.values
+        on_grid = not cell.baseline and all(axis in values for axis in axes)
         if not on_grid or any(name in values and values[name] != value for name, value in fixed.items()):
             continue
-        rest = Setting.of(
-            cell.expected.setting.policy, **{name: value for name, value in values.items() if name not in axes}
-        )
-        key = (cell.expected.model, cell.expected.benchmark, rest.id)
+        rest = Setting.of(cell.setting.policy, **{name: value for name, value in values.items() if name not in axes})
+        key = (cell.model, cell.benchmark, rest.id)
         by_rest.setdefault(key, (rest, []))[1].append(cell)
-        known = variants.setdefault((cell.expected.model, rest.policy), [])
+        known = variants.setdefault((cell.model, rest.policy), [])
         if rest not in known:
             known.append(rest)
     return {
-        MapName(model, benchmark, _label(rest, variants[model, rest.policy])): group
+        MapName(model, benchmark, short_names(variants[model, rest.policy])[rest.id]): group
         for (model, benchmark, _), (rest, group) in by_rest.items()
-        if all(len({cell.expected.setting.values[axis] for cell in group}) > 1 for axis in axes)
+        if all(len({cell.setting.values[axis] for cell in group}) > 1 for axis in axes)
     }
-
-
-def _label(rest: Setting, variants: list[Setting]) -> str:
-    """The policy's name, with the parameters in which its variants differ."""
-    names = [name for name in rest.values if len({repr(other.values.get(name)) for other in variants}) > 1]
-    return str(Setting.of(rest.policy, **{name: rest.values[name] for name in names}))
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -189,7 +181,7 @@ class RunData:
 
     def fits(self, cell: CellTraces) -> bool:
         """Whether the cell has the values that `fix` holds."""
-        values = cell.expected.setting.values
+        values = cell.setting.values
         return all(values.get(name, value) == value for name, value in self.fix.items())
 
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:

@@ -69,16 +69,11 @@ def systems_of(
             raise KvatlasError(f"No run has the benchmark {asked!r}; there are: {', '.join(there)}.")
     for run in runs:
         run.table.check(metric, [other.table for other in runs])
-    cells = [
-        cell
-        for run in runs
-        for cell in run.table.cells(metric)
-        if not benchmarks or cell.expected.benchmark in benchmarks
-    ]
+    cells = [cell for run in runs for cell in run.table.cells(metric) if not benchmarks or cell.benchmark in benchmarks]
     check_distinct(cells)
     by_name: dict[tuple[str, Setting], list[CellTraces]] = {}
     for cell in cells:
-        by_name.setdefault((cell.expected.model, cell.expected.setting), []).append(cell)
+        by_name.setdefault((cell.model, cell.setting), []).append(cell)
     about: dict[ProblemKey, Mapping[str, Any]] = {}
     for run in runs:
         for benchmark, known in run.manifest.about.items():
@@ -128,7 +123,7 @@ def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -
         for cell in run.table.cells()
         if problem in cell.place and sample < cell.expected.samples and cell.there[cell.place[problem], sample]
     ]
-    systems = [ModelSetting(cell.expected.model, cell.expected.setting, cells=(cell,)) for cell in cells]
+    systems = [ModelSetting(cell.model, cell.setting, cells=(cell,)) for cell in cells]
     fitting = choose(systems, [name] if name else [])
     if len(fitting) != 1:
         named = "; ".join(f"{system.model} {system.setting}" for system in systems) or "none"

@@ -207,7 +207,9 @@ class CellTraces:
 
     def __init__(self, table: TraceTable, number: int, metric: str) -> None:
         self.table, self.number, self.metric = table, number, metric
-        self.expected = table.manifest.expected[number]
+        self.expected = expected = table.manifest.expected[number]
+        self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
+        self.baseline = expected.baseline
         self.place = table.order(number)
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
@@ -280,7 +282,7 @@ class CellTraces:
 
     def key(self, problem: str, sample: int) -> Key:
         """The key of a trace in the store."""
-        return self.expected.run_key, self.expected.setting.id, self.expected.benchmark, problem, sample
+        return self.expected.run_key, self.setting.id, self.benchmark, problem, sample
 
     def stored_keys(self) -> list[Key]:
         """The keys in the store of the traces that are there."""
@@ -293,7 +295,7 @@ class CellTraces:
 
     def coord(self, axes: tuple[str, str]) -> CellCoord:
         """Its values on the vertical and the horizontal axis."""
-        values = self.expected.setting.values
+        values = self.setting.values
         return values[axes[0]], values[axes[1]]
 
     def cell(self) -> Cell:
@@ -301,7 +303,7 @@ class CellTraces:
         if self._cell is None or self._cell[0] != self.table.additions:
             peaks = self._known("peak_kv_tokens")
             cell = Cell(
-                self.expected.setting,
+                self.setting,
                 self._estimate(),
                 mean_kv_tokens=self._mean("mean_kv_tokens"),
                 peak_kv_tokens=int(max(peaks)) if peaks else None,
@@ -325,7 +327,7 @@ class CellTraces:
 
     def audit(self) -> BudgetAudit | None:
         """What the setting's budget leaves to its policy, over the problems that have traces."""
-        return audit_setting(self.expected.setting, self.prompts.values())
+        return audit_setting(self.setting, self.prompts.values())
 
     def _estimate(self) -> Estimate:
         grades = self._by_problem(self.grades)
@@ -362,7 +364,7 @@ class CellTraces:
     def _by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
         rows = zip(self.place, values.tolist(), strict=True)
         known = {problem: {n: value for n, value in enumerate(row) if not math.isnan(value)} for problem, row in rows}
-        return {(self.expected.benchmark, problem): own for problem, own in known.items() if own}
+        return {(self.benchmark, problem): own for problem, own in known.items() if own}
 
     def _by_problem(self, values: Floats) -> dict[str, list[float]]:
         known = ~np.isnan(values)
@@ -398,11 +400,11 @@ def select(
     return [
         cell
         for cell in cells
-        if model in (None, cell.expected.model)
-        and benchmark in (None, cell.expected.benchmark)
-        and policy in (None, cell.expected.setting.policy)
-        and setting in (None, cell.expected.setting)
-        and baseline in (None, cell.expected.baseline)
+        if model in (None, cell.model)
+        and benchmark in (None, cell.benchmark)
+        and policy in (None, cell.setting.policy)
+        and setting in (None, cell.setting)
+        and baseline in (None, cell.baseline)
     ]
 
 
@@ -431,8 +433,8 @@ def check_distinct(cells: Iterable[CellTraces]) -> None:
             if len(twice):
                 problem, sample = twice[0]
                 raise KvatlasError(
-                    f"Two of the runs hold sample {sample} of {cell.problems[problem]} for {cell.expected.model} under "
-                    f"{cell.expected.setting}; compare runs that do not overlap."
+                    f"Two of the runs hold sample {sample} of {cell.problems[problem]} for {cell.model} under "
+                    f"{cell.setting}; compare runs that do not overlap."
                 )
         earlier[cell.expected.name].append(cell)
 

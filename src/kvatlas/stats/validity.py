@@ -41,9 +41,9 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
     kept = [cell for cell in cells if cell.stored and not cell.screened]
     if not kept:
         return None
-    bounded = [cell for cell in kept if "kv_budget" in cell.expected.setting.values]
+    bounded = [cell for cell in kept if "kv_budget" in cell.setting.values]
     groups = _identical(kept)
-    compressing = {cell.expected.setting.id for cell in bounded}
+    compressing = {cell.setting.id for cell in bounded}
     return Validity(
         traces=sum(cell.stored for cell in kept),
         bounded=sum(int((cell.traces["compressions"] >= 0).sum()) for cell in bounded),
@@ -79,7 +79,7 @@ def validities(cells: Iterable[CellTraces]) -> dict[tuple[str, str], Validity]:
     """By model and benchmark, over all their settings, baselines included."""
     groups: dict[tuple[str, str], list[CellTraces]] = {}
     for cell in cells:
-        groups.setdefault((cell.expected.model, cell.expected.benchmark), []).append(cell)
+        groups.setdefault((cell.model, cell.benchmark), []).append(cell)
     return {name: known for name, group in groups.items() if (known := validity(group)) is not None}
 
 
@@ -109,7 +109,7 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
 def findings(cells: Sequence[CellTraces]) -> list[Limit]:
     """What limits the gathered traces of a run, the gravest first: for `describe`, `report` and the end of a sweep."""
     checked = validities(cells)
-    short = short_names(cell.expected.setting for cell in cells)
+    short = short_names(cell.setting for cell in cells)
     several = len({model for model, _ in checked}) > 1
     made = [
         finding
@@ -117,7 +117,7 @@ def findings(cells: Sequence[CellTraces]) -> list[Limit]:
         for finding in _of(model, benchmark, validity, f"{model} on {benchmark}" if several else benchmark, short)
     ]
     audited = [
-        AuditedCell(cell.expected.model, cell.expected.benchmark, cell.expected.setting, audit)
+        AuditedCell(cell.model, cell.benchmark, cell.setting, audit)
         for cell in cells
         if (audit := cell.audit()) is not None
     ]

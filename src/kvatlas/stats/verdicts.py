@@ -102,9 +102,9 @@ def losses_of(run: RunData) -> GridLosses:
     The limits hold over all settings of a model on these benchmarks together, whatever their policies. Benchmarks are
     missing where one has no full cache, or shares no problem with it.
     """
-    full = {(cell.expected.model, cell.expected.benchmark): cell for cell in run.cells if is_full(cell)}
+    full = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell)}
     grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, SettingLoss]]()
-    for model, on in set(map(_family, with_means(run.groups).values())):
+    for model, on in dict.fromkeys(map(_family, with_means(run.groups).values())):
         named = [name for name in grid[model] if name in on and (model, name) in full]
         cells = matrix([[full[model, name], *grid[model][name]] for name in named], id_of)
         if len(named) == len(on) and cells is not None and cells.columns[0] == FULL.id:
@@ -115,12 +115,12 @@ def losses_of(run: RunData) -> GridLosses:
 
 def id_of(cell: CellTraces) -> str:
     """The id of the cell's setting."""
-    return cell.expected.setting.id
+    return cell.setting.id
 
 
 def is_full(cell: CellTraces) -> bool:
     """Whether it is the full cache, next to the grid."""
-    return cell.expected.baseline and cell.expected.setting == FULL
+    return cell.baseline and cell.setting == FULL
 
 
 def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
@@ -134,7 +134,7 @@ def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
 
 def _family(groups: Sequence[Sequence[CellTraces]]) -> tuple[str, frozenset[str]]:
     """The model and the benchmarks of a map or mean."""
-    return groups[0][0].expected.model, frozenset(group[0].expected.benchmark for group in groups)
+    return groups[0][0].model, frozenset(group[0].benchmark for group in groups)
 
 
 def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
