@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -94,12 +94,9 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
         places = [[n for n, group in enumerate(part.identical) if setting in group] for part in checked]
         if all(places):
             groups.setdefault(tuple(coord[0] for coord in places), []).append(setting)
+    counts = ("traces", "bounded", "compressed", "no_answer", "truncated")
     return Validity(
-        traces=sum(part.traces for part in checked),
-        bounded=sum(part.bounded for part in checked),
-        compressed=sum(part.compressed for part in checked),
-        no_answer=sum(part.no_answer for part in checked),
-        truncated=sum(part.truncated for part in checked),
+        **{name: sum(getattr(part, name) for part in checked) for name in counts},
         settings=max(part.settings for part in checked),
         identical=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         same=all(part.same for part in checked),
@@ -112,9 +109,9 @@ def findings(cells: Sequence[CellTraces]) -> list[Limit]:
     short = short_names(cell.setting for cell in cells)
     several = len({model for model, _ in checked}) > 1
     made = [
-        finding
+        Limit(kind, model, benchmark, text)
         for (model, benchmark), validity in checked.items()
-        for finding in _of(model, benchmark, validity, f"{model} on {benchmark}" if several else benchmark, short)
+        for kind, text in _limits(validity, f"{model} on {benchmark}" if several else benchmark, short)
     ]
     audited = [
         AuditedCell(cell.model, cell.benchmark, cell.setting, audit)
@@ -128,32 +125,29 @@ def findings(cells: Sequence[CellTraces]) -> list[Limit]:
     return sorted(made, key=lambda finding: order.index(finding.kind))
 
 
-def _of(model: str, benchmark: str, checked: Validity, where: str, short: Mapping[str, str]) -> list[Limit]:
-    made = []
+def _limits(checked: Validity, where: str, short: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    """What limits the traces of one model and benchmark, as sentences."""
     if 2 * checked.unanswered > checked.traces:
-        made.append(
-            Limit(
-                Kind.UNANSWERED, model, benchmark,
+        yield (
+            Kind.UNANSWERED,
+            (
                 f"{where}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
-                f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong.",
-            )
-        )  # fmt: skip
+                f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong."
+            ),
+        )
     if checked.bounded and 2 * checked.compressed < checked.bounded:
-        made.append(
-            Limit(
-                Kind.UNCOMPRESSED, model, benchmark,
+        yield (
+            Kind.UNCOMPRESSED,
+            (
                 f"{where}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
-                f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
-            )
-        )  # fmt: skip
+                f"{'the others' if checked.compressed else 'all'} equal the full cache's."
+            ),
+        )
     elif checked.identical:
         count = sum(len(group) for group in checked.identical)
         example = ", ".join(short[setting] for setting in checked.identical[0][:3])
         more = f" and {count - 3} more" if count > 3 else ""
-        made.append(
-            Limit(
-                Kind.IDENTICAL, model, benchmark,
-                f"{where}: {count} settings wrote the same texts as another one in all their traces: {example}{more}.",
-            )
-        )  # fmt: skip
-    return made
+        yield (
+            Kind.IDENTICAL,
+            (f"{where}: {count} settings wrote the same texts as another one in all their traces: {example}{more}."),
+        )
