@@ -60,6 +60,14 @@ ALL = [
     ),
     *HOSTILE,
 ]
+
+
+def extractions(kind: str) -> list[tuple[str, str | None]]:
+    """Texts with the answer that is found in them, None for none."""
+    rows = map(json.loads, (DATA / "extractions.jsonl").read_text("utf-8").splitlines())
+    return [(row["text"], row["answer"]) for row in rows if row["kind"] == kind]
+
+
 CHOICES = ("3 eV", "10^{-4} eV", "a photon", "none of these")
 
 
@@ -112,27 +120,7 @@ def test_no_answer_is_told_from_a_wrong_one() -> None:
     assert grade("3", r"\boxed{9^{9^{9^9}}}").status is Status.GRADER_TIMEOUT
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("7", "7"),
-        ("3 + 4 is what we add.\n\n7\n", "7"),
-        ("So\n#### 1,234", "1,234"),
-        ("#### seven", "seven"),
-        ("so\n**-3.5**.", "-3.5"),
-        ("so\n$\\frac{1}{2}$", "\\frac{1}{2}"),
-        ("so\n\\(2\\pi\\)", "2\\pi"),
-        ("so\n(3, 4)", "(3, 4)"),
-        ("so\n12 cm", None),
-        ("so\n3 + 4 = 7", None),
-        ("It is 7 then", None),
-        ("7\nI hope this helps!", None),
-        ("####", None),
-        ("so\n...", None),
-        ("", None),
-        ("1" * 200, None),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer"), extractions("bare"))
 def test_a_bare_last_line_is_an_answer_where_nobody_told_how_to_end(text: str, answer: str | None) -> None:
     assert bare(text) == answer
     problem = Problem("p", "q", "0", {})
@@ -149,43 +137,7 @@ def test_a_bare_last_line_may_be_wrong_or_a_letter() -> None:
     assert (chosen.answer, chosen.correct) == ("C", True)
 
 
-@pytest.mark.parametrize(
-    ("answer", "chosen"),
-    [
-        (r"\boxed{C}", "C"),
-        (r"\boxed{(C)}", "C"),
-        (r"\boxed{\text{C}}", "C"),
-        (r"\boxed{\textbf{(C)}}", "C"),
-        (r"\boxed{C) a photon}", "C"),
-        (r"\boxed{C. a photon}", "C"),
-        (r"\boxed{\text{Option C}}", "C"),
-        (r"\boxed{a photon}", "C"),
-        (r"\boxed{10^{-4}\,\text{eV}}", None),
-        (r"\boxed{10^{-4} eV}", "B"),
-        (r"\boxed{E}", None),
-        (r"\boxed{D = 4}", None),
-        ("The answer is C.", "C"),
-        ("The answer is (C).", "C"),
-        ("The answer is **C**", "C"),
-        ("Answer: C", "C"),
-        ("answer: $C$", "C"),
-        ("**Answer:** (C) a photon", "C"),
-        ("The correct option is C, a photon.", "C"),
-        ("So I choose option B.", "B"),
-        ("The answer is A because it is.", "A"),
-        ("The answer is A.", "A"),
-        ("The answer is B. Wait: the answer is D.", "D"),
-        ("All is said.\n\nC", "C"),
-        ("All is said.\n(C).", "C"),
-        ("Consider A.", None),
-        ("Consider A. The answer is B.", "B"),
-        ("The answer is a function.", None),
-        ("The answer is A function.", None),
-        ("The answer is Broad.", None),
-        ("Is it A or B? I cannot tell", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("answer", "chosen"), extractions("letter"))
 def test_letters(answer: str, chosen: str | None) -> None:
     assert letter(answer, CHOICES) == chosen
     graded = grade("C", answer, CHOICES)
@@ -319,16 +271,7 @@ def test_short_answers_beside_the_grader_of_dynts(reference: str, answer: str, o
     assert grade(reference, answer, grader="dynts").correct is theirs
 
 
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [
-        (r"\boxed{C}", "C"),
-        ("Both B and C hold, so (D)", "D"),
-        ("The answer is B, as D is wrong", "B"),
-        ("C it is, what a day", "A"),  # Upper case is taken before letters are looked for.
-        ("nothing", None),
-    ],
-)
+@pytest.mark.parametrize(("answer", "found"), extractions("dynts letter"))
 def test_choices_as_dynts_finds_them(answer: str, found: str | None) -> None:
     graded = grade("C", answer, CHOICES, "dynts")
     assert (graded.correct, graded.answer) == (found == "C", found)

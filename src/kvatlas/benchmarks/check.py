@@ -10,6 +10,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from kvatlas.benchmarks import normal, tables
 from kvatlas.benchmarks.base import Benchmark
@@ -69,7 +70,10 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
         yield _first("texts", problems, _damage(problems), "no sign of damage")
         shortest, longest = (pick(len(p.question) for p in problems) for pick in (min, max))
         yield _first("questions", problems, _questions(problems, longest), f"{shortest} to {longest} characters")
-        yield _references(problems)
+        references = f"{max(len(p.answer) for p in problems)} characters at most"
+        finding = _first("references", problems, _references(problems), references)
+        fatal = sum(_is_solution(p.answer) for p in problems) >= MANY * len(problems)
+        yield replace(finding, status=Check.FAILED) if fatal else finding
         yield _choices([p for p in problems if p.about.get("choices")])
         yield _own_answers(benchmark, problems)
     else:
@@ -184,41 +188,21 @@ def _questions(problems: Problems, longest: int) -> Iterator[Fault]:
     yield cut if len({p.question for p in cut}) >= CUT else [], fault, "they seem cut"
 
 
-def _references(problems: Problems) -> Finding:
-    """Look for reference answers that no answer of a model could equal."""
-
-    def matching(pattern: str) -> Problems:
-        return [p for p in problems if re.fullmatch(pattern, p.answer)]
-
+def _references(problems: Problems) -> Iterator[Fault]:
+    """Yield reference answers that no answer of a model could equal."""
     solutions = [p for p in problems if _is_solution(p.answer)]
-    letters = [p for p in matching(r"\(?[A-E]\)?") if not p.about.get("choices")]
-    faults: tuple[Fault, ...] = (
-        (
-            solutions,
-            "have a whole solution for a reference answer",
-            "name the column with the final answer: columns: {answer: NAME}",
-        ),
-        (matching(_NOTHING.pattern), "have a placeholder for a reference answer", "leave their answer empty"),
-        (
-            [p for p in problems if _is_open(p.answer)],
-            "have a reference answer whose braces or $ do not close",
-            "they seem cut",
-        ),
-        (
-            matching(r"-?\d+\.\d{12,}"),
-            "have the rounding error of a float in their reference answer",
-            "write them as they were meant",
-        ),
-        (
-            letters if len(letters) >= MANY * len(problems) else [],
-            "have a letter for a reference answer and no choices",
-            "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ...",
-        ),
-    )
-    finding = _first("references", problems, faults, f"{max(len(p.answer) for p in problems)} characters at most")
-    if solutions and len(solutions) >= MANY * len(problems):
-        return Finding(finding.name, Check.FAILED, finding.message, finding.advice)
-    return finding
+    advice = "name the column with the final answer: columns: {answer: NAME}"
+    yield solutions, "have a whole solution for a reference answer", advice
+    nothing = [p for p in problems if _NOTHING.fullmatch(p.answer)]
+    yield nothing, "have a placeholder for a reference answer", "leave their answer empty"
+    opened = [p for p in problems if _is_open(p.answer)]
+    yield opened, "have a reference answer whose braces or $ do not close", "they seem cut"
+    noisy = [p for p in problems if re.fullmatch(r"-?\d+\.\d{12,}", p.answer)]
+    yield noisy, "have the rounding error of a float in their reference answer", "write them as they were meant"
+    letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
+    advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
+    many = letters if len(letters) >= MANY * len(problems) else []
+    yield many, "have a letter for a reference answer and no choices", advice
 
 
 def _is_solution(answer: str) -> bool:
@@ -242,18 +226,13 @@ def _choices(problems: Problems) -> Finding:
     others = [p for p, texts in choices if len(texts) != usual]
     right = Counter(p.answer for p in problems)
     shown = ", ".join(f"{letter} {count / len(problems):.0%}" for letter, count in sorted(right.items()))
-    faults: tuple[Fault, ...] = (
-        ([p for p, texts in choices if not all(texts)], "have an empty option", ""),
-        (
-            [p for p, texts in choices if len(set(texts)) < len(texts)],
-            "have an option twice",
-            "no letter is right alone",
-        ),
-        (
-            others if len(others) <= MANY / 4 * len(problems) else [],
-            f"do not have {usual} options as the others do",
-            "",
-        ),
+    empty = [p for p, texts in choices if not all(texts)]
+    twice = [p for p, texts in choices if len(set(texts)) < len(texts)]
+    some = others if len(others) <= MANY / 4 * len(problems) else []
+    faults = (
+        (empty, "have an empty option", ""),
+        (twice, "have an option twice", "no letter is right alone"),
+        (some, f"do not have {usual} options as the others do", ""),
     )
     fine = f"{most} of {len(problems)} with {usual} options; answers {shown}"
     finding = _first(name, problems, faults, fine)

@@ -38,10 +38,22 @@ class Source:
     answers: str = ""
 
 
-SOURCES: dict[str, Source] = {
-    name: Source(**entry)
-    for name, entry in json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8")).items()
-}
+class Format(NamedTuple):
+    """A prompt: templates with {question} for questions and with {options} for choices.
+
+    `version` rises whenever one changes, or what counts as an answer to it. `plain` and `dynts`, as the code of DynTS
+    asks (Robin930/DynTS), say nothing about how to end.
+    """
+
+    version: int
+    question: str
+    choice: str
+
+
+_DATA = json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8"))
+SOURCES: dict[str, Source] = {name: Source(**entry) for name, entry in _DATA["sets"].items()}
+FORMATS: dict[str, Format] = {name: Format(**entry) for name, entry in _DATA["prompts"].items()}
+DEFAULT = "r1"
 
 
 def file_of(name: str) -> Path:
@@ -59,37 +71,6 @@ def file_of(name: str) -> Path:
     raise KvatlasError(
         f"The data set {source.repository!r} holds no file {' or '.join(source.files)}; name a local file: {name}@FILE."
     )
-
-
-class Format(NamedTuple):
-    """A prompt: templates with {question} for questions and with {options} for choices.
-
-    `version` rises whenever one changes, or what counts as an answer to it.
-    """
-
-    version: int
-    question: str
-    choice: str
-
-
-_BOXED = r"Please reason step by step, and put {} within \boxed{{}}."
-_LINE = "Reason step by step. End with one line that reads: Answer: "
-#: `plain` and `dynts`, as the code of DynTS asks (Robin930/DynTS), say nothing about how to end.
-FORMATS = {
-    name: Format(version, f"{{question}}{question}", f"{{question}}\n\n{{options}}{choice}")
-    for name, version, question, choice in (
-        (
-            "r1",
-            1,
-            "\n\n" + _BOXED.format("your final answer"),
-            "\n\n" + _BOXED.format("the letter of your final answer"),
-        ),
-        ("plain", 2, "", ""),
-        ("dynts", 1, "", ""),
-        ("line", 1, f"\n\n{_LINE}YOUR ANSWER", f"\n\n{_LINE}LETTER"),
-    )
-}
-DEFAULT = "r1"
 
 
 @dataclass(frozen=True)
