@@ -59,20 +59,15 @@ class Cells:
 
 
 def _values(cell: Cell, difference: Contrast | None) -> Json:
-    estimate = cell.estimate
-    traces = (estimate.problems or 0) * (estimate.samples or 0)
+    known, truncated = cell.to_dict(), cell.truncated
+    traces = (cell.estimate.problems or 0) * (cell.estimate.samples or 0)
     return {
-        "value": percent(estimate.value),
-        "low": percent(estimate.low),
-        "high": percent(estimate.high),
-        "problems": estimate.problems,
-        "samples": estimate.samples,
+        **{name: known[name] for name in ("value", "low", "high", "problems", "samples", "audit")},
         "kept": rounded(cell.mean_kv_tokens, 1),
-        "peak": cell.peak_kv_tokens,
+        "peak": known["peak_kv_tokens"],
         "output": rounded(cell.output_tokens_mean, 1),
-        "seconds": rounded(cell.seconds_mean, 4),
-        "audit": cell.audit.to_dict() if cell.audit else None,
-        "truncated": percent(cell.truncated / traces) if cell.truncated is not None and traces else cell.truncated,
+        "seconds": known["seconds_mean"],
+        "truncated": percent(truncated / traces) if truncated is not None and traces else truncated,
         "difference": None if difference is None else _interval(difference),
     }
 
