@@ -17,7 +17,7 @@ from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import with_binomial_bounds
 from tests.command_line import Call
-from tests.report.test_page import build
+from tests.report.test_app import build
 from tests.stats.synthetic import grid, manifest
 
 
