@@ -18,8 +18,7 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from tests.command_line import Call
-
-Build = Callable[..., dict[str, Any]]
+from tests.sweeps.conftest import Build
 
 
 def promise(folder: Path) -> Manifest:

@@ -30,7 +30,7 @@ from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.adaptive import order
 from tests.command_line import Call
 from tests.report.pages import documents
-from tests.sweeps.test_run import contents
+from tests.sweeps.conftest import contents
 
 Build = Callable[..., dict[str, Any]]
 #: Two good settings and two that lose nearly all: the window forgets everything.

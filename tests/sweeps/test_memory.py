@@ -156,7 +156,7 @@ def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(
     wide: ModelHandle, spec_data: Build, tmp_path: Path
 ) -> None:
     """A real limit of the system on this process's memory, which a batch of 64 traces without end does not fit into."""
-    from tests.sweeps.test_run import contents
+    from tests.sweeps.conftest import contents
 
     assert wide.kv_bytes_per_token == 2**15
     # Three shelves of 64 tokens and one of 128 take 168 MB.

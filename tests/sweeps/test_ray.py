@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,11 @@ from kvatlas.core import KvatlasError
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.ray import WorkQueue, difference
-from tests.sweeps.test_run import contents
+from tests.sweeps.conftest import Build, contents
 
 pytestmark = pytest.mark.newest
 
 ray = pytest.importorskip("ray")
-
-Build = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from tests.sweeps.test_run import contents
+from tests.sweeps.conftest import contents
 
 CHAINS = "CHAIN5"
 

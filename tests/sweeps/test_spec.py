@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,7 @@ import pytest
 
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.sweeps import parse_spec, read_spec
-
-Build = Callable[..., dict[str, Any]]
+from tests.sweeps.conftest import Build
 
 
 def test_the_grid_is_settings_times_axes_and_baselines_stand_beside_it(spec_data: Build) -> None:

@@ -1,4 +1,4 @@
-"""Where units are decoded: in this process, in several local ones, or on a cluster. Executors are found by name."""
+"""Executors, found by name: they decode units in this process, in several local ones, or on a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.machine import free_memory
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-#: Seconds of work for which one more process is worth its start, and a guess at the least that a token takes and at the
-#: bytes of weights that one thread reads in a second.
+#: Seconds of work that are worth the start of one more process, the least seconds of a token and the bytes of weights
+#: that one thread reads in a second, both guesses.
 WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
-
-#: What a worker says when it has nothing left of a job.
+#: The message of a worker that has nothing left of a job.
 _DONE = True
 #: Bytes that a process takes with its libraries, before weights and cache.
 PROCESS = 450 * 2**20
@@ -37,7 +36,7 @@ Finished = tuple[Trace, int]
 
 @dataclass
 class WorkerPool:
-    """Who decodes: `workers` of them (None: as many as there is room for), at the `address` of a cluster if any.
+    """The number of `workers` (None: as many as there is room for), and the `address` of a cluster if any.
 
     As a context it ends what an executor has `kept` for further jobs. `idle` are local workers that wait for one, by
     the lines to them: a worker takes seconds to start.
@@ -59,8 +58,8 @@ class WorkerPool:
 class Executor(Protocol):
     """Runs one model's job and yields traces with their own decoded tokens as they finish.
 
-    A worker that dies takes its unfinished units with it; the sweep notices what is missing and asks again, with half
-    the batch and half the workers (`job.halvings`).
+    A worker that dies takes its unfinished units with it; the sweep asks again for the missing traces, with half the
+    batch and half the workers (`job.halvings`).
     """
 
     def __call__(self, job: Job, pool: WorkerPool) -> Iterator[Finished]: ...
@@ -72,7 +71,7 @@ def cores() -> int:
 
 
 def worth(job: Job) -> int:
-    """How many processes a job is worth, by a rough guess at its seconds on one core."""
+    """The number of processes that a job is worth, by a rough guess at its seconds on one core."""
     if job.model.weight_bytes is None:
         return len(job.units)
     most = job.sampling.max_new_tokens
@@ -82,22 +81,19 @@ def worth(job: Job) -> int:
 
 
 def usual_workers(job: Job) -> int:
-    """How many processes pay on this machine and have room in its memory."""
-    if job.model.device != "cpu":  # several would have to share a GPU
+    """The number of processes that pay on this machine and have room in its memory; one on a GPU."""
+    if job.model.device != "cpu":
         return 1
-    there, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
-    return max(1, min(cores(), worth(job), cores() if there is None else there // taken))
+    free, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
+    return max(1, min(cores(), worth(job), cores() if free is None else free // taken))
 
 
 def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
-    """Decode in this process for one worker, else in several of one thread each.
-
-    Where nobody says how many: all cores if there is work for them, or one for a GPU.
-    """
+    """Decode in this process for one worker, else in several of one thread each: by default as many as pay."""
     if pool.address:
         raise KvatlasError(f"The executor 'local' has no cluster {pool.address!r}; valid with an address is 'ray'.")
     workers = max(1, min(pool.workers or usual_workers(job), len(job.units)) >> job.halvings)
-    # Where one has died the next does not take this process with it.
+    # After a worker has died the next must not take this process with it.
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
@@ -105,9 +101,7 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     numbers = iter(range(len(job.units)))
     processes: dict[Connection, BaseProcess] = {}
     try:
-        for _ in range(workers):
-            line, process = _hired(pool)
-            processes[line] = process
+        processes.update(_hired(pool) for _ in range(workers))
         for line in processes:
             with contextlib.suppress(OSError):  # it has died, as is seen below
                 line.send(share)
@@ -135,8 +129,8 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
 def _hired(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
     """A worker without a job, and the line to it; a new one where none is idle.
 
-    A pipe for each worker and nothing in common: one killed in the middle of a message holds nobody else up. No job
-    among what a process starts with: Python would wait for ever to tell one that dies while it starts.
+    Each worker has a pipe of its own: one killed in the middle of a message holds up no other. The job is sent after
+    the start: Python would wait for ever to tell it to a process that dies while it starts.
     """
     while pool.idle:
         line, process = pool.idle.popitem()
@@ -158,7 +152,7 @@ def _end(processes: dict[Connection, BaseProcess]) -> None:
 
 
 def _end_with_the_driver() -> None:
-    """A killed driver cannot end its workers: they would wait for ever for someone to read what they found."""
+    """End this worker when its driver ends: a killed driver cannot, and nothing would read the worker's messages."""
     driver = multiprocessing.parent_process()
     assert driver is not None
     driver.join()
@@ -172,28 +166,25 @@ def _work(driver: Connection) -> None:
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     # Ctrl-C reaches the whole process group; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Where memory runs out the system is to end a worker, not the driver, which goes on with fewer.
+    # Where memory runs out the system should end a worker, not the driver, which goes on with fewer.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
-    def claims() -> Iterator[int]:
-        while True:
-            driver.send(None)
-            number = driver.recv()
-            if number is None:
-                return
-            yield number
+    def claim() -> int | None:
+        driver.send(None)
+        number: int | None = driver.recv()
+        return number
 
-    # Where the driver has ended there is nobody to tell, and nothing to say about it.
+    # An ended driver is no error of the worker.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         while True:
-            for message in messages(driver.recv(), claims()):
+            for message in messages(driver.recv(), iter(claim, None)):
                 driver.send(message)
             driver.send(_DONE)
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
-    """What a worker tells its driver: finished traces, and a sentence as the last thing if it fails."""
+    """The messages of a worker to its driver: finished traces, and a sentence as the last one if it fails."""
     try:
         yield from decode(job, claims)
     except KvatlasError as error:
@@ -202,14 +193,12 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
         yield f"A worker failed ({type(error).__name__}: {error}); what is finished is kept."
 
 
-def _fault(_: str, value: object) -> str:
-    """What keeps a plug-in's object from being an executor."""
-    wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.WorkerPool"
-    if not callable(value):
-        return f"it is {value!r}; {wanted}"
+def _fault(_: str, value: Any) -> str:
+    """The reason, as a clause, why a plug-in's object is no executor."""
     try:
         inspect.signature(value).bind(None, None)
     except TypeError as error:
+        wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.WorkerPool"
         return f"it cannot be called with two arguments, {error}; {wanted}"
     except ValueError:  # no signature is known, as of built-in functions
         pass
