@@ -22,7 +22,7 @@ from kvatlas import models, policies
 from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.service import stream_of
+from kvatlas.serve.service import stream_of
 
 NEWEST = 32
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.batch import ForwardBatch
-from kvatlas.engine.compression import compress
-from kvatlas.engine.rows import Row
+from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
+
+if TYPE_CHECKING:
+    from kvatlas.engine.attention import ForwardBatch
 
 
 def arguments(text: str | None, *files: str, **options: Any) -> argparse.Namespace:

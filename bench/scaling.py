@@ -19,7 +19,7 @@ from typing import Any
 from transformers import LlamaConfig
 
 from common import arguments, keep
-from kvatlas.engine.memory import peak
+from kvatlas.engine.scheduler import peak
 from kvatlas.models import ModelHandle
 from sweep_cost import BUDGET, GRID, LONGEST, PROMPT, lengths, tokens, window_policy
 

@@ -23,7 +23,6 @@ from common import arguments, keep
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.forced import ForcedReader
 from kvatlas.noise import stream_key
 from kvatlas.sweeps import make_plan, parse_spec
 from kvatlas.sweeps.screen_work import measures
@@ -55,19 +54,15 @@ def grid(problems: int, spec: str) -> dict[str, Any]:
     decoding = time.process_time() - began
     full = {g.key: g.tokens for g in written if g.policy == FULL}
 
-    reader = ForcedReader(handle, model, chosen, sampling, 64)
+    reader = Engine(handle, model, chosen, sampling, max(64, len(chosen)))
     began = time.process_time()
-    screened = {item.key: reader.screen(replace(item, script=full[item.key])) for item in work}
+    screened = list(reader.run(replace(item, script=full[item.key]) for item in work))
     reading = time.process_time() - began
 
     right = {(g.key, g.policy): grade(handle, *asked[g.key], g.tokens, g.finished).correct for g in written}
     settings = [policy for policy in chosen if policy != FULL]
     passed = np.array([[right[key, policy] for policy in settings] for key in asked], float)
-    values = {
-        (key, result.policy): measures(result.tally, len(full[key]))
-        for key, results in screened.items()
-        for result in results
-    }
+    values = {(result.key, result.policy): measures(result.likeness, len(full[result.key])) for result in screened}
     tables = {
         name: np.array([[values[key, policy][name] for policy in settings] for key in asked]) for name in MEASURES
     }

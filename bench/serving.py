@@ -34,7 +34,7 @@ from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import find
-from kvatlas.service import chosen, stream_of
+from kvatlas.serve.service import find_policy, stream_of
 
 MODEL = "embedded:tiny-llama"
 SETTING = {"kv_budget": 224, "local_window": 32, "ratio": 0.3, "ratio_over": "thinking"}
@@ -52,7 +52,7 @@ class Offline:
 
     def __init__(self, rows: int) -> None:
         self.model = find(MODEL)
-        self.policy = chosen(self.model, "dynts", SETTING)
+        self.policy = find_policy(self.model, "dynts", SETTING)
         self.engine = Engine(self.model, self.model.load(), [self.policy], Sampling(), rows)
 
     def turn(self, texts: list[str], most: int) -> tuple[int, float, float]:

@@ -29,7 +29,7 @@ from common import arguments, keep
 from kvatlas import benchmarks, models, policies
 from kvatlas.core import Setting, Trace
 from kvatlas.deploy.verify import LENGTH_P, read, text_checks
-from kvatlas.engine import compression
+from kvatlas.engine import rows as engine_rows
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
 from kvatlas.stats.losses import Departures, Equivalence, length_shift, verified
@@ -74,18 +74,18 @@ def other_template(folder: Path) -> str:
 @contextmanager
 def losing(fault: str) -> Iterator[None]:
     """Compressions lose the token of a fault, if it has one."""
-    usual, lost = compression.select_tokens, LOST.get(fault)
+    usual, lost = engine_rows.select_tokens, LOST.get(fault)
 
     def select(policy: CompressingPolicy, cached: CacheView) -> torch.Tensor:
         kept = usual(policy, cached)
         at = kept.shape[-1] - lost
         return torch.cat([kept[..., :at], kept[..., at + 1 :]], dim=-1)
 
-    compression.select_tokens = usual if lost is None else select
+    engine_rows.select_tokens = usual if lost is None else select
     try:
         yield
     finally:
-        compression.select_tokens = usual
+        engine_rows.select_tokens = usual
 
 
 def traces_of(name: str, folder: Path, **spec: Any) -> list[Trace]:

@@ -10,7 +10,7 @@ from kvatlas.benchmarks import find
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.service import chosen, stream_of
+from kvatlas.serve.service import find_policy, stream_of
 
 #: A setting of `dynts` under which chains are compressed.
 VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -23,7 +23,7 @@ def questions(count: int, name: str = "CHAIN4") -> list[str]:
 
 def generations(model: ModelHandle, prompts: Sequence[tuple[int, ...]], sampling: Sampling, seed: int) -> list[Any]:
     """One generation for each prompt, in their order; a prompt that comes again gets its next sample."""
-    policy = chosen(model, "dynts", VALUES)
+    policy = find_policy(model, "dynts", VALUES)
     seen: Counter[tuple[int, ...]] = Counter()
     work = []
     for number, prompt in enumerate(prompts):

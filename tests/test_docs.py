@@ -27,7 +27,7 @@ NOT_HERE = {
     "git clone": "needs the network",
     "inspect eval": "asks a remote or a large model; tests/integrations asks local ones",
     "kvatlas view runs": "runs until it is stopped; tests/report",
-    "kvatlas serve": "runs until it is stopped; tests/server",
+    "kvatlas serve": "runs until it is stopped; tests/serve",
     "kvatlas lm-eval": "fetches its task and a large model; tests/integrations runs a local task",
     "kvatlas curves": "needs a run over mazes; tests/cli/test_compare.py draws one",
     "kvatlas import": "needs the log of the line before; tests/integrations",

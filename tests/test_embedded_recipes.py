@@ -18,7 +18,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import MazeShape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
 from kvatlas.core import Problem
-from kvatlas.models.claims import Claims
+from kvatlas.models.checks import Claims
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "embedded"
 

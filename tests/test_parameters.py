@@ -13,7 +13,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
 from kvatlas.policies import Scope
 from kvatlas.results import Store
-from kvatlas.service import chosen
+from kvatlas.serve.service import find_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import read_spec
 from kvatlas.text import read_value
@@ -79,8 +79,8 @@ def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:
     model = find("embedded:tiny-llama")
     values = {"kv_budget": "96", "local_window": "8", "ratio": "0.3", "pooling": "no"}
     with pytest.raises(KvatlasError, match="pooling is 'no'; valid are 'max', 'avg'"):
-        chosen(model, "snapkv", values)
-    assert chosen(model, "snapkv", {**values, "pooling": "avg"}).setting.values["kv_budget"] == 96
+        find_policy(model, "snapkv", values)
+    assert find_policy(model, "snapkv", {**values, "pooling": "avg"}).setting.values["kv_budget"] == 96
     with pytest.raises(KvatlasError, match="predictor is 7; valid are texts"):
         policies.of(Setting.of("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
 

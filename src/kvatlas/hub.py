@@ -33,7 +33,9 @@ class Repository:
 
     def files(self) -> dict[str, str]:
         """All files of the revision with their SHA-256 ("" where the hub knows none), asked from the hub."""
-        info = _asked(self, lambda: _api().repo_info(**self._where(), files_metadata=True, timeout=ANSWER))
+        from huggingface_hub import HfApi
+
+        info = _answer(self, lambda: HfApi().repo_info(**self._where(), files_metadata=True, timeout=ANSWER))
         return {file.rfilename: (file.lfs.sha256 if file.lfs else "") for file in info.siblings or []}
 
     def cached(self) -> Path | None:
@@ -54,7 +56,7 @@ class Repository:
         (enable_progress_bars if show else disable_progress_bars)()
 
         wanted: dict[str, Any] = {**self._where(), **self._cache(), "allow_patterns": list(patterns)}
-        return Path(_asked(self, lambda: snapshot_download(**wanted, etag_timeout=ANSWER, max_workers=4)))
+        return Path(_answer(self, lambda: snapshot_download(**wanted, etag_timeout=ANSWER, max_workers=4)))
 
     def _where(self) -> dict[str, Any]:
         return {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision or None}
@@ -73,14 +75,8 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
 
 
-def _api() -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi()
-
-
-def _asked(repository: Repository, ask: Any) -> Any:
-    """What the hub answers; KvatlasError in one sentence where it cannot be asked or refuses."""
+def _answer(repository: Repository, ask: Any) -> Any:
+    """The answer of the hub; KvatlasError in one sentence if it cannot be reached or refuses."""
     from huggingface_hub import constants, errors
 
     try:

@@ -18,7 +18,7 @@ from kvatlas.stats.losses import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
-from tests.server.running import serving
+from tests.serve.running import serving
 
 SETTING = {"kv_budget": 150, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
 SPEC: dict[str, Any] = {

@@ -23,7 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvatlas.engine import flex
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch, Layer
 from kvatlas.engine.cache import KVCache
 from kvatlas.models import Shape
 from tests.engine.cuda_device import DEVICE, without_cuda
@@ -92,9 +92,8 @@ class Scene:
         return cls(cache, batch, *(drawn(len(lengths), head, case.size) for head in heads))
 
     def attend(self, backend: Any) -> torch.Tensor:
-        result: torch.Tensor = backend.attend(
-            self.batch, 0, self.query, self.key, -self.key, self.query.shape[-1] ** -0.5, None
-        )
+        layer = Layer(0, self.query.shape[-1] ** -0.5)
+        result: torch.Tensor = backend.attend(self.batch, layer, self.query, self.key, -self.key)
         return result
 
 

@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.attention import AttentionBackend
-from kvatlas.engine.backends import backend_for
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import AttentionBackend, ForwardBatch, Layer
 from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.engine import backend_for
 from kvatlas.engine.flex import FlexBackend
 from kvatlas.models import ModelHandle, Shape
-from kvatlas.models.packed_layers import PackedLinear
-from kvatlas.models.packing import packed
+from kvatlas.models.packing import PackedLinear, packed
 from kvatlas.native import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -81,7 +79,8 @@ def attend(
         watched=tuple(range(0, len(chosen), 2)) if members is None else (),
     )
     rows = torch.cat([torch.arange(starts[index], starts[index] + counts[index]) for index in chosen])
-    out = backend.attend(batch, 0, *(tensor[rows] for tensor in tensors), shape.head_dim**-0.5, window)
+    layer = Layer(0, shape.head_dim**-0.5, window)
+    out = backend.attend(batch, layer, *(tensor[rows] for tensor in tensors))
     return list(out.split([counts[index] for index in chosen])), list(batch.attention[0])
 
 
@@ -133,7 +132,7 @@ def attend_unwatched(name: str, shape: Shape, lengths: list[int], counts: list[i
 
 
 def test_an_unknown_backend_is_a_sentence() -> None:
-    with pytest.raises(KvatlasError, match="The attention backend is 'fast'; valid here are"):
+    with pytest.raises(KvatlasError, match="The attention backend is 'fast'; expected 'reference' or 'flex' here"):
         backend_for(torch.device("cpu"), torch.float32, "fast")
 
 

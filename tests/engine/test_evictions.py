@@ -11,9 +11,7 @@ from kvatlas import policies
 from kvatlas.core import EvictionTrace, Sampling, Setting
 from kvatlas.engine import Engine, Request, scheduler
 from kvatlas.engine.cache import CachedSequence, KVCache
-from kvatlas.engine.compression import compress
-from kvatlas.engine.evictions import EvictionLog
-from kvatlas.engine.rows import Row
+from kvatlas.engine.rows import EvictionLog, Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 from tests.engine.test_loop import BUDGET, endless, grid, requests, run

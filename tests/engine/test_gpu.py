@@ -13,7 +13,7 @@ import torch
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.graphs import CapturedStep, CudaGraphRunner
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights

@@ -19,7 +19,7 @@ from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
 from tests.command_line import Call
-from tests.server.running import serving
+from tests.serve.running import serving
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 

@@ -48,7 +48,7 @@ USES = {
     "parquet": "import pandas; pandas.DataFrame([{{'answer': 1}}]).to_parquet('x.parquet'); from kvatlas.benchmarks "
     "import tables; from pathlib import Path; tables.read_rows(Path('x.parquet'))",
     "ray": "import ray, kvatlas.sweeps.ray",
-    "serve": "import kvatlas.server.app",
+    "serve": "import kvatlas.serve.app",
 }
 #: As if distributions were not installed whose modules are not given.
 ALONE = """

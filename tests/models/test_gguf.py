@@ -15,9 +15,9 @@ from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import gguf
-from kvatlas.models.adapters import FILES, Adapter
+from kvatlas.models.weights import ADAPTER_FILES, Adapter
 from kvatlas.policies import of
-from kvatlas.service import stream_of
+from kvatlas.serve.service import stream_of
 
 pytestmark = pytest.mark.newest
 
@@ -126,8 +126,8 @@ def test_a_packaged_model_is_the_one_that_it_stands_for(tmp_path: Path, monkeypa
 
 def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> None:
     adapter = Adapter(str(models.ADAPTERS / "smollm2-135m-think"))
-    assert adapter.scale() == 2
-    tensors = load_file(adapter.folder / FILES[1])
+    assert adapter.content()[1] == 2
+    tensors = load_file(adapter.folder / ADAPTER_FILES[1])
     assert sum(tensor.numel() for tensor in tensors.values()) == 4_884_480
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
     assert "smollm2-135m-think" in gguf.PACKAGED

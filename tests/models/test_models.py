@@ -154,32 +154,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         models.find(f"hf:{tmp_path}")
 
 
-def test_what_a_model_folder_lacks_is_named(random_models: dict[str, ModelHandle], tmp_path: Path) -> None:
-    source = random_models["llama"].folder
-
-    def broken(name: str) -> ModelHandle:
-        folder = tmp_path / name
-        shutil.copytree(source, folder)
-        return models.find(f"hf:{folder}")
-
-    item = broken("pickled")
-    (item.folder / "model.safetensors").rename(item.folder / "pytorch_model.bin")
-    with pytest.raises(KvatlasError, match=r"model\*\.safetensors is missing"):
-        _ = item.weights_digest
-    item = broken("config")
-    (item.folder / "config.json").write_text("{")
-    with pytest.raises(KvatlasError, match=r"no readable config\.json"):
-        _ = item.shape
-    item = broken("shapeless")
-    (item.folder / "config.json").write_text('{"hidden_size": 4}')
-    with pytest.raises(KvatlasError, match="lacks 'num_attention_heads'"):
-        _ = item.shape
-    item = broken("speechless")
-    (item.folder / "chat_template.jinja").unlink()
-    with pytest.raises(KvatlasError, match="has no chat template"):
-        _ = item.tokenizer
-
-
 FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "rope_theta": 10_000.0}
 
 

@@ -14,9 +14,8 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import own_attention
-from kvatlas.models.loaded import loaded
-from kvatlas.models.packed_layers import FusedDecoder, PackedLinear
-from kvatlas.models.packing import pack, packed
+from kvatlas.models.handle import handle_for
+from kvatlas.models.packing import FusedDecoder, PackedLinear, pack, packed
 from kvatlas.policies import of
 from kvatlas.predictor import answer_attention
 
@@ -87,7 +86,7 @@ def fused(model: Any) -> bool:
 
 def decode(model: Any, tokenizer: Any, rows: int = 1) -> list[tuple[tuple[int, ...], torch.Tensor]]:
     """New tokens and their logits of so many rows with prompts of their own."""
-    handle, policy, seen = loaded(model, tokenizer, frozenset(), think_close=""), of(Setting.of("full")), []
+    handle, policy, seen = handle_for(model, tokenizer, frozenset(), think_close=""), of(Setting.of("full")), []
     hook = model.register_forward_hook(lambda *call: seen.append(call[2].logits[0]))
     requests = [Request(row, tuple(range(3 + row, 30 + row)), 5, (policy,)) for row in range(rows)]
     with hook:

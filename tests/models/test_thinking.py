@@ -16,7 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
-from kvatlas.service import written
+from kvatlas.serve.text import split_text
 from tests.engine.test_loop import requests, run
 from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, save_model
 
@@ -127,7 +127,7 @@ def test_the_tags_are_found_or_named(make: Make) -> None:
     assert named.answer(ids(named, "hm so: 7")) == " 7"
     # How thinking begins is not known: it is open from the start, on the server as in a sweep.
     assert named.answer(ids(named, "hm, 7")) is None
-    assert written(named, ids(named, "hm, 7")) == ("hm, 7", "")
+    assert split_text(named, ids(named, "hm, 7")) == ("hm, 7", "")
 
 
 def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
@@ -144,7 +144,7 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
 def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reasoning(make: Make) -> None:
     from kvatlas import policies
     from kvatlas.core import Setting
-    from kvatlas.server.answers import usage_of
+    from kvatlas.serve.answers import usage_of
 
     model = make(FIRST_TEMPLATE, ())
     window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
@@ -314,6 +314,7 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: edit(f, "config.json", layer_types=["linear_attention"]), "has linear_attention layers"),
         (lambda f: edit(f, "config.json", attn_logit_softcapping=50.0), "has soft-capped attention"),
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "has no readable config.json"),
         (lambda f: (f / "chat_template.jinja").unlink(), "has no chat template"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "The tokenizer of the model"),
         (lambda f: edit(f, "tokenizer_config.json", tokenizer_class="T5Tokenizer"), "The tokenizer of the model"),
@@ -343,6 +344,12 @@ def test_what_a_model_lacks_is_known_before_weights_are_read(
         model.check()
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_size_that_neither_config_json_nor_its_type_has_is_named(make: Make, tmp_path: Path) -> None:
+    model = broken(make(), tmp_path / "m", lambda f: (f / "config.json").write_text('{"hidden_size": 4}'))
+    with pytest.raises(KvatlasError, match="lacks 'num_attention_heads'"):
+        _ = model.shape
 
 
 def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:

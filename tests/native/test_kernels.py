@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from kvatlas import native, noise
-from kvatlas.native import library
 from tests.native.reference import Scene
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +189,6 @@ def test_noise_is_that_of_torch_to_the_bit(seed: int, rows: int, width: int) -> 
         for kernels in ALL:
             assert torch.equal(kernels.uniform(streams, positions, own), expected)
         assert torch.equal(noise.gumbel(streams[:, None], positions[:, None], own), -torch.log(-torch.log(expected)))
-    assert torch.equal(BEST.uniform(streams, positions, width), expected)
 
 
 @pytest.mark.parametrize(
@@ -198,19 +196,19 @@ def test_noise_is_that_of_torch_to_the_bit(seed: int, rows: int, width: int) -> 
     [("", BEST.target, None), ("off", None, "switched off"), ("x86-64-v9", None, "there are ")],
 )
 def test_the_library_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, target: str | None, said: str) -> None:
-    monkeypatch.setenv(library.VARIABLE, wanted)
-    kernels, why = library._loaded.__wrapped__()
+    monkeypatch.setenv(native.VARIABLE, wanted)
+    kernels, why = native._loaded.__wrapped__()
     assert (kernels.target if kernels else None) == target
     assert (said in why) if said else why is None
 
 
 def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "_FOLDER", tmp_path)
-    kernels, why = library._loaded.__wrapped__()
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    kernels, why = native._loaded.__wrapped__()
     assert kernels is None
     assert "were not built" in why
     (tmp_path / FILES[min(FILES)].name).write_bytes(b"no library")
-    assert "could not be loaded" in library._loaded.__wrapped__()[1]
+    assert "could not be loaded" in native._loaded.__wrapped__()[1]
 
 
 def test_other_processors_compute_the_same_bits(tmp_path: Path) -> None:

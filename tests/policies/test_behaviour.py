@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, Scope, Signal

@@ -12,8 +12,7 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request, scheduler
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.compression import compress
-from kvatlas.engine.rows import Row
+from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.noise import uniform
 from kvatlas.policies import CompressingPolicy

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle, find

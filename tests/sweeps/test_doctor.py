@@ -14,7 +14,7 @@ from kvatlas.core import Check, Finding, KvatlasError
 from kvatlas.engine.attention import ReferenceBackend
 from kvatlas.engine.graphs import CapturedStep
 from kvatlas.models import ModelHandle
-from kvatlas.models.loaded import loaded
+from kvatlas.models.handle import handle_for
 from kvatlas.native import load
 from kvatlas.sweeps import checks
 from tests.engine.gpu_stand_in import Gpu, gpu
@@ -140,4 +140,4 @@ def test_a_model_on_several_devices_is_refused(random_models: dict[str, ModelHan
         folder, device_map={"model": "cpu", "lm_head": "disk"}, offload_folder=tmp_path
     )
     with pytest.raises(KvatlasError, match=r"lie on several devices \(0\.0 GiB on cpu, 0\.0 GiB on meta\)"):
-        loaded(model, None, frozenset({1}))
+        handle_for(model, None, frozenset({1}))

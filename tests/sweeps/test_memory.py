@@ -21,11 +21,12 @@ from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import PAGE, KVCache
-from kvatlas.engine.memory import out_of_memory, peak
+from kvatlas.engine.engine import out_of_memory
+from kvatlas.engine.scheduler import peak
 from kvatlas.machine import free_memory, left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.labels import query_statistics
-from kvatlas.service import GenerationRequest, Service
+from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps.executors import messages
 from kvatlas.sweeps.job import Job, fitting
@@ -116,21 +117,21 @@ LIMITED = """
 import json, resource, sys
 from pathlib import Path
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps import work
+from kvatlas.engine import Engine
 import torch
 plan = make_plan(parse_spec(json.loads(sys.argv[1])))
 assert plan.keys
 vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
 model = plan.models[0].load()
 sizes = []
-begin = work._Rows.decode
+begin = Engine.run
 def limited(self, requests):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + int(sys.argv[3]), resource.RLIM_INFINITY))
     yield from begin(self, requests)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     sizes.append(self.batch_size)
-work._Rows.decode = limited
+Engine.run = limited
 sweep(plan, Path(sys.argv[2]), workers=1, batch_size=64)
 print(json.dumps(sizes))
 """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import torch
 from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
-from kvatlas.engine import Engine, Request
-from kvatlas.engine.forced import ForcedReader, Tally
+from kvatlas.engine import Engine, Likeness, Request
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.stats.maps import maps_of_run
@@ -27,6 +27,15 @@ from tests.engine.test_loop import endless, prompts
 Build = Callable[..., dict[str, Any]]
 
 FULL = policies.of(Setting.of("full"))
+
+
+def read(engine: Engine, request: Request[int]) -> Iterator[Likeness]:
+    """The likeness of every policy of a request with a script that the full cache reads beside them."""
+    for generation in engine.run([replace(request, policies=(*request.policies, FULL))]):
+        assert generation.tokens == request.script
+        if generation.policy != FULL:
+            assert generation.likeness is not None
+            yield generation.likeness
 
 
 def records(folder: Path) -> dict[Any, Trace]:
@@ -131,8 +140,8 @@ def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str,
     split = (80, 81) if thinks else (len(tokens), len(tokens))
     if thinks:
         vars(handle)["split"] = lambda _: split
-    reader = ForcedReader(handle, handle.load(), [policy], sampling)
-    ((tally),) = [item.tally for item in reader.screen(Request(0, prompt, 7, (policy,), script=tokens))]
+    engine = Engine(handle, handle.load(), [policy], sampling)
+    tally = next(read(engine, Request(0, prompt, 7, (policy,), script=tokens)))
 
     whole = torch.tensor([prompt + tokens])
     hidden, first = _window_mask(len(prompt), whole.shape[1], 70, 10, 0.5)
@@ -166,14 +175,14 @@ def test_steps_of_a_fixed_shape_follow_the_trace(random_models: dict[str, ModelH
         with torch.no_grad():
             model.get_input_embeddings().weight[tokens[-2]] = math.nan
         with pytest.raises(KvatlasError, match="no finite numbers"):
-            ForcedReader(handle, model, chosen, sampling, backend="flex").screen(request)
+            list(read(Engine(handle, model, chosen, sampling, backend="flex"), request))
         return
     plain, fixed = (
-        ForcedReader(handle, model, chosen, sampling, backend=name).screen(request) for name in ("reference", "flex")
+        list(read(Engine(handle, model, chosen, sampling, backend=name), request)) for name in ("reference", "flex")
     )
-    assert [item.tally.departs_at for item in plain] == [item.tally.departs_at for item in fixed]
-    assert [item.tally.kl for item in plain] == pytest.approx([item.tally.kl for item in fixed], rel=1e-3)
-    assert min(item.tally.kl for item in fixed) > 0
+    assert [likeness.departs_at for likeness in plain] == [likeness.departs_at for likeness in fixed]
+    assert [likeness.kl for likeness in plain] == pytest.approx([likeness.kl for likeness in fixed], rel=1e-3)
+    assert min(likeness.kl for likeness in fixed) > 0
 
 
 def _window_mask(prompt: int, length: int, budget: int, window: int, ratio: float) -> tuple[torch.Tensor, int]:
@@ -194,11 +203,11 @@ def _window_mask(prompt: int, length: int, budget: int, window: int, ratio: floa
 
 
 def test_what_has_lost_nothing_measures_nothing_lost() -> None:
-    assert measures(Tally(), 30) == {
+    assert measures(Likeness(), 30) == {
         "unchanged": 1.0, "agreed": 1.0, "top1": 1.0, "likeness": 1.0, "answer_kept": 1.0,
         "kl": 0.0, "answer_change": 0.0,
     }  # fmt: skip
-    lost = measures(Tally(10, thinking=4, kl=2.0, top1=3, answer=2, answer_change=-1.0), 40)
+    lost = measures(Likeness(10, thinking=4, kl=2.0, top1=3, answer=2, answer_change=-1.0), 40)
     assert (lost["agreed"], lost["departs_at"], lost["top1"]) == (0.25, 10, 0.75)
     assert lost["likeness"] == math.exp(-0.5)
     assert lost["answer_kept"] == math.exp(-1)
@@ -206,7 +215,7 @@ def test_what_has_lost_nothing_measures_nothing_lost() -> None:
 
 def test_what_is_kept_of_no_answer_is_unknown() -> None:
     """A trace that was cut, or that never answered, must not count as one whose answer is kept."""
-    cut = measures(Tally(10, thinking=4, kl=2.0, top1=3), 40, answered=False)
+    cut = measures(Likeness(10, thinking=4, kl=2.0, top1=3), 40, answered=False)
     assert cut.keys() == {"unchanged", "agreed", "top1", "likeness", "kl", "departs_at"}
 
 

@@ -153,7 +153,7 @@ def list_models(context: typer.Context, as_json: options.Json = False) -> None:
     if context.invoked_subcommand:
         return
     from kvatlas.models import embedded, find
-    from kvatlas.models.claims import Claims
+    from kvatlas.models.checks import Claims
 
     rows = []
     for name in embedded():

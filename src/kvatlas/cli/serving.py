@@ -46,20 +46,19 @@ def serve(
     from kvatlas.models import find
 
     try:
-        from kvatlas.server.app import application
-        from kvatlas.server.running import LOOPBACK, run
+        from kvatlas.serve.app import application
+        from kvatlas.serve.server import LOOPBACK, run
     except ModuleNotFoundError as error:
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
-    from kvatlas.service import Service, chosen
-    from kvatlas.service.request_validation import drawing
+    from kvatlas.serve.service import Service, find_policy, sampling_with
 
     loaded = find(model, **options.assignments("--model-option", model_option))
     loaded.check()
     for sentence in loaded.notes:
         note(sentence)
     values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
-    setting = chosen(loaded, policy, values | options.assignments("--set", set_))
-    sampling = drawing(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
+    setting = find_policy(loaded, policy, values | options.assignments("--set", set_))
+    sampling = sampling_with(Sampling(), temperature=temperature, top_p=top_p, top_k=top_k)
     if host not in LOOPBACK and not api_key:
         note(f"Warning: anyone who reaches {host} can use this server; --api-key asks for a key.")
     service = Service(loaded, setting, sampling, batch_size, queue)

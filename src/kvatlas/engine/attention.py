@@ -1,4 +1,5 @@
-"""The attention function that every model runs under, and the interface of what computes it.
+"""One forward pass: the sequences and their new tokens, the attention function that every model runs under, and the
+backends that compute it.
 
 Masks are ours alone: transformers builds none for an attention function without a registered mask function. The engine
 gives it the backend and the batch of a pass as `kvatlas` (`models.attention.attention_function`).
@@ -6,15 +7,18 @@ gives it the backend and the batch of a pass as `kvatlas` (`models.attention.att
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.batch import ForwardBatch
-from kvatlas.engine.cache import PAGE
+from kvatlas.engine.cache import PAGE, CachedSequence, KVCache
+from kvatlas.native import PagedBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +31,158 @@ UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks"}
 CHUNK = 256
 
 
+class Group(NamedTuple):
+    """Sequences with equally many new tokens: their numbers in the batch, their tokens [sequences, new], the slots of
+    what they have cached [sequences, longest], and which of it each new token sees [sequences, new, longest]."""
+
+    members: list[int]
+    tokens: Tensor
+    slots: Tensor
+    visible: Tensor
+
+
+@dataclass
+class ForwardBatch:
+    """A ragged batch: decoding (one new token), chunks of prompts and forced reading (several) are the same thing.
+
+    Sequence i gets `tokens[i]` at the true positions from `first_positions[i]` on, behind what it has cached. Room for
+    them must be reserved. `watched` are the sequences whose policies want attention: `attention` [layers, watched, KV
+    heads, slots] takes up the weights that their new tokens pay, summed over these and averaged over the query heads of
+    each KV head. `remembered` are those whose recent queries are kept. No other sequence pays for either.
+    """
+
+    cache: KVCache
+    sequences: Sequence[CachedSequence]
+    tokens: Sequence[Sequence[int]]
+    first_positions: Sequence[int]
+    watched: tuple[int, ...] = ()
+    remembered: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        #: New tokens of each sequence, and where they start among all; what it has cached before, its row in the cache.
+        self.counts = [len(new) for new in self.tokens]
+        self.starts = [0, *accumulate(self.counts)]
+        self.lengths = [sequence.length for sequence in self.sequences]
+        self.rows = [sequence.row for sequence in self.sequences]
+        flat = [token for new in self.tokens for token in new]
+        spans = zip(self.first_positions, self.counts, strict=True)
+        at = [position for first, count in spans for position in range(first, first + count)]
+        device, shape = self.cache.device, self.cache.shape
+        self.input_ids, self.positions = torch.tensor([flat, at]).to(device)
+        self.length, self.row = torch.tensor([self.lengths, self.rows]).to(device)
+        self.longest = max(map(sum, zip(self.lengths, self.counts, strict=True)))
+        watched = len(self.watched), shape.kv_heads, self.longest if self.watched else 0
+        self.attention = torch.zeros(shape.layers, *watched, device=device)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether every sequence has one new token."""
+        return self.starts[-1] == len(self.counts)
+
+    @cached_property
+    def layer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of what every layer attends with: query [1, heads, tokens, head size], key and value."""
+        shape, tokens = self.cache.shape, self.starts[-1]
+        kept = 1, shape.kv_heads, tokens, shape.head_dim
+        return (1, shape.heads, tokens, shape.head_dim), kept, kept
+
+    def load(self, other: ForwardBatch) -> None:
+        """Take over the numbers of another batch of as many sequences and tokens, in the same tensors."""
+        for name in ("input_ids", "positions", "length", "row"):
+            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
+
+    def forget(self) -> None:
+        """Before another pass: what was derived from the tensors is derived again."""
+        for name in ("paged", "positions32", "groups", "newest_queries", "derived"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What a backend derives from the batch once for all layers."""
+        return {}
+
+    @cached_property
+    def paged(self) -> PagedBatch:
+        """The batch as native kernels know it."""
+        watched = None
+        if self.watched:
+            watched = torch.full(self.row.shape, -1, dtype=torch.int32)
+            watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
+        return PagedBatch(
+            self.cache.table[self.row],
+            torch.tensor(self.starts, dtype=torch.int32),
+            self.length.int(),
+            page_size=self.cache.page_size,
+            longest=self.longest,
+            watched=watched,
+            watched_width=self.attention.shape[-1],
+        )
+
+    @cached_property
+    def positions32(self) -> Tensor:
+        """True positions [tokens] of the new tokens, int32."""
+        positions: Tensor = self.positions.int()
+        return positions
+
+    @property
+    def entered_slots(self) -> Tensor:
+        """Slots [tokens] that the new tokens go into."""
+        if self.decoding:
+            return self._slots(self.row, self.length)
+        counts = torch.tensor(self.counts, device=self.length.device)
+        shift = self.length - torch.tensor(self.starts[:-1], device=counts.device)
+        logical = torch.arange(self.starts[-1], device=counts.device) + shift.repeat_interleave(counts)
+        return self._slots(self.row.repeat_interleave(counts), logical)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """For attention in plain torch: the sequences by their numbers of new tokens."""
+        device, grouped = self.positions.device, []
+        starts = torch.tensor(self.starts, device=device)
+        for count in dict.fromkeys(self.counts):
+            members = [index for index, own in enumerate(self.counts) if own == count]
+            own = torch.tensor(members, device=device)
+            new = torch.arange(count, device=device)
+            logical = torch.arange(max(self.lengths[index] for index in members) + count, device=device)
+            visible = logical <= (self.length[own, None] + new)[..., None]
+            slots = self._slots(self.row[own, None], logical)
+            grouped.append(Group(members, starts[own, None] + new, slots, visible))
+        return grouped
+
+    def _slots(self, rows: Tensor, logical: Tensor) -> Tensor:
+        size = self.cache.page_size
+        slots: Tensor = self.cache.table[rows, logical // size].long() * size + logical % size
+        return slots
+
+    def remember(self, layer: int, query: Tensor) -> None:
+        """Keep the newest queries of the sequences that asked for them; query [tokens, heads, head size]."""
+        if self.remembered:
+            tokens, rows, places = self.newest_queries
+            self.cache.queries[layer][rows, :, places] = query[tokens]
+
+    @cached_property
+    def newest_queries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Their tokens in the batch, and their rows and places in the rings."""
+        window, queries = self.cache.query_window, []
+        if self.decoding and len(self.remembered) == len(self.rows):
+            return torch.arange(len(self.rows), device=self.row.device), self.row, self.positions % window
+        for index in self.remembered:
+            count = self.counts[index]
+            for token in range(max(0, count - window), count):
+                slot = (self.first_positions[index] + token) % window
+                queries.append((self.starts[index] + token, self.rows[index], slot))
+        tokens, rows, places = torch.tensor(queries).to(self.cache.device).unbind(1)
+        return tokens, rows, places
+
+
+class Layer(NamedTuple):
+    """A layer as its model calls attention: its number, the factor of its scores, its sliding window or None."""
+
+    number: int
+    scaling: float
+    window: int | None = None
+
+
 class AttentionBackend(Protocol):
     """Writes the new keys and values of a batch into the cache and attends to all that is there."""
 
@@ -34,18 +190,9 @@ class AttentionBackend(Protocol):
     #: Tokens of a page of the cache that it reads.
     page_size: int
 
-    def attend(
-        self,
-        batch: ForwardBatch,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> Tensor:
+    def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention [tokens, heads, head size] of new tokens; query [tokens, heads, head size], key and value [tokens,
-        KV heads, head size]. A token sees what its sequence has cached and itself, of a `window` of positions if there
+        KV heads, head size]. A token sees the cached tokens of its sequence and itself, of the layer's window if there
         is one. Adds the weights of watched sequences to `batch.attention`."""
         ...
 
@@ -61,32 +208,28 @@ def attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' attention interface wants it: query [1, heads, tokens, size], key and value [1, KV heads,
-    tokens, size]; returns [1, tokens, heads, size] and None.
+    """Attention by transformers' interface: query [1, heads, tokens, size], key and value [1, KV heads, tokens, size];
+    returns [1, tokens, heads, size] and None.
 
     Raises KvatlasError for layers whose attention is more than a softmax over earlier tokens, or whose tensors are not
     what the cache was made for.
     """
     refuse_unsupported(others)
     backend, batch = kvatlas
-    layer: Any = getattr(module, "layer_idx", None)
-    shapes = query.shape, key.shape, value.shape
-    if attention_mask is not None or shapes != batch.layer_shapes or layer not in range(batch.cache.shape.layers):
-        raise KvatlasError(_mismatch(batch, layer, shapes, attention_mask))
-    batch.cache.scalings[layer] = scaling
+    number: Any = getattr(module, "layer_idx", None)
+    shapes, layers = (query.shape, key.shape, value.shape), batch.cache.shape.layers
+    if attention_mask is not None:
+        raise KvatlasError(f"The model masks tokens by a rule of its own (layer {number}).")
+    if shapes != batch.layer_shapes or number not in range(layers):
+        expected, given = (", ".join(str(tuple(shape)) for shape in of) for of in (batch.layer_shapes, shapes))
+        raise KvatlasError(
+            f"The model has layers of other shapes than its config.json says (layer {number} of {layers}: query, key "
+            f"and value are {given}, expected {expected})."
+        )
+    batch.cache.scalings[number] = scaling
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    batch.remember(layer, query)
-    return backend.attend(batch, layer, query, key, value, scaling, sliding_window)[None], None
-
-
-def _mismatch(batch: ForwardBatch, layer: object, shapes: tuple[torch.Size, ...], mask: Tensor | None) -> str:
-    if mask is not None:
-        return f"The model masks tokens by a rule of its own (layer {layer})."
-    expected, given = (", ".join(str(tuple(shape)) for shape in of) for of in (batch.layer_shapes, shapes))
-    return (
-        f"The model has layers of other shapes than its config.json says (layer {layer} of {batch.cache.shape.layers}: "
-        f"query, key and value are {given}, expected {expected})."
-    )
+    batch.remember(number, query)
+    return backend.attend(batch, Layer(number, scaling, sliding_window), query, key, value)[None], None
 
 
 def refuse_unsupported(others: Mapping[str, Any]) -> None:
@@ -107,30 +250,20 @@ class CpuBackend:
     def __init__(self, native: Native) -> None:
         self.native = native
 
-    def attend(
-        self,
-        batch: ForwardBatch,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> Tensor:
-        cache = batch.cache
-        places = None if window is None else cache.watch_window(layer, window)
+    def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        cache, (number, scaling, window) = batch.cache, layer
         return self.native.attention(
             batch.paged,
             _dense(query),
             _dense(key),
             _dense(value),
-            cache.keys[layer],
-            cache.values[layer],
+            cache.keys[number],
+            cache.values[number],
             scaling,
             window=window or 0,
             positions=batch.positions32 if window else None,
-            places=places,
-            mass=batch.attention[layer] if batch.watched else None,
+            places=None if window is None else cache.watch_window(number, window),
+            mass=batch.attention[number] if batch.watched else None,
         )
 
 
@@ -140,32 +273,23 @@ def _dense(heads: Tensor) -> Tensor:
 
 
 class ReferenceBackend:
-    """Plain torch on any device: the oracle of the tests, and what is left where nothing faster can be had."""
+    """Plain torch on any device: the oracle of the tests, and the fallback."""
 
     name = "reference"
     page_size = PAGE
 
-    def attend(
-        self,
-        batch: ForwardBatch,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> Tensor:
-        cache, entered = batch.cache, batch.entered_slots
-        cache.keys[layer][:, entered] = key.transpose(0, 1)
-        cache.values[layer][:, entered] = value.transpose(0, 1)
+    def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        cache, entered, (number, scaling, window) = batch.cache, batch.entered_slots, layer
+        cache.keys[number][:, entered] = key.transpose(0, 1)
+        cache.values[number][:, entered] = value.transpose(0, 1)
         if window is not None:
-            cache.watch_window(layer, window)[:, entered] = batch.positions32
+            cache.watch_window(number, window)[:, entered] = batch.positions32
         out = torch.empty_like(query)
         for group in batch.groups:
-            keys, values = (pool[layer][:, group.slots].transpose(0, 1) for pool in (cache.keys, cache.values))
+            keys, values = (pool[number][:, group.slots].transpose(0, 1) for pool in (cache.keys, cache.values))
             visible = group.visible[:, None]
             if window is not None:
-                near = cache.positions[layer][:, group.slots].transpose(0, 1)[:, :, None]
+                near = cache.positions[number][:, group.slots].transpose(0, 1)[:, :, None]
                 visible = visible & (near > batch.positions[group.tokens][:, None, :, None] - window)
                 visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
             asking = query[group.tokens].transpose(1, 2)
@@ -174,10 +298,10 @@ class ReferenceBackend:
                 asking, keys, values, attn_mask=visible, scale=scaling, enable_gqa=grouped
             )
             out[group.tokens] = output.transpose(1, 2)
-            for number, index in enumerate(batch.watched):
+            for place, index in enumerate(batch.watched):
                 if index in group.members:
                     at = group.members.index(index)
-                    _add_attention(batch.attention[layer, number], asking[at], keys[at], visible[at], scaling)
+                    _add_attention(batch.attention[number, place], asking[at], keys[at], visible[at], scaling)
         return out
 
 

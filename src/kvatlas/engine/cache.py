@@ -57,8 +57,8 @@ class KVCache:
     """Keys and values of up to `rows` sequences, and what policies note beside cached tokens.
 
     `keys` and `values` are [layers][KV heads, slots, head size]; slot s is token s % page_size of page s // page_size.
-    Page 0 belongs to nobody: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's pages,
-    last those of `idle`, a sequence that makes up numbers and whose tokens nobody reads.
+    Page 0 belongs to no sequence: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's
+    pages, last those of `idle`, a sequence that pads batches and whose tokens are never read.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
     queries: that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the
@@ -119,8 +119,6 @@ class KVCache:
         self.holders = [1] + [0] * (len(self.holders) - 1)
         self._free_pages = list(range(len(self.holders) - 1, 0, -1))
         self._free_rows = list(range(self.rows - 1, -1, -1))
-
-    # -- sequences -----------------------------------------------------------------------------------------------
 
     def begin(self) -> CachedSequence:
         """A new sequence without tokens."""
@@ -191,8 +189,6 @@ class KVCache:
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
 
-    # -- where tokens are ----------------------------------------------------------------------------------------
-
     def slots(self, sequence: CachedSequence) -> Tensor:
         """Slots [length] of a sequence's tokens."""
         pages = torch.tensor(sequence.pages, dtype=torch.long, device=self.device)
@@ -211,8 +207,6 @@ class KVCache:
         """Bytes allocated for keys, values, token states, recent queries and positions."""
         tables = [*self.keys, *self.values, *self.token_state.values(), *self.queries, *self.positions.values()]
         return sum(table.numel() * table.element_size() for table in tables)
-
-    # -- pages ---------------------------------------------------------------------------------------------------
 
     def _give(self, sequence: CachedSequence, pages: Sequence[int]) -> None:
         start, stop = len(sequence.pages), len(sequence.pages) + len(pages)

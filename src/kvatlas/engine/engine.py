@@ -1,14 +1,17 @@
 """The one decode loop, for every policy and every caller.
 
-Each turn: (1) fill free rows with requests and branches; (2) put what every row is fed into one batch; (3) pass it
-through the model; (4) let policies observe; (5) sample the next tokens; (6) hand out finished rows; (7) fork and
-compress the rows whose cache reached a KV budget.
+Each turn: (1) fill free rows with requests and branches; (2) put the next tokens of every row into one batch; (3) pass
+it through the model; (4) let policies observe; (5) sample the next tokens; (6) hand out finished rows; (7) fork and
+compress the rows whose cache reached a KV budget. Where memory runs out, the unfinished requests start again with half
+the rows.
 
-What comes out equals separate runs of every setting: on CPUs in fp32 bit for bit.
+The results equal those of separate runs of every setting: on CPUs in fp32 bit for bit.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,18 +22,17 @@ from weakref import WeakSet
 
 import torch
 
-from kvatlas.core import KvatlasError, Sampling
-from kvatlas.engine.attention import attend
-from kvatlas.engine.backends import backend_for
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.core import KvatlasError, Sampling, reason
+from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
 from kvatlas.engine.cache import KVCache
+from kvatlas.engine.flex import FlexBackend
 from kvatlas.engine.graphs import NOT_FINITE, CudaGraphRunner
-from kvatlas.engine.memory import out_of_memory
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import sample_rows
+from kvatlas.engine.sampling import follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
@@ -43,11 +45,33 @@ if TYPE_CHECKING:
 ROUNDING = 1e-2, 0.15
 #: Models that the engine was seen to decode as transformers does.
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
+#: Words of errors that say that memory ran out: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
+    """The backend called `name` (cpu, flex, reference), or the fastest one for this device and type."""
+    native = load() if device.type == "cpu" and dtype is torch.float32 else None
+    if name is None:
+        name = "flex" if device.type == "cuda" else "reference" if native is None else "cpu"
+    if name == "cpu" and native is not None:
+        return CpuBackend(native)
+    if name == "flex":
+        return FlexBackend(compiled=device.type == "cuda")
+    if name == "reference":
+        return ReferenceBackend()
+    raise KvatlasError(f"The attention backend is {name!r}; expected 'reference' or 'flex' here.")
 
 
 @contextmanager
 def _without_hooks(model: PreTrainedModel) -> Iterator[None]:
-    """A model whose calls no hook sees or changes."""
+    """The model without forward hooks."""
     kinds = "_forward_hooks", "_forward_pre_hooks"
     hooks = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in kinds]
     for module, kind, _ in hooks:
@@ -77,14 +101,18 @@ class Engine:
         self.handle, self.model, self.sampling, self.batch_size = handle, model, sampling, batch_size
         weight = next(model.parameters())
         self.backend = backend_for(weight.device, weight.dtype, backend)
-        self.collector = collector = SignalCollector(policies)
-        state = collector.token_state(handle.shape)
-        made = weight.device, weight.dtype, self.backend.page_size
-        self.cache = KVCache(handle.shape, batch_size, state, collector.query_window, *made)
-        self.graphs = CudaGraphRunner(self.cache, sampling) if self.backend.name == "flex" else None
-        self.scheduler = Scheduler(handle, self.cache, collector, sampling, batch_size)
+        self.collector = SignalCollector(policies)
         self.decoded_tokens = self.passes = 0
+        self._place = weight.device, weight.dtype, self.backend.page_size
+        self._finished: list[Generation[Any]] = []
         self._hidden: Tensor | None = None
+        self._allocate()
+
+    def _allocate(self) -> None:
+        state = self.collector.token_state(self.handle.shape)
+        self.cache = KVCache(self.handle.shape, self.batch_size, state, self.collector.query_window, *self._place)
+        self.graphs = CudaGraphRunner(self.cache, self.sampling) if self.backend.name == "flex" else None
+        self.scheduler = Scheduler(self.handle, self.cache, self.collector, self.sampling, self.batch_size)
 
     @property
     def active_rows(self) -> int:
@@ -110,11 +138,43 @@ class Engine:
             with _without_hooks(self.model):
                 self._rehearse()
             _rehearsed.add(self.model)
-        self.scheduler.begin(requests)
+        source, self._finished = iter(requests), []
+        again: Iterator[Request[K]] = iter(())
         with self._attention():
-            while self._admit():
-                if self.scheduler.rows:
-                    yield from self._step()
+            while True:
+                try:
+                    yield from self._run(itertools.chain(again, source))
+                    return
+                except (MemoryError, RuntimeError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    unfinished = [*self.scheduler.unfinished(), *again]
+                    # All settings of a script are read side by side.
+                    least = max((len(request.policies) for request in unfinished if request.script), default=1)
+                    if self.batch_size // 2 < least:
+                        name, count = self.handle.name, "one sequence" if least == 1 else f"{least} sequences"
+                        raise KvatlasError(
+                            f"The memory of this machine does not suffice for {count} of {name!r} ({reason(error)})."
+                        ) from None
+                again = iter(unfinished)
+                self._halve()
+
+    def _run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
+        self.scheduler.begin(requests)
+        while self._admit() or self._finished:
+            if self.scheduler.rows:
+                self._step()
+            while self._finished:
+                yield self._finished.pop(0)
+
+    def _halve(self) -> None:
+        """Half as many rows, in memory of their own; the rest is given back."""
+        evicted, self.batch_size = self.scheduler.evicted_tokens, self.batch_size // 2
+        self._allocate()
+        self.scheduler.evicted_tokens = evicted
+        gc.collect()
+        if self.cache.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def _rehearse(self) -> None:
@@ -124,24 +184,24 @@ class Engine:
         """
         tokens = torch.arange(21) * 7 % self.handle.vocabulary
         texts, span = [text.tolist() for text in (tokens[:12], tokens[12:])], (slice(0, 4), slice(4, None))
-        cache = KVCache(self.handle.shape, len(texts), {}, 0, self.cache.device, self.cache.dtype, self.cache.page_size)
+        cache = KVCache(self.handle.shape, len(texts), {}, 0, *self._place)
         rows = [cache.begin() for _ in texts]
         try:
             ids = [torch.tensor([text], device=cache.device) for text in texts]
             own = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
             with self._attention():
                 for part in span:
-                    fed = [text[part] for text in texts]
-                    for row, new in zip(rows, fed, strict=True):
+                    parts = [text[part] for text in texts]
+                    for row, new in zip(rows, parts, strict=True):
                         cache.reserve(row, row.length + len(new))
-                    logits, _ = self._forward(ForwardBatch(cache, rows, fed, [row.length for row in rows]))
-                    for row, new in zip(rows, fed, strict=True):
+                    logits, _ = self._forward(ForwardBatch(cache, rows, parts, [row.length for row in rows]))
+                    for row, new in zip(rows, parts, strict=True):
                         row.length += len(new)
         except Exception as error:
             if isinstance(error, KvatlasError) or out_of_memory(error):
                 raise
-            reason = (str(error).splitlines() or [""])[0]
-            raise self._refusal(f"does not run under the engine ({type(error).__name__}: {reason})") from error
+            name = type(error).__name__
+            raise self._refusal(f"does not run under the engine ({name}: {reason(error)})") from error
         if set(cache.scalings) != set(range(cache.shape.layers)):
             raise self._refusal("has layers that do not attend by transformers' attention interface")
         config = self.model.config.get_text_config()
@@ -152,12 +212,12 @@ class Engine:
         if own.isfinite().all() and not off <= ROUNDING[self.cache.dtype is not torch.float32]:
             raise self._refusal(f"would compute other logits than in transformers (by {off:.2g} standard deviations)")
 
-    def _refusal(self, reason: str) -> KvatlasError:
-        return KvatlasError(f"The model {self.handle.name!r} cannot be decoded: it {reason}.")
+    def _refusal(self, fault: str) -> KvatlasError:
+        return KvatlasError(f"The model {self.handle.name!r} cannot be decoded: it {fault}.")
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
-        """The model under our attention function, its last hidden states kept where a policy asks for them."""
+        """The model under our attention function, its last hidden states kept where a policy declares them."""
         decoder = self.model.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
         try:
@@ -175,57 +235,53 @@ class Engine:
         return self.scheduler.admit()
 
     @torch.inference_mode()
-    def _step(self) -> list[Generation[Any]]:
+    def _step(self) -> None:
         began = time.perf_counter()
-        rows = self.scheduler.next_rows()
-        fed = [self._next_tokens(row) for row in rows]
-        batch = self._batch(rows, fed)
+        rows, new_tokens = self.scheduler.next_step()
+        batch = self._batch(rows, new_tokens)
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
         logits, hidden, drawn = self._pass(rows, batch)
         self.collector.notify(self.handle, batch, [row.signals for row in rows], prompts, hidden)
         sampled = self._sample(rows, batch, logits, drawn)
         self.passes += 1
         share = (time.perf_counter() - began) / batch.starts[-1]
-        generations: list[Generation[Any]] = []
         for row, count, prompt, tokens in zip(rows, batch.counts, prompts, sampled, strict=True):
             row.seconds += share * count
             ended = self._take(row, count, tokens, prompt is not None)
             if ended:
-                generations += row.generations(self.handle)
+                self._finished += row.generations(self.handle)
                 self.scheduler.finish(row)
             elif prompt is None and (due := row.due()):
                 self.scheduler.fork(row, due)
-        return generations
 
-    def _next_tokens(self, row: Row[Any]) -> Sequence[int]:
-        return row.next_tokens()
-
-    def _batch(self, rows: Sequence[Row[Any]], fed: Sequence[Sequence[int]]) -> ForwardBatch:
-        for row, tokens in zip(rows, fed, strict=True):
+    def _batch(self, rows: Sequence[Row[Any]], new_tokens: Sequence[Sequence[int]]) -> ForwardBatch:
+        for row, tokens in zip(rows, new_tokens, strict=True):
             self.cache.reserve(row.cached, row.cached.length + len(tokens))
         signals = [row.signals for row in rows]
         return ForwardBatch(
             self.cache,
             [row.cached for row in rows],
-            fed,
+            new_tokens,
             [row.position for row in rows],
             watched=self.collector.asking(Signal.ATTENTION, signals),
             remembered=self.collector.asking(Signal.QUERIES, signals),
         )
-
-    def _wanted(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> list[int]:
-        """Tokens of the batch whose logits are wanted: the last of every row that has its prompt behind it."""
-        ends = zip(rows, batch.counts, batch.starts[1:], strict=True)
-        return [end - 1 for row, count, end in ends if row.prompt_left <= count]
 
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits and hidden states; from a captured step the sampled tokens, too, where all rows sample alike."""
         streams = [row.request.stream for row in rows]
         step = self.graphs.run(batch, streams, self._forward) if self.graphs is not None else None
         if step is None:
-            return *self._forward(batch, self._wanted(rows, batch)), None
+            # Of prompts the logits of the last token are wanted alone.
+            wanted: list[int] = []
+            for row, start, end in zip(rows, batch.starts, batch.starts[1:], strict=False):
+                if not row.prompt_left:
+                    wanted += range(start, end)
+                elif row.prompt_left <= end - start:
+                    wanted.append(end - 1)
+            return *self._forward(batch, wanted), None
         count, alike = len(rows), {row.sampling for row in rows} == {step.sampling}
-        plain = alike and not any(row.request.logits_processor for row in rows)
+        plain = alike and not any(row.request.logits_processor or row.request.script for row in rows)
         drawn = step.sampled[:count] if plain else None
         return step.logits[:count], None if step.hidden is None else step.hidden[:count], drawn
 
@@ -241,20 +297,19 @@ class Engine:
             )
         return output.logits[0], self._hidden
 
-    def _check_finite(self, logits: Tensor) -> None:
-        if logits.shape[0] and not logits.amax(-1).isfinite().all():
-            raise KvatlasError(
-                f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
-                "run it in a type with more range (bfloat16, float32), or get its files anew."
-            )
-
     def _sample(
         self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, drawn: Tensor | None
     ) -> list[list[int]]:
         """The new tokens of each row, none for those that go on reading their prompts; `drawn` are known already."""
         if drawn is not None and NOT_FINITE not in (tokens := drawn.tolist()):
             return [[token] for token in tokens]
-        self._check_finite(logits)
+        if logits.shape[0] and not logits.amax(-1).isfinite().all():
+            raise KvatlasError(
+                f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
+                "run it in a type with more range (bfloat16, float32), or get its files anew."
+            )
+        if rows[0].request.script:
+            return follow_script(logits, rows, batch.counts[0])
         done = [row.prompt_left <= count for row, count in zip(rows, batch.counts, strict=True)]
         drawing = [row for row, ready in zip(rows, done, strict=True) if ready]
         ends = [row.position + count for row, count, ready in zip(rows, batch.counts, done, strict=True) if ready]

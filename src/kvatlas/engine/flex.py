@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from kvatlas.engine.attention import ReferenceBackend
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch, Layer, ReferenceBackend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,30 +30,21 @@ class FlexBackend(ReferenceBackend):
     def __init__(self, compiled: bool) -> None:
         self.kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
 
-    def attend(
-        self,
-        batch: ForwardBatch,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> Tensor:
-        if window is not None or batch.watched or not batch.decoding:
-            return super().attend(batch, layer, query, key, value, scaling, window)
-        cache, kv_heads = batch.cache, key.shape[1]
+    def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if layer.window is not None or batch.watched or not batch.decoding:
+            return super().attend(batch, layer, query, key, value)
+        cache, number, kv_heads = batch.cache, layer.number, key.shape[1]
         if not batch.derived:
             batch.derived.update(_paged(batch))
         entered, mask = batch.derived["entered"], batch.derived["mask"]
-        cache.keys[layer][:, entered] = key.transpose(0, 1)
-        cache.values[layer][:, entered] = value.transpose(0, 1)
+        cache.keys[number][:, entered] = key.transpose(0, 1)
+        cache.values[number][:, entered] = value.transpose(0, 1)
         # The query heads of a KV head stand where queries of one head would, so that any number of them is split.
         grouped = query.reshape(len(query), kv_heads, -1, query.shape[-1])
         # The kernel that splits sequences is made for one number of them; for any number torch takes another.
         torch._dynamo.mark_static(grouped, 0)
         out: Tensor = self.kernel(
-            grouped, cache.keys[layer][None], cache.values[layer][None], block_mask=mask, scale=scaling
+            grouped, cache.keys[number][None], cache.values[number][None], block_mask=mask, scale=layer.scaling
         )
         return out.reshape(query.shape)
 
@@ -74,7 +64,7 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     owner.scatter_(0, listed.flatten(), members[:, None].expand_as(listed).flatten())
     order = torch.zeros(pages, dtype=torch.int32, device=device)
     order.scatter_(0, listed.flatten(), number.expand_as(listed).flatten())
-    # The page of nobody is listed wherever there is no other.
+    # The page of no sequence is listed wherever there is no other.
     owner[:1].fill_(-1)
     length = batch.length
 

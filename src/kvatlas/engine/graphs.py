@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.sampling import sample
 

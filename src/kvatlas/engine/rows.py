@@ -1,16 +1,17 @@
-"""What the loop decodes: requests, the rows that they are while they run, and generations."""
+"""The sequences that the loop decodes: requests, rows while they run, their compressions, and generations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import torch
+
 from kvatlas.core import EvictionTrace, Sampling, Usage
-from kvatlas.engine.cache import CachedSequence
-from kvatlas.engine.evictions import EvictionLog
-from kvatlas.engine.signals import Signals
-from kvatlas.policies import Policy, ReferenceTrace
+from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.signals import Signals, state_name
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, select_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +27,12 @@ PROMPT_CHUNK = 512
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `reference` is the full-cache trace of the same sample, for policies that ask for it (ANSWER); `script` are the new
-    tokens that a forced reading follows. `sampling` is the engine's if None. `watch` is told the new tokens so far
-    after each draw, and ends the generation there by True; `adjust` changes logits [vocabulary] before the next token
-    is drawn, given prompt and new tokens.
+    `reference` is the full-cache trace of the same sample, for policies that declare the signal ANSWER. `script` gives
+    the new tokens (teacher forcing): nothing is drawn, and every generation has its `Likeness` to a policy that never
+    compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion` gets the
+    new tokens after each draw, and ends the generation by True; `logits_processor` changes logits [vocabulary] before
+    the next token is drawn, given prompt and new tokens. A request that starts again, because memory ran out, calls
+    both from the first token on.
     """
 
     key: K
@@ -43,14 +46,32 @@ class Request(Generic[K]):
     logits_processor: Callable[[Sequence[int], Tensor], Tensor] | None = None
 
 
+@dataclass
+class Likeness:
+    """How near a setting stays to the full cache along a script, after its first compression.
+
+    `departs_at` is the number of new tokens before the first that it would have sampled otherwise, None if none. `kl`
+    is the sum over `thinking` tokens of KL(full cache || setting) in nats, of the model's own distributions (without
+    temperature and cuts), `top1` counts those with the same likeliest token; `answer_change` is the change of the
+    answer's log-likelihood, over `answer` tokens.
+    """
+
+    departs_at: int | None = None
+    thinking: int = 0
+    kl: float = 0.0
+    top1: int = 0
+    answer: int = 0
+    answer_change: float = 0.0
+
+
 @dataclass(frozen=True)
 class Generation(Generic[K]):
-    """What one policy of a request wrote.
+    """The output of one policy of a request.
 
     `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens` or by
-    the request's `watch`;
-    `thinking_end` counts the new tokens before the end-of-thinking token, None if it never came; `decoded` is the
-    number of tokens that were decoded for this trace alone, without the trunk that it shares.
+    the request's `stopping_criterion`; `thinking_end` counts the new tokens before the end-of-thinking token, None if
+    it never came; `decoded` is the number of tokens that were decoded for this trace alone, without the trunk that it
+    shares. `likeness` is None without a script.
     """
 
     key: K
@@ -61,6 +82,38 @@ class Generation(Generic[K]):
     decoded: int
     usage: Usage
     eviction_trace: EvictionTrace
+    likeness: Likeness | None = None
+
+
+@dataclass(frozen=True)
+class EvictionLog:
+    """The evictions of one sequence so far; never changed in place, so that forks may share it.
+
+    `held` [positions] counts the holders of each token after the last compression, `left` [positions] the new tokens
+    written when the last of them dropped it (0: not yet); None before the first.
+    """
+
+    holders: int = 1
+    held: Tensor | None = None
+    left: Tensor | None = None
+
+    def after(self, kept: Tensor, position: int, written: int) -> EvictionLog:
+        """The log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
+
+        `position` counts the tokens cached so far, evicted ones included; `written` the new tokens so far.
+        """
+        counts = torch.bincount(kept.flatten(), minlength=position).to("cpu")
+        left = torch.zeros(position, dtype=torch.long)
+        if self.left is not None:
+            left[: len(self.left)] = self.left
+        left[(counts == 0) & (left == 0)] = written
+        return EvictionLog(kept.shape[0] * kept.shape[1], counts, left)
+
+    def eviction_trace(self, position: int) -> EvictionTrace:
+        """When each of all `position` tokens that were ever cached was evicted, and how many hold it now."""
+        left, held = ([] if counts is None else counts.tolist() for counts in (self.left, self.held))
+        newer = position - len(left)
+        return EvictionTrace(self.holders, (*left, *(0,) * newer), (*held, *(self.holders,) * newer))
 
 
 @dataclass
@@ -73,7 +126,7 @@ class Row(Generic[K]):
 
     request: Request[K]
     policies: tuple[Policy, ...]
-    #: What these policies want to see.
+    #: The observers of these policies.
     signals: Signals
     #: How it draws; `limit` is its `max_new_tokens`, which draws alike do not differ by.
     sampling: Sampling
@@ -90,22 +143,29 @@ class Row(Generic[K]):
     kept: Tensor | None = None
     since: int = 0
     evictions: EvictionLog = field(default_factory=EvictionLog)
+    #: Of a script: where its thinking ends and its answer begins.
+    split: tuple[int, int] = (0, 0)
+    likeness: Likeness | None = None
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
     kv_sum: int = 0
     seconds: float = 0.0
 
-    def next_tokens(self) -> Sequence[int]:
-        """What the model is fed next: a part of the prompt, or the newest token."""
+    def branch(self) -> Row[K]:
+        """A row that goes on from here by itself."""
+        likeness = None if self.likeness is None else replace(self.likeness)
+        return replace(self, tokens=list(self.tokens), forked_at=len(self.tokens), likeness=likeness)
+
+    def next_tokens(self, ahead: int = 0) -> Sequence[int]:
+        """The next input of the model: a part of the prompt, or the newest token and `ahead` further of the script."""
         if self.prompt_left:
             stop = (self.position // PROMPT_CHUNK + 1) * PROMPT_CHUNK
             return self.request.prompt[self.position : stop]
-        return self.tokens[-1:]
-
-    def room(self) -> int | None:
-        """Tokens that may enter before a policy is due; None if there is no end."""
-        return None if self.trigger is None else self.trigger - self.cached.length
+        if not ahead:
+            return self.tokens[-1:]
+        written = len(self.tokens)
+        return self.request.script[written - 1 : written + ahead]
 
     def due(self) -> tuple[Policy, ...]:
         """The policies that compress now."""
@@ -135,11 +195,11 @@ class Row(Generic[K]):
         if self.thinking_end is None:
             self.thinking_end = model.thinking_end(self.tokens)
         stopping_criterion = self.request.stopping_criterion
-        told = stopping_criterion is not None and stopping_criterion(self.tokens)
-        return told or token in model.stops or len(self.tokens) >= self.limit
+        stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
+        return stopped or token in model.stops or len(self.tokens) >= self.limit
 
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
-        """What each of its policies wrote."""
+        """The outputs of its policies."""
         usage = Usage(
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.tokens),
@@ -150,10 +210,53 @@ class Row(Generic[K]):
             seconds=self.seconds,
         )
         finished = self.tokens[-1] in model.stops
-        eviction_trace, tokens = self.evictions.eviction_trace(self.position), tuple(self.tokens)
+        noted = usage, self.evictions.eviction_trace(self.position), self.likeness
+        tokens = tuple(self.tokens)
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(tokens) - self.forked_at] + [0] * (len(self.policies) - 1)
         return [
-            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, usage, eviction_trace)
+            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, *noted)
             for policy, own in zip(self.policies, decoded, strict=True)
         ]
+
+
+def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
+    """Keep the tokens that the row's one policy selects, and note when the others left; returns how many left.
+
+    Positions stay true, so nothing is rotated again.
+    """
+    (policy,) = row.policies
+    assert isinstance(policy, CompressingPolicy)
+    length, prompt_length = row.cached.length, len(row.request.prompt)
+    slots = cache.slots(row.cached)
+    layers, heads = policy.scope.width(model.shape)
+    fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)
+    positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
+    names = {name: state_name(policy, name) for name in policy.columns}
+    recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
+    kept = select_tokens(
+        policy,
+        CacheView(
+            model=model,
+            positions=positions,
+            prompt_length=prompt_length,
+            thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
+            length=row.position,
+            stream=row.request.stream,
+            columns={name: cache.token_state[state][row.cached.row, ..., :length] for name, state in names.items()},
+            key=lambda layer: cache.keys[layer].index_select(1, slots),
+            value=lambda layer: cache.values[layer].index_select(1, slots),
+            query=lambda layer: cache.queries[layer][row.cached.row][:, recent % cache.query_window],
+            window=cache.windows.get,
+            scaling=cache.scalings.__getitem__,
+            tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=cache.device),
+            reference=row.request.reference,
+        ),
+    )
+    cache.compact(row.cached, kept, tuple(names.values()))
+    row.kept = positions.gather(-1, kept)
+    row.since = row.position
+    row.evictions = row.evictions.after(row.kept, row.position, len(row.tokens))
+    row.compressions += 1
+    row.trigger = row.next_trigger()
+    return length - kept.shape[-1]

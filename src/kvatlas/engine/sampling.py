@@ -1,4 +1,5 @@
-"""Sampling the next token: temperature, then top-k, then top-p, then the Gumbel maximum with shared noise."""
+"""The next tokens: sampled (temperature, then top-k, then top-p, then the Gumbel maximum with shared noise), or given
+by a script (teacher forcing), which is compared with what each setting would have sampled."""
 
 from __future__ import annotations
 
@@ -58,3 +59,51 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
         ):
             sampled[index] = token
     return sampled
+
+
+def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[list[int]]:
+    """The next tokens of each row, those of the script that all rows follow, after `count` tokens of input each.
+
+    logits [rows * new tokens, vocabulary]. Rows that were compressed note their likeness to the row that was not.
+    """
+    first = rows[0]
+    new = count
+    if first.prompt_left:
+        new = int(first.prompt_left <= count)
+    written = len(first.tokens)
+    following = list(first.request.script[written : written + new])
+    compressed = [index for index, row in enumerate(rows) if row.compressions]
+    if compressed:
+        full = next(index for index, row in enumerate(rows) if not row.compressions)
+        by_row = logits.view(len(rows), new, -1)
+        _compare(by_row[full], by_row[compressed], [rows[index] for index in compressed], following)
+    return [following for _ in rows]
+
+
+def _compare(full: Tensor, own: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
+    """Note what rows [rows, new, vocabulary] would have chosen beside the full cache [new, vocabulary]."""
+    first, count = rows[0], len(following)
+    start = len(first.tokens)
+    positions = [first.position + 1 + number for number in range(count)] * len(rows)
+    owners = [row for row in rows for _ in following]
+    sampled = torch.tensor(sample_rows(own.flatten(0, 1), owners, positions)).view(len(rows), count)
+    likely, likely_own = full.float().log_softmax(-1), own.float().log_softmax(-1)
+    kl = (likely.exp() * (likely - likely_own)).sum(-1).tolist()
+    top1 = (full.argmax(-1) == own.argmax(-1)).tolist()
+    given = torch.tensor(following, device=full.device)[:, None]
+    own_given = likely_own.gather(-1, given.expand(len(rows), -1, -1)).squeeze(-1)
+    change = (own_given - likely.gather(-1, given).squeeze(-1)).tolist()
+    differs = (sampled != torch.tensor(following)).tolist()
+    for number, row in enumerate(rows):
+        likeness, (thinking, answer) = row.likeness, row.split
+        assert likeness is not None
+        for index in range(count):
+            if differs[number][index] and likeness.departs_at is None:
+                likeness.departs_at = start + index
+            if start + index < thinking:
+                likeness.thinking += 1
+                likeness.kl += kl[number][index]
+                likeness.top1 += top1[number][index]
+            elif start + index >= answer:
+                likeness.answer += 1
+                likeness.answer_change += change[number][index]

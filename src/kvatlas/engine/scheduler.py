@@ -1,4 +1,4 @@
-"""What is decoded next: requests and branches wait, rows run, and trunks fork into branches.
+"""The order of decoding: requests and branches wait, rows run, and trunks fork into branches; and their memory.
 
 All settings of a request run as one tree. They share the trunk, one row, until the first compression; there the row is
 forked into one branch for each setting that compresses.
@@ -7,23 +7,24 @@ forked into one branch for each setting that compresses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.engine.cache import KVCache, Snapshot
-from kvatlas.engine.compression import compress
-from kvatlas.engine.rows import Request, Row
+from kvatlas.engine.cache import GROWTH, PAGE, KVCache, Snapshot, pages_for
+from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle
-from kvatlas.policies import Policy
+from kvatlas.policies import Policy, Signal
 
 #: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than one for so
 #: many rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their rows.
 OPEN_SETTINGS, ROWS_PER_REQUEST = 2, 8
 #: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
 PROMPT_TOKENS = 1024
+#: The most logits of one pass over scripts, in numbers, and its most tokens.
+SCRIPT_LOGITS, SCRIPT_TOKENS = 2**26, 2048
 
 
 class Scheduler:
@@ -47,6 +48,16 @@ class Scheduler:
         self.open: Counter[int] = Counter()
         self.cache.reset()
 
+    def unfinished(self) -> list[Request[Any]]:
+        """The requests that are begun and not done, each with the policies that are left of it."""
+        left: dict[int, tuple[Request[Any], set[Policy]]] = {}
+        for row in [*self.rows, *(row for _, row in self.branches)]:
+            left.setdefault(id(row.request), (row.request, set()))[1].update(row.policies)
+        return [
+            replace(request, policies=tuple(policy for policy in request.policies if policy in policies))
+            for request, policies in left.values()
+        ]
+
     def admit(self) -> bool:
         """Fill free rows: requests while few are open, then branches. Whether there is or may be something to decode.
 
@@ -57,9 +68,10 @@ class Scheduler:
             if request is not None:
                 self.rows.append(self._begin_row(request))
             elif self.branches:
-                snapshot, row = self.branches.pop()
+                snapshot, row = self.branches[-1]
                 row.cached = self.cache.resume(snapshot)
                 self.rows.append(row)
+                self.branches.pop()
                 self.evicted_tokens += compress(self.model, self.cache, row)
             else:
                 break
@@ -68,7 +80,8 @@ class Scheduler:
     def _next_request(self) -> Request[Any] | None:
         size = self.batch_size
         many = self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST
-        if self.source is None or many:
+        # All rows of a script are compared in the same pass, so it has the batch for itself.
+        if self.source is None or many or (self.rows and self.rows[0].request.script):
             return None
         try:
             return next(self.source)
@@ -77,7 +90,9 @@ class Scheduler:
             return None
 
     def _begin_row(self, request: Request[Any]) -> Row[Any]:
-        sampling = request.sampling or self.sampling
+        sampling, script = request.sampling or self.sampling, request.script
+        if script and (self.rows or len(request.policies) > self.batch_size):
+            raise ValueError(f"a request with a script needs a run and {len(request.policies)} rows for itself")
         self.open[id(request)] = len(request.policies)
         # One object for all that sample alike, whose rows are then told apart at once.
         how = replace(sampling, max_new_tokens=0)
@@ -91,19 +106,35 @@ class Scheduler:
                 f"model {self.model.name!r} rotates short and long texts alike."
             )
         row = Row(request, (), frozenset(), how, limit, self.cache.begin(), prompt_left=left)
+        if script:
+            row.likeness, row.split = Likeness(), self.model.split(script) or (len(script), len(script))
         return self._restrict(row, request.policies)
 
-    def next_rows(self) -> list[Row[Any]]:
-        """The rows of the next pass: all that are being decoded, and those whose prompts it has room for."""
-        chosen, prompt_tokens = [], 0
+    def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
+        """The rows of the next pass, all that are being decoded and prompts while it has room, and their tokens."""
+        ahead, prompt_tokens = self._ahead(), 0
+        rows, tokens = [], []
         for row in self.rows:
+            new = row.next_tokens(ahead)
             if row.prompt_left:
-                more = len(row.next_tokens())
-                if prompt_tokens and prompt_tokens + more > PROMPT_TOKENS:
+                if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
                     continue
-                prompt_tokens += more
-            chosen.append(row)
-        return chosen
+                prompt_tokens += len(new)
+            rows.append(row)
+            tokens.append(new)
+        return rows, tokens
+
+    def _ahead(self) -> int:
+        """Tokens of a script that all rows read behind their newest one: up to the next compression of any."""
+        rows, first = self.rows, self.rows[0]
+        script, written = first.request.script, len(first.tokens)
+        # Attention is shown to policies one token at a time, as in decoding.
+        if not script or first.prompt_left or self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
+            return 0
+        most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
+        room = [row.trigger - row.cached.length for row in rows if row.trigger is not None]
+        # The script's last token never goes through the model.
+        return max(0, min([most, *room, len(script) - written]) - 1)
 
     def finish(self, row: Row[Any]) -> None:
         """A row is done: it gives back what it holds."""
@@ -121,8 +152,7 @@ class Scheduler:
         if branches:
             snapshot = self.cache.fork(row.cached, len(branches))
             for policy in reversed(branches):
-                branch = replace(row, tokens=list(row.tokens), forked_at=len(row.tokens))
-                self.branches.append((snapshot, self._restrict(branch, (policy,))))
+                self.branches.append((snapshot, self._restrict(row.branch(), (policy,))))
         self._restrict(row, rest or due[:1])
         if not rest:
             self.evicted_tokens += compress(self.model, self.cache, row)
@@ -132,3 +162,60 @@ class Scheduler:
         row.policies, row.signals = policies, self.collector.signals(policies)
         row.trigger = row.next_trigger()
         return row
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at the peak of decoding, without the interpreter and its libraries.
+
+    weights; `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of branches that wait for
+    rows, where no trunk has them, too; `workspace`: the logits with their copies in double precision and the states of
+    a pass of prompts, or one layer of the cache that grows, whichever is more.
+    """
+
+    weights: int
+    slots: int
+    snapshots: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.slots + self.snapshots + self.workspace
+
+    def to_json(self) -> dict[str, int]:
+        """As `plan --json` prints it."""
+        return {**asdict(self), "total": self.total}
+
+
+def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
+    """The peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
+
+    Prompts have `prompt` tokens, traces `output` new ones.
+    """
+    budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
+    # A request is begun where one setting fewer than the limit is open.
+    most = max(OPEN_SETTINGS * batch_size - 1 + len(policies), batch_size // ROWS_PER_REQUEST * len(policies))
+    open_trees = min(trees, -(-most // len(policies)))
+    longest, rows = prompt + output, min(batch_size, trees * len(policies))
+    unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
+    bounded = rows - unbounded if budgets else 0
+    # A snapshot that has outlived the trunk whose pages it shares stays as long as a branch of its tree has no row.
+    open_settings = min(trees * len(policies), most)
+    forked = round((open_settings - rows) / max(1, len(policies) - 1))
+    waiting = sum(pages_for(budget) for budget in budgets if budget < longest) if len(policies) > 1 else 0
+    shape, collector, size = model.shape, SignalCollector(policies), 4 if model.dtype == "float32" else 2
+    page = PAGE * model.kv_bytes_per_token
+    pages = unbounded * pages_for(longest) + bounded * pages_for(min(longest, budgets[-1] if budgets else longest))
+    noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
+    queries = collector.query_window * shape.layers * shape.heads * shape.head_dim * size
+    capacity = longest if unbounded else budgets[-1] if budgets else 0
+    # While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
+    grown = pages * page // (2 * shape.layers)
+    states = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * size
+    return Peak(
+        weights=model.weight_bytes or 0,
+        slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries),
+        snapshots=max(0, forked - unbounded) * waiting * page,
+        workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
+    )

@@ -1,4 +1,4 @@
-"""What policies ask to see, and where they note it; nobody pays who did not ask."""
+"""The signals that policies declare, and the columns where they note them; other rows pay for neither."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.policies import Policy, Signal, Step
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvatlas.models import ModelHandle, Shape
 
-#: What a sequence's policies ask for: their observers, of settings that see and note the same only one.
+#: The observers of a sequence's policies; settings that see and note the same have one in common.
 Signals = frozenset[tuple[Any, ...]]
 
 
@@ -27,11 +27,11 @@ def state_name(policy: Policy, name: str) -> str:
 
 
 class SignalCollector:
-    """The policies of an engine that want to see something, one for all settings that see and note the same."""
+    """The policies of an engine that declare signals, one for all settings that see and note the same."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
-        #: The longest memory that any policy wants of recent queries.
+        #: The longest memory of recent queries that any policy declares.
         self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)
         self.hidden = any(Signal.HIDDEN in policy.observes for policy in self.by_key.values())
 
@@ -44,11 +44,11 @@ class SignalCollector:
         }
 
     def signals(self, policies: Iterable[Policy]) -> Signals:
-        """What a sequence with these policies has to show."""
+        """The signals of a sequence with these policies."""
         return frozenset(policy.observer for policy in policies if policy.observes)
 
     def asking(self, signal: Signal, signals: Sequence[Signals]) -> tuple[int, ...]:
-        """Numbers of the sequences that have to show a signal."""
+        """Numbers of the sequences whose policies declare a signal."""
         keys = {key for key, policy in self.by_key.items() if signal in policy.observes}
         return tuple(number for number, own in enumerate(signals) if keys and not keys.isdisjoint(own))
 
@@ -60,18 +60,14 @@ class SignalCollector:
         prompts: Sequence[int | None],
         hidden: Tensor | None,
     ) -> None:
-        """Show every policy what it asked for of a pass, before the lengths of its sequences grow.
+        """Show every policy the signals that it declares of a pass, before the lengths of its sequences grow.
 
-        `prompts` has the length of the prompt for sequences that were fed a part of it, None for the others. `hidden`
+        `prompts` has the length of the prompt for sequences that read a part of it, None for the others. `hidden`
         [tokens, hidden size] are the last hidden states.
         """
-        decoding: list[int] = []
-        others: list[list[int]] = []
-        for index, count in enumerate(batch.counts):
-            if count == 1 and prompts[index] is None:
-                decoding.append(index)
-            else:
-                others.append([index])
+        alone = [count > 1 or prompt is not None for count, prompt in zip(batch.counts, prompts, strict=True)]
+        decoding = [index for index, own in enumerate(alone) if not own]
+        others = [[index] for index, own in enumerate(alone) if own]
         watched = {index: number for number, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
             if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
@@ -96,16 +92,15 @@ class SignalCollector:
         entered = torch.tensor([[batch.lengths[index] + i for i in new] for index in members], device=device)
         rows = torch.tensor([batch.rows[index] for index in members], device=device)
         places = [watched[index] for index in members] if Signal.ATTENTION in policy.observes else []
-        attention = self._attention(policy, batch, places) if places else None
+        attention = None
+        if places:
+            layers, heads = policy.scope.width(batch.cache.shape)
+            attention = batch.attention[:, places].transpose(0, 1)
+            attention = attention.mean(1, keepdim=True) if layers == 1 else attention
+            attention = attention.mean(2, keepdim=True) if heads == 1 else attention
         seen = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
         columns = _Columns(batch.cache, policy, rows, entered, attention)
         return Step(model, batch.positions[tokens], seen, attention, columns, prompt)
-
-    def _attention(self, policy: Policy, batch: ForwardBatch, places: list[int]) -> Tensor:
-        attention = batch.attention[:, places].transpose(0, 1)
-        layers, heads = policy.scope.width(batch.cache.shape)
-        attention = attention.mean(1, keepdim=True) if layers == 1 else attention
-        return attention.mean(2, keepdim=True) if heads == 1 else attention
 
 
 @dataclass(frozen=True)
@@ -122,18 +117,16 @@ class _Columns:
     attention: Tensor | None
 
     def _column(self, name: str) -> Tensor:
-        return self.cache.token_state[state_name(self.policy, name)]
-
-    def _width(self) -> int:
-        return self.cache.capacity if self.attention is None else self.attention.shape[-1]
+        column = self.cache.token_state[state_name(self.policy, name)]
+        return column if self.attention is None else column[..., : self.attention.shape[-1]]
 
     def enter(self, name: str, values: Tensor) -> None:
         column = self._column(name)
         column[self.rows[:, None], :, :, self.entered] = values[:, :, None, None].to(column.dtype)
 
     def read(self, name: str) -> Tensor:
-        return self._column(name)[self.rows, ..., : self._width()]
+        return self._column(name)[self.rows]
 
     def write(self, name: str, values: Tensor) -> None:
         column = self._column(name)
-        column[self.rows, ..., : self._width()] = values.to(column.dtype)
+        column[self.rows] = values.to(column.dtype)

@@ -30,8 +30,17 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import Options, find
-from kvatlas.service import GenerationRequest, RequestHandle, Service, chosen, stream_of, written
-from kvatlas.service.request_validation import LengthError, drawing, room_for
+from kvatlas.serve.service import (
+    GenerationRequest,
+    LengthError,
+    RequestHandle,
+    Service,
+    find_policy,
+    room_for,
+    sampling_with,
+    stream_of,
+)
+from kvatlas.serve.text import split_text
 
 #: Fields of GenerateConfig that would change answers and are not honoured.
 REFUSED = (
@@ -76,7 +85,7 @@ class SelectedModel(ModelAPI):
             _log.warning(sentence)
         values = {name: value for name, value in arguments.items() if name not in known}
         self.seed = seed
-        self.service = Service(model, chosen(model, policy, values), Sampling(), batch_size, _LINE).start()
+        self.service = Service(model, find_policy(model, policy, values), Sampling(), batch_size, _LINE).start()
         self._asked: Counter[tuple[int, ...]] = Counter()
 
     async def generate(
@@ -98,7 +107,7 @@ class SelectedModel(ModelAPI):
             room = room_for(model, service.policy, prompt, None)
         except LengthError as error:
             return ModelOutput.from_content(self.model_name, "", stop_reason="model_length", error=str(error))
-        sampling = drawing(
+        sampling = sampling_with(
             service.sampling,
             temperature=config.temperature,
             top_p=config.top_p,
@@ -158,7 +167,7 @@ class SelectedModel(ModelAPI):
 
 
 def _choice(name: str, handle: RequestHandle, cut: StopReason) -> ChatCompletionChoice:
-    thinking, answer = written(handle.model, handle.generation.result().tokens, handle.ask.stop)
+    thinking, answer = split_text(handle.model, handle.generation.result().tokens, handle.ask.stop)
     content: list[Any] = [ContentReasoning(reasoning=thinking)] if thinking else []
     message = ChatMessageAssistant(content=[*content, ContentText(text=answer)], model=name, source="generate")
     return ChatCompletionChoice(message=message, stop_reason="stop" if handle.reason() == "stop" else cut)

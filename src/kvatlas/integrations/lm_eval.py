@@ -24,8 +24,8 @@ from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import Options, embedded, find
 from kvatlas.models.gguf import PACKAGED
-from kvatlas.service import Decoder, Detokenizer, chosen, stream_of
-from kvatlas.service.request_validation import drawing, room_for
+from kvatlas.serve.service import find_policy, room_for, sampling_with, stream_of
+from kvatlas.serve.text import Detokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -72,7 +72,7 @@ class SelectedLM(HFLM):
         self.atlas.check()
         for note in self.atlas.notes:
             _log.warning(note)
-        self.policy = chosen(self.atlas, policy, {n: v for n, v in arguments.items() if n not in known})
+        self.policy = find_policy(self.atlas, policy, {n: v for n, v in arguments.items() if n not in known})
         self.rows, self.seed, self.wanted = _rows(batch_size), seed, max_gen_toks
         super().__init__(
             self.atlas.load(),
@@ -99,24 +99,21 @@ class SelectedLM(HFLM):
             prompt = tuple(self.tok_encode(context))
             sampling, stop = self._how(prompt, arguments)
             opened = context.rstrip().endswith(self.atlas.thinking.open or "\0")
-            writing = Detokenizer(self.atlas, stop, opened=opened)
-            stream = stream_of(self.seed, prompt, seen[prompt])
-            stopping_criterion = (
-                _until(Decoder(self.atlas), Detokenizer(self.atlas, stop, opened=opened)) if stop else None
+            text, until = (Detokenizer(self.atlas, stop, opened=opened) for _ in range(2))
+            request_ = Request(
+                number,
+                prompt,
+                stream_of(self.seed, prompt, seen[prompt]),
+                (self.policy,),
+                sampling=sampling,
+                stopping_criterion=_until(until) if stop else None,
             )
             seen[prompt] += 1
-            asked.append(
-                (
-                    Request(
-                        number, prompt, stream, (self.policy,), sampling=sampling, stopping_criterion=stopping_criterion
-                    ),
-                    writing,
-                )
-            )
+            asked.append((request_, text))
         answers = [""] * len(asked)
         for generation in tqdm(self._run(asked), total=len(asked), disable=disable_tqdm, desc="generate_until"):
-            _, writing = asked[generation.key]
-            _, answer = writing.push(Decoder(self.atlas).push(generation.tokens, last=True), last=True)
+            _, text = asked[generation.key]
+            _, answer = text.push(generation.tokens, last=True)
             # Right after thinking comes the space between it and the answer, which tasks do not expect.
             answers[generation.key] = answer.lstrip() if self.atlas.thinking.close else answer
             self.cache_hook.add_partial("generate_until", requests[generation.key].args, answers[generation.key])
@@ -133,7 +130,7 @@ class SelectedLM(HFLM):
         if others:
             raise KvatlasError(f"The generation argument {others[0]} is not supported; valid are {', '.join(_KNOWN)}.")
         most = room_for(self.atlas, self.policy, prompt, None)
-        sampling = drawing(
+        sampling = sampling_with(
             Sampling(top_k=0, top_p=1.0),
             temperature=given.get("temperature", 0.0),
             top_p=given.get("top_p"),
@@ -168,9 +165,9 @@ def _rows(batch_size: int | str) -> int:
     return int(batch_size)
 
 
-def _until(decoder: Decoder, writing: Detokenizer) -> Callable[[Sequence[int]], bool]:
+def _until(text: Detokenizer) -> Callable[[Sequence[int]], bool]:
     def stopping_criterion(tokens: Sequence[int]) -> bool:
-        writing.push(decoder.push(tokens))
-        return writing.stopped
+        text.push(tokens)
+        return text.stopped
 
     return stopping_criterion

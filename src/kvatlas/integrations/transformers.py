@@ -19,10 +19,9 @@ from transformers.generation import stopping_criteria as stopping
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models.loaded import loaded
+from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import packed
-from kvatlas.service import chosen, stream_of
-from kvatlas.service.request_validation import room_for
+from kvatlas.serve.service import find_policy, room_for, stream_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,8 +76,8 @@ def generate(
     stream = streamer if stream_to is None else stream_to
     if stream is not None and len(input_ids) > 1:
         raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; valid is one.")
-    handle = loaded(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
-    setting = chosen(
+    handle = handle_for(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
+    setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
     sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])

@@ -12,7 +12,7 @@ from typing import Any
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, is_id
 from kvatlas.models import gguf
-from kvatlas.models.folder import SMALL_FILES, ModelHandle, Shape
+from kvatlas.models.handle import SMALL_FILES, ModelHandle, Shape
 from kvatlas.models.options import Options
 
 #: Where the models of the package are, and its adapters, by the name of the model with them.

@@ -3,26 +3,26 @@
 torch's own linear layers sum in another order for one row than for eight. Here weights are packed once, the originals
 dropped, and every row is summed in an order of its own. Layers that read the same input (queries, keys and values; gate
 and up) lie side by side in one table, and what is computed in one of the usual forms takes fewer calls: normalisations,
-gated feed-forward layers, and whole decoders of Llama's form (`packed_layers.py`).
+gated feed-forward layers, whole decoders of Llama's form, and mixtures of experts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from kvatlas.models.attention import attention_function, own_attention
-from kvatlas.models.packed_experts import pack_experts
-from kvatlas.models.packed_layers import FusedDecoder, FusedLayer, PackedEmbedding, PackedGate, PackedLinear, PackedNorm
+from kvatlas.models.attention import ATTENTION, attend, attention_function, own_attention
 from kvatlas.native import LANES, Linear, Native, load
 
 if TYPE_CHECKING:
@@ -43,14 +43,211 @@ ATTENTIONS = (
     "seed_oss.SeedOssAttention",
     "smollm3.SmolLM3Attention",
 )
-#: Children of a decoder of Llama's form; what the feed-forward layer and the norms of its layers are packed into.
+#: Children of a decoder of Llama's form.
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
-FORMS = [PackedGate, PackedNorm, PackedNorm]
+#: Functions that torch computes in vectors of numbers, and by another formula for those left over.
+CURVES = ("sigmoid", "exp", "tanh", "softplus", "silu", "gelu")
+#: A multiple of every vector's length.
+VECTOR = 64
 #: Distance of numbers that differ by rounding alone, relative to their norm.
 ROUNDING = 1e-3
 
 #: Puts back what was replaced.
 Undo = Callable[[], None]
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are packed; in other types than fp32 it computes as torch does."""
+
+    def __init__(self, packed: Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = packed.inputs, packed.outputs
+        self.packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they were [outputs, inputs]: a copy."""
+        return self.packed.weight.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            bias = self.packed.bias
+            return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return self.packed(x)
+
+
+class PackedEmbedding(nn.Module):
+    """The embedding that shares its weights with a packed layer."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        # Not a child of this module: the layer belongs to another.
+        self.linear = (linear,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they were [tokens, hidden size]: a copy."""
+        return self.linear[0].weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        weight = self.linear[0].packed.weight
+        lanes = weight.shape[2]
+        return weight[tokens // lanes, :, tokens % lanes]
+
+
+class PackedNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+
+    def __init__(self, native: Native, norm: Any) -> None:
+        super().__init__()
+        self.native, self.norm, self.eps = native, norm, norm.variance_epsilon
+
+    @property
+    def weight(self) -> Any:
+        """The weight [hidden size] of the layer that it stands for."""
+        return self.norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
+            return self.norm(x)  # type: ignore[no-any-return]
+        return self.native.rms_norm(x.contiguous(), weight, self.eps)
+
+
+class PackedGate(nn.Module):
+    """down(silu(gate(x)) * up(x)), the gated feed-forward layer of Llama and its kin, over packed layers."""
+
+    def __init__(self, native: Native, layer: Any) -> None:
+        super().__init__()
+        self.native, self.layer = native, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            return self.layer(x)  # type: ignore[no-any-return]
+        layer = self.layer
+        inner = self.native.silu_mul(layer.gate_proj(x).flatten(0, -2), layer.up_proj(x).flatten(0, -2))
+        return layer.down_proj(inner.view(*x.shape[:-1], -1))  # type: ignore[no-any-return]
+
+
+class FusedLayer:
+    """A decoder layer of Llama's form in twelve calls instead of sixty.
+
+    Its linear layers are packed, queries, keys and values side by side, gate and up, too.
+    """
+
+    def __init__(self, native: Native, layer: Any) -> None:
+        self.native, self.attention, gate = native, layer.self_attn, layer.mlp.layer
+        # Looked up once: the children of a module take as long to find as a small layer to compute.
+        self.norms = [(norm.weight, norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        self.inputs, self.output = self.attention.q_proj.packed.whole, self.attention.o_proj.packed
+        self.inner, self.down = gate.gate_proj.packed.whole, gate.down_proj.packed
+        self.size, self.scaling = self.attention.head_dim, self.attention.scaling
+        projections = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
+        self.heads = [projection.out_features // self.size for projection in projections]
+        window = getattr(self.attention.config, "sliding_window", None)
+        self.window: int | None = getattr(self.attention, "sliding_window", window)
+        self.rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        native = self.native
+        table = self.inputs(native.rms_norm(x, *self.norms[0]))
+        native.rotate(table, cos, sin, self.rotary_heads, self.size)
+        heads = table.view(1, len(x), -1, self.size).transpose(1, 2).split(self.heads, 1)
+        seen, _ = attend(self.attention, *heads, None, scaling=self.scaling, sliding_window=self.window)
+        x = x + self.output(seen.reshape(len(x), -1))
+        gate, up = self.inner(native.rms_norm(x, *self.norms[1])).chunk(2, 1)
+        out: Tensor = x + self.down(native.silu_mul(gate, up))
+        return out
+
+
+class FusedDecoder:
+    """The `forward` of a decoder of fused layers under `own_attention`, for one row of tokens; else it is its own."""
+
+    def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        self.unfused: Any = WeakMethod(decoder.forward)
+        self.layers, self.output = layers, BaseModelOutputWithPast
+        self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
+        self.config = decoder.config
+
+    def __call__(self, input_ids: Tensor | None = None, **given: Any) -> Any:
+        positions = given.get("position_ids")
+        if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
+            return self.unfused()(input_ids, **given)
+        x = self.embedding(input_ids)
+        cos, sin = self.rotary(x, position_ids=positions)
+        if cos.shape != (1, x.shape[1], self.layers[0].size):
+            raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
+        x = x[0]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.output(self.norm(x[None]))
+
+
+class PackedExperts(nn.Module):
+    """Experts as `transformers.integrations.moe` knows them, in one table for all, each packed by itself."""
+
+    def __init__(self, native: Native, layer: Any) -> None:
+        super().__init__()
+        self.layer, self.names = layer, ("gate_up_proj" if layer.has_gate else "up_proj", "down_proj")
+        self.first, self.second = (
+            [PackedLinear(native.linear(*own)) for own in self._own(name)] for name in self.names
+        )
+        for name in self.names:
+            getattr(layer, name).data = torch.empty(0)
+
+    def _own(self, name: str) -> list[tuple[Tensor, Tensor | None]]:
+        weights = getattr(self.layer, name)
+        biases = getattr(self.layer, f"{name}_bias") if self.layer.has_bias else [None] * len(weights)
+        return list(zip(weights.transpose(1, 2) if self.layer.is_transposed else weights, biases, strict=True))
+
+    def unpack(self) -> None:
+        """Give the layer its weights back."""
+        for name, experts in zip(self.names, (self.first, self.second), strict=True):
+            weights = torch.stack([expert.weight for expert in experts])
+            getattr(self.layer, name).data = weights.mT.contiguous() if self.layer.is_transposed else weights
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, hidden size] through the experts `chosen` [tokens, experts of each], summed in that order."""
+        layer, flat, number = self.layer, chosen.flatten(), chosen.shape[1]
+        out = x.new_zeros(len(flat), x.shape[1])
+        for expert in flat[flat < len(self.first)].unique().tolist():  # type: ignore[no-untyped-call]
+            places = (flat == expert).nonzero()[:, 0]
+            inner = self.first[expert](x[places // number])
+            out[places] = self.second[expert](layer._apply_gate(inner) if layer.has_gate else layer.act_fn(inner))
+        if layer.has_post_expert_norm:
+            out = layer.post_expert_norm(out)
+        first, *others = (out * weights.reshape(-1, 1)).view(*chosen.shape, -1).unbind(1)
+        return sum(others, first)
+
+
+class RowExact(TorchFunctionMode):
+    """The `forward` of a layer of experts, with what chooses among them: tables and curves row by row."""
+
+    def __init__(self, native: Native, layer: nn.Module) -> None:
+        super().__init__()
+        self.inexact = layer.forward
+        tables = [weight for weight in layer.parameters() if weight.dim() == 2 and weight.numel()]
+        self.tables = {id(weight): PackedLinear(native.linear(weight, None)) for weight in tables}
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        with self:
+            return self.inexact(*given, **named)
+
+    def __torch_function__(self, function: Any, _types: Any, given: Any = (), named: Any = None) -> Any:
+        named, name = named or {}, getattr(function, "__name__", "")
+        if function is F.linear and len(given) > 1 and id(given[1]) in self.tables:
+            bias = named.get("bias", given[2] if len(given) > 2 else None)
+            return self.tables[id(given[1])](given[0]) + (0 if bias is None else bias)
+        if name in CURVES and (width := given[0].shape[-1]) % VECTOR:
+            return function(F.pad(given[0], (0, -width % VECTOR)), *given[1:], **named)[..., :width]
+        return function(*given, **named)
+
+
+#: The packed feed-forward layer and norms of a layer of Llama's form.
+FORMS = [PackedGate, PackedNorm, PackedNorm]
 
 
 def pack(model: PreTrainedModel) -> list[Undo]:
@@ -69,7 +266,7 @@ def pack(model: PreTrainedModel) -> list[Undo]:
         return _pack_linear(native, model)
     undo: list[Undo] = []
     own = _numbers(model)
-    for step in (_pack_linear, pack_experts, _pack_forms, _fuse):
+    for step in (_pack_linear, _pack_experts, _pack_forms, _fuse):
         replaced = step(native, model)
         if own and _close(_numbers(model), own):
             undo += replaced
@@ -183,6 +380,19 @@ def _replace(parent: nn.Module, name: str, by: nn.Module) -> Undo:
 
 def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
     layer.weight.data = packed.weight
+
+
+def _pack_experts(native: Native, model: nn.Module) -> list[Undo]:
+    """Replace experts; what is returned puts them back. Linear layers are packed before."""
+    undo: list[Undo] = []
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if {"has_gate", "has_post_expert_norm"} <= vars(child).keys():
+                packed = PackedExperts(native, child)
+                setattr(parent, name, packed)
+                parent.forward = RowExact(native, parent)
+                undo += [packed.unpack, partial(setattr, parent, name, child), partial(delattr, parent, "forward")]
+    return undo
 
 
 def _pack_forms(native: Native, model: nn.Module) -> list[Undo]:

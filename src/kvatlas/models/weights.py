@@ -1,10 +1,13 @@
-"""Loading weights, of which every tensor must be there and hold numbers; digests of files and of tensors."""
+"""Weights: loading them, every tensor there and finite; LoRA adapters; digests of files and of tensors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +16,25 @@ from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 #: Bytes that are read at a time, and the longest header of a safetensors file.
 _CHUNK, _HEADER = 2**20, 100_000_000
+#: The files of an adapter, and its chat template, which takes the place of the model's own.
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+TEMPLATE = "chat_template.jinja"
+_KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(\.default)?\.weight")
+#: What changes what an adapter computes, with the values that the formula above covers.
+_PLAIN_ADAPTER: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "fan_in_fan_out": (False, None),
+}
 
 
 def is_known(kind: str) -> bool:
@@ -60,7 +78,10 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _check_complete(name, report["missing_keys"])
+    missing = report["missing_keys"]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise KvatlasError(f"The weights of the model {name!r} lack the tensor {min(missing)!r}{more}.")
     model = model.to(device).eval().requires_grad_(False)
     check_finite(name, model)
     return model
@@ -92,12 +113,6 @@ def check_whole(name: str, model: PreTrainedModel) -> None:
             f"The weights of the model {name!r} lie on several devices ({where}); valid are models on one device "
             "(load it without device_map, or with device_map='cuda:0')."
         )
-
-
-def _check_complete(name: str, missing: Collection[str]) -> None:
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise KvatlasError(f"The weights of the model {name!r} lack the tensor {min(missing)!r}{more}.")
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
@@ -151,3 +166,87 @@ def combined(sums: Mapping[str, str]) -> str:
         total.update(name.encode() + b"\0")
         total.update(bytes.fromhex(sums[name]))
     return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The LoRA adapter in a folder as peft writes it, or none for "": added to the weights of a loaded model.
+
+    W + s B A with s = lora_alpha / r (Hu et al. 2021, arXiv 2106.09685, section 4.1), or lora_alpha / sqrt(r) with
+    `use_rslora` (arXiv 2312.03732).
+    """
+
+    address: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.address).expanduser()
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of its files by name."""
+        return {name: sha256(self.folder / name) for name in ADAPTER_FILES} if self.address else {}
+
+    def content(self) -> list[Any]:
+        """What it adds: scale and tensors, whatever else its files say."""
+        return [*self._terms(), tensors_digest([self.folder / ADAPTER_FILES[1]])] if self.address else []
+
+    @property
+    def templates(self) -> dict[str, Path]:
+        """Its chat template by the file's name, if it has one."""
+        path = self.folder / TEMPLATE
+        return {TEMPLATE: path} if self.address and path.is_file() else {}
+
+    def _terms(self) -> tuple[int, float]:
+        """Rank and factor; KvatlasError says what is missing, or what of it is more than the formula."""
+        missing = [name for name in ADAPTER_FILES if not (self.folder / name).is_file()]
+        if missing:
+            raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; valid are folders of LoRA adapters.")
+        try:
+            config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text()).items())
+            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
+        for name, valid in _PLAIN_ADAPTER.items():
+            if config.get(name, valid[0]) not in valid:
+                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; valid is {valid[0]!r}.")
+        if rank < 1:
+            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; valid are ranks from 1.")
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+    def check(self) -> None:
+        """Raise KvatlasError for all that can be known to fail before the weights are read."""
+        if self.address:
+            self._terms()
+
+    def merge(self, name: str, model: PreTrainedModel) -> None:
+        """Add it to the weights of the model `name`; KvatlasError where it is one of another model."""
+        if not self.address:
+            return
+        (rank, factor), weights = self._terms(), model.state_dict()
+        for layer, a, b in self._pairs():
+            weight = weights.get(f"{layer}.weight")
+            if weight is None or tuple(b.shape) != (weight.shape[0], rank) or tuple(a.shape) != (rank, weight.shape[1]):
+                sizes = f"{tuple(b.shape)} and {tuple(a.shape)} with r {rank}"
+                raise KvatlasError(f"The adapter {self.address!r} does not fit the model {name!r}: {layer!r}, {sizes}.")
+            weight.copy_(weight.float() + factor * (b @ a).to(weight.device))
+        check_finite(name, model)
+
+    def _pairs(self) -> list[tuple[str, Tensor, Tensor]]:
+        """(layer, A, B), in single precision."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            tensors = load_file(self.folder / ADAPTER_FILES[1])
+        except (OSError, SafetensorError) as error:
+            raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]} ({error}).") from error
+        pairs: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            matched = _KEY.fullmatch(key)
+            if matched is None:
+                raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; valid are pairs of lora_A and lora_B.")
+            pairs.setdefault(matched[1], {})[matched[2]] = tensor.float()
+        whole = [(layer, pair["A"], pair["B"]) for layer, pair in pairs.items() if len(pair) == 2]
+        if not whole or len(whole) < len(pairs):
+            raise KvatlasError(f"The adapter {self.address!r} has no pairs of lora_A and lora_B, or half ones.")
+        return whole

@@ -1,5 +1,280 @@
-"""CPU kernels in C that every target computes to the same bits, or a sentence why there are none here."""
+"""The CPU kernels (`kernels.c`) over ctypes: linear layers, attention over a paged cache, normalisation, noise.
 
-from kvatlas.native.library import LANES, Linear, Native, PagedBatch, load, pack, why_not
+The libraries in `lib/` are made by `hatch_build.py` when the package is built or installed, one for each target; the
+best one that this processor runs is loaded. Where none can be, `load` gives None, `why_not` says why, and callers fall
+back to torch. The environment variable KVATLAS_NATIVE chooses: `off`, or a target such as `x86-64-v3`.
 
-__all__ = ["LANES", "Linear", "Native", "PagedBatch", "load", "pack", "why_not"]
+Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
+All tensors are fp32 on the CPU unless said otherwise, contiguous in their last dimension. Layers check the widths of
+their inputs; the shapes of attention are checked before (`engine.attention.attend`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+from ctypes import c_double, c_int64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Outputs in a panel of packed weights, tokens in the smallest page.
+LANES = 16
+VARIABLE = "KVATLAS_NATIVE"
+_FOLDER = Path(__file__).parent / "lib"
+_SUFFIXES = {"linux": ".so", "darwin": ".dylib", "windows": ".dll"}
+_MACHINES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+def load() -> Native | None:
+    """The kernels, or None where they cannot be loaded or were switched off."""
+    return _loaded()[0]
+
+
+def why_not() -> str | None:
+    """Why `load` gives None, as a sentence."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Native | None, str | None]:
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == "off":
+        return None, f"The native CPU kernels are switched off ({VARIABLE}=off)."
+    system, machine = platform.system().lower(), platform.machine().lower()
+    family = _MACHINES.get(machine)
+    files = sorted(_FOLDER.glob(f"{system}-{family}*{_SUFFIXES.get(system, '.so')}"))
+    if not files:
+        return None, f"The native CPU kernels were not built for {system} on {machine}."
+    targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
+    try:
+        if wanted and wanted not in targets:
+            return None, f"{VARIABLE}={wanted} names no built target; there are {', '.join(targets)} and off."
+        target = wanted or _best(targets)
+        if target is None:
+            return None, f"The native CPU kernels need a processor with AVX2 and FMA ({', '.join(targets)})."
+        return Native(targets[target], target), None
+    except (OSError, AttributeError) as error:
+        return None, f"The native CPU kernels could not be loaded: {error}."
+
+
+def _best(targets: dict[str, Path]) -> str | None:
+    """The last of `targets` (they are sorted) that this processor runs."""
+    if "aarch64" in targets:
+        return "aarch64"
+    # Loading a library runs nothing of it, and its test of the processor is compiled for any.
+    level = ctypes.CDLL(str(next(iter(targets.values())))).kvatlas_x86_level()
+    usable = [name for name in targets if int(name[-1]) <= level]
+    return usable[-1] if usable else None
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output."""
+    from torch.nn.functional import pad
+
+    outputs, inputs = weight.shape
+    rows = pad(weight.detach().float(), (0, 0, 0, -outputs % LANES))
+    return rows.view(-1, LANES, inputs).transpose(1, 2).contiguous()
+
+
+def _check(fits: bool, tensor: Tensor, width: int) -> None:
+    """Raise ValueError where a kernel would read what is not there."""
+    if not fits:
+        raise ValueError(f"a tensor {tuple(tensor.shape)} does not fit a width of {width}")
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("sequences", "page_size", "table_width", "watched_width")),
+        *((name, c_void_p) for name in ("table", "starts", "lengths", "watched", "scratch")),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("heads", "kv_heads", "slots", "size")),
+        *((name, c_void_p) for name in ("query", "key", "value")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_void_p) for name in ("keys", "values", "out", "places", "positions", "mass")),
+        ("window", c_int64),
+        ("scaling", c_double),
+    ]
+
+
+class PagedBatch:
+    """A ragged batch of sequences on pages: what attention needs to know of it, the same for every layer.
+
+    `table` [sequences, width] int32: the pages of each sequence, of `page_size` slots (a multiple of 16);
+    `starts` [sequences + 1] int32: where each sequence's new tokens begin; `lengths` [sequences] int32: tokens cached
+    before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` that
+    gets a sequence's attention, -1 for none; `watched_width`: its last dimension.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        *,
+        page_size: int,
+        longest: int,
+        watched: Tensor | None = None,
+        watched_width: int = 0,
+    ) -> None:
+        self.tensors = (table, starts, lengths, watched)
+        self.longest = longest
+        self.scratch: Tensor | None = None
+        self.scratch_size = 0
+        pointers = (tensor.data_ptr() for tensor in (table, starts, lengths))
+        self.struct = _Batch(len(lengths), page_size, table.shape[1], watched_width, *pointers, _pointer(watched))
+        self.address = ctypes.addressof(self.struct)
+
+
+class Linear:
+    """A linear layer over weights as `pack` makes them; the originals are not needed any more."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
+    ) -> None:
+        self.library, self.weight, self.bias = library, weight, bias
+        #: The layer that this one is a part of.
+        self.whole = whole
+        self.inputs, self.outputs = weight.shape[1], outputs
+        self._weight = weight.data_ptr()
+        self._bias = _pointer(bias)
+        # Looked up once: a small layer takes less time than the interpreter around it.
+        self._call = library.kvatlas_linear
+
+    def part(self, first: int, outputs: int) -> Linear:
+        """So many outputs from `first` on as a layer of its own, on the same memory; `first` is a multiple of 16."""
+        weight = self.weight[first // LANES : -(-(first + outputs) // LANES)]
+        bias = None if self.bias is None else self.bias[first : first + outputs]
+        return Linear(self.library, weight, bias, outputs, self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns]."""
+        inputs, outputs = self.inputs, self.outputs
+        _check(x.shape[-1] == inputs, x, inputs)
+        if x.dim() != 2 and not x.is_contiguous():
+            x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], outputs))
+        rows, weight, bias = x.numel() // inputs, self._weight, self._bias
+        self._call(x.data_ptr(), x.stride(-2), weight, bias, y.data_ptr(), y.stride(-2), rows, inputs, outputs)
+        return y
+
+
+class Native:
+    """The loaded library."""
+
+    def __init__(self, file: Path, target: str) -> None:
+        import torch
+
+        self.target, self._empty = target, torch.empty
+        self.library = library = ctypes.CDLL(str(file))
+        pointer, number = c_void_p, c_int64
+        for name, arguments in {
+            "linear": [pointer, number, pointer, pointer, pointer, *[number] * 4],
+            "attention": [pointer, pointer],
+            "attention_scratch": [number] * 3,
+            "rms_norm": [pointer, pointer, pointer, number, number, c_double],
+            "silu_mul": [pointer, number, pointer, number, pointer, number, number],
+            "rotate": [pointer, number, pointer, pointer, number, number, number],
+            "uniform": [pointer, pointer, pointer, number, pointer, number, number],
+        }.items():
+            function = getattr(library, f"kvatlas_{name}")
+            function.argtypes, function.restype = arguments, None
+        library.kvatlas_attention_scratch.restype = c_int64
+        self._attention, self._scratch = library.kvatlas_attention, library.kvatlas_attention_scratch
+        self._rms_norm, self._silu_mul = library.kvatlas_rms_norm, library.kvatlas_silu_mul
+        self._rotate, self._uniform = library.kvatlas_rotate, library.kvatlas_uniform
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A layer of its own packed copy of `weight` [outputs, inputs]."""
+        bias = bias.detach().float().contiguous() if bias is not None else None
+        return Linear(self.library, pack(weight), bias, weight.shape[0])
+
+    def attention(
+        self,
+        batch: PagedBatch,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        *,
+        window: int = 0,
+        positions: Tensor | None = None,
+        places: Tensor | None = None,
+        mass: Tensor | None = None,
+    ) -> Tensor:
+        """Write new keys and values into the pages of one layer, then attend: [tokens, heads, size].
+
+        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side; `keys` and
+        `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up to its own slot.
+        With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
+        are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width] gets, added to what
+        it holds, the attention of watched sequences to each slot, the mean of a group's heads.
+        """
+        tokens, heads, size = query.shape
+        kv_heads, slots, _ = keys.shape
+        out = self._empty(tokens, heads, size)
+        if batch.scratch is None or batch.scratch_size < size:
+            self._prepare(batch, size)
+        new = query.data_ptr(), key.data_ptr(), value.data_ptr(), query.stride(0), key.stride(0), value.stride(0)
+        pools = keys.data_ptr(), values.data_ptr(), out.data_ptr()
+        optional = _pointer(places), _pointer(positions), _pointer(mass)
+        layer = _Layer(heads, kv_heads, slots, size, *new, *pools, *optional, window, scaling)
+        self._attention(batch.address, ctypes.addressof(layer))
+        return out
+
+    def _prepare(self, batch: PagedBatch, size: int) -> None:
+        """Working memory for heads of `size`, which all layers of a step share."""
+        floats = self._scratch(size, batch.longest, batch.tensors[3] is not None)
+        batch.scratch, batch.scratch_size = self._empty(floats), size
+        batch.struct.scratch = batch.scratch.data_ptr()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension; contiguous."""
+        y = self._empty(x.shape)
+        width = weight.shape[0]
+        _check(x.shape[-1] == width, x, width)
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
+        return y
+
+    def silu_mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """silu(a) * b for [rows, width]; a and b may be the halves of one table."""
+        rows, width = a.shape
+        _check(a.shape == b.shape, b, width)
+        y = self._empty(rows, width)
+        self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
+        return y
+
+    def rotate(self, table: Tensor, cos: Tensor, sin: Tensor, heads: int, size: int) -> None:
+        """Rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
+        x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
+        rows, stride = table.shape[0], table.stride(0)
+        _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
+        self._rotate(table.data_ptr(), stride, cos.data_ptr(), sin.data_ptr(), rows, heads, size)
+
+    def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).
+
+        `streams` and `positions` [rows] int64; `tokens` [rows, width] int64.
+        """
+        import torch
+
+        rows, width = tokens.shape
+        out = torch.empty((rows, width), dtype=torch.float64)
+        streams, positions = streams.contiguous(), positions.contiguous()
+        pointers = streams.data_ptr(), positions.data_ptr(), tokens.data_ptr()
+        self._uniform(*pointers, tokens.stride(0), out.data_ptr(), rows, width)
+        return out

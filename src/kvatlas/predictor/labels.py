@@ -20,7 +20,7 @@ from kvatlas.core import KvatlasError, Trace
 from kvatlas.engine.attention import refuse_unsupported
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
-from kvatlas.models.folder import STEADY
+from kvatlas.models.handle import STEADY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

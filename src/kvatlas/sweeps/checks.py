@@ -21,9 +21,9 @@ from kvatlas import benchmarks, models, native, policies
 from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle, Shape
+from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.options import Options
 from kvatlas.models.thinking import TAGS
-from kvatlas.models.tokenizer_check import check_tokenizer
 from kvatlas.noise import stream_key
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
     """Bytes per second that are read at best, and the share of it that attention of a decoding step reaches."""
     import torch
 
-    from kvatlas.engine.backends import backend_for
-    from kvatlas.engine.batch import ForwardBatch
+    from kvatlas.engine.attention import ForwardBatch, Layer
     from kvatlas.engine.cache import KVCache
+    from kvatlas.engine.engine import backend_for
 
     rows, size = SIZES[device.type]
     bandwidth = size / _reading(device, size)
@@ -175,7 +175,7 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
     query = torch.ones(rows, SHAPE.heads, SHAPE.head_dim, device=device, dtype=dtype)
     key = query[:, : SHAPE.kv_heads]
     with torch.inference_mode():
-        seconds = _seconds(device, lambda: backend.attend(batch, 0, query, key, key, 0.1, None))
+        seconds = _seconds(device, lambda: backend.attend(batch, Layer(0, 0.1), query, key, key))
     reached = rows * TOKENS * SHAPE.kv_bytes_per_token(dtype.itemsize) / seconds
     return Finding(
         "memory",

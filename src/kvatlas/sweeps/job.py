@@ -77,7 +77,7 @@ def fitting(job: Job, policies: Sequence[Policy]) -> int:
 
     At most `CPU_BATCH` on a CPU and 256 on a GPU.
     """
-    from kvatlas.engine.memory import peak
+    from kvatlas.engine.scheduler import peak
 
     there = free_memory(job.model.device)
     cpu = job.model.device == "cpu"

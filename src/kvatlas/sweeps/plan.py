@@ -16,8 +16,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.core import KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
-from kvatlas.models.claims import Claims
-from kvatlas.models.tokenizer_check import notes_for
+from kvatlas.models.checks import Claims, notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
@@ -25,7 +24,7 @@ from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
-    from kvatlas.engine.memory import Peak
+    from kvatlas.engine.scheduler import Peak
 
 #: Part of every run key: rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
@@ -256,7 +255,7 @@ class Plan:
         return max(budgets, default=longest) * model.kv_bytes_per_token
 
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
-        from kvatlas.engine.memory import peak
+        from kvatlas.engine.scheduler import peak
 
         trees = self.spec.samples * sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
         settings, output = [policy for policy, _ in self.policies], self.spec.sampling.max_new_tokens

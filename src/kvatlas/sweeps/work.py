@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
 from kvatlas.benchmarks import Benchmark, judge
-from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
+from kvatlas.core import Grade, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import Policy, Signal
+from kvatlas.policies import Signal
 from kvatlas.sweeps.job import Job, batch_of, policies_of, reference
 from kvatlas.sweeps.screen_work import read
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from kvatlas.engine import Generation, Request
+    from kvatlas.engine import Generation
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
@@ -34,7 +31,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         yield from read(job, claims)
         return
 
-    from kvatlas.engine import Request
+    from kvatlas.engine import Engine, Request
 
     # One thread per worker: two busy workers with two threads each are far slower than with one.
     torch.set_num_threads(1)
@@ -43,7 +40,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
     settings = policies_of(job)
     full = policies.of(Setting.of("full"))
     model = handle.load()
-    rows = _Rows(job, model, tuple(dict.fromkeys([*settings.values(), full])))
+    chosen = tuple(dict.fromkeys([*settings.values(), full]))
+    engine = Engine(handle, model, chosen, job.sampling, batch_of(job, chosen))
     waiting: dict[int, Request[int]] = {}
 
     def requests() -> Iterator[Request[int]]:
@@ -63,7 +61,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
             yield request
 
     finished: dict[int, tuple[int, ...]] = {}
-    for generation in rows.decode(requests()):
+    for generation in engine.run(requests()):
         if generation.policy == full and generation.key in waiting:
             finished[generation.key] = generation.tokens
         if generation.policy.setting in job.units[generation.key].settings:
@@ -72,58 +70,10 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[tuple[Trace, int]]:
         replace(request, reference=reference(handle, model, request.prompt, finished[number]))
         for number, request in waiting.items()
     ]
-    for generation in rows.decode(late_requests):
+    for generation in engine.run(late_requests):
         trace = _trace(job, by_name, generation)
         metrics = {**trace.grade.metrics, **departure(generation.tokens, finished[generation.key])}
         yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
-
-
-class _Rows:
-    """An engine whose batch is what memory allows: halved whenever that runs out, for as long as the worker lives."""
-
-    def __init__(self, job: Job, model: PreTrainedModel, policies: Sequence[Policy]) -> None:
-        self.job, self.model, self.policies = job, model, policies
-        self.batch_size = batch_of(job, policies)
-
-    def decode(self, requests: Iterable[Request[int]]) -> Iterator[Generation[int]]:
-        """Generations of all requests. Where memory runs out, what is unfinished starts again with half the rows.
-
-        Raises KvatlasError if it does not suffice for one sequence.
-        """
-        from kvatlas.engine import Engine
-        from kvatlas.engine.memory import out_of_memory, release
-
-        source = iter(requests)
-        open_: dict[int, Request[int]] = {}
-        while True:
-            began = itertools.chain(list(open_.values()), source)
-            engine = Engine(self.job.model, self.model, self.policies, self.job.sampling, self.batch_size)
-            try:
-                for generation in engine.run(_noted(began, open_)):
-                    request = open_.pop(generation.key)
-                    left = tuple(policy for policy in request.policies if policy != generation.policy)
-                    if left:
-                        open_[generation.key] = replace(request, policies=left)
-                    yield generation
-            except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
-                    raise
-                if self.batch_size == 1:
-                    raise KvatlasError(
-                        f"The memory of this machine does not suffice for one sequence of {self.job.model.name!r} "
-                        f"({str(error).splitlines()[0]})."
-                    ) from None
-            else:
-                return
-            self.batch_size //= 2
-            del engine
-            release()
-
-
-def _noted(requests: Iterable[Request[int]], open_: dict[int, Request[int]]) -> Iterator[Request[int]]:
-    for request in requests:
-        open_[request.key] = request
-        yield request
 
 
 def _trace(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:

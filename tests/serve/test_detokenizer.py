@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvatlas import models
-from kvatlas.service import Decoder, Detokenizer
+from kvatlas.serve.text import Detokenizer
 
 MODEL = models.find("embedded:tiny-llama")
 PLAIN = sorted(set(range(len(MODEL.tokenizer))) - MODEL.stops)
@@ -23,7 +23,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 def parts(writing: Detokenizer, texts: list[str]) -> tuple[str, str]:
-    results = [writing.push(text, last=number == len(texts) - 1) for number, text in enumerate(texts)]
+    results = [writing.split(text, last=number == len(texts) - 1) for number, text in enumerate(texts)]
     return "".join(thinking for thinking, _ in results), "".join(answer for _, answer in results)
 
 
@@ -31,24 +31,24 @@ def parts(writing: Detokenizer, texts: list[str]) -> tuple[str, str]:
 @settings(max_examples=150, deadline=None)
 def test_text_in_pieces_is_the_text(tokens: list[int], cuts: list[int], ends: bool) -> None:
     tokens = [*tokens, next(iter(MODEL.stops))] if ends else tokens
-    decoder = Decoder(MODEL)
-    texts = [decoder.push(tokens[:cut]) for cut in sorted(min(cut, len(tokens)) for cut in cuts)]
-    assert "".join([*texts, decoder.push(tokens, last=True)]) == MODEL.text(tokens)
+    decoder = Detokenizer(MODEL)
+    texts = [decoder.decode(tokens[:cut]) for cut in sorted(min(cut, len(tokens)) for cut in cuts)]
+    assert "".join([*texts, decoder.decode(tokens, last=True)]) == MODEL.text(tokens)
 
 
 def bytes_model() -> Any:
     """A tokenizer of bytes, as byte-level tokenizers behave within a character."""
     decode = lambda ids, **_: bytes(ids).decode("utf-8", "replace")  # noqa: E731
-    return SimpleNamespace(stops=frozenset(), tokenizer=SimpleNamespace(decode=decode))
+    return SimpleNamespace(stops=frozenset(), thinking=None, tokenizer=SimpleNamespace(decode=decode))
 
 
 @given(st.text(max_size=12), st.lists(st.integers(0, 40), max_size=8))
 @settings(max_examples=200, deadline=None)
 def test_no_character_is_torn(text: str, cuts: list[int]) -> None:
     tokens = list(text.encode())
-    decoder: Decoder = Decoder(bytes_model())
-    texts = [decoder.push(tokens[:cut]) for cut in sorted(min(cut, len(tokens)) for cut in cuts)]
-    assert "".join([*texts, decoder.push(tokens, last=True)]) == text
+    decoder = Detokenizer(bytes_model(), split=False)
+    texts = [decoder.decode(tokens[:cut]) for cut in sorted(min(cut, len(tokens)) for cut in cuts)]
+    assert "".join([*texts, decoder.decode(tokens, last=True)]) == text
     assert all("\N{REPLACEMENT CHARACTER}" not in text for text in texts) or "\N{REPLACEMENT CHARACTER}" in text
 
 

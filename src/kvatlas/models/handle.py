@@ -14,11 +14,19 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, digest, reason, refusal
-from kvatlas.hub import Repository, matching
-from kvatlas.models.adapters import Adapter
+from kvatlas.hub import Repository, is_id, matching
 from kvatlas.models.options import Options
 from kvatlas.models.thinking import Thinking, thinking
-from kvatlas.models.weights import check_fits, combined, is_known, load_weights, sha256, tensors_digest
+from kvatlas.models.weights import (
+    Adapter,
+    check_fits,
+    check_whole,
+    combined,
+    is_known,
+    load_weights,
+    sha256,
+    tensors_digest,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -460,6 +468,43 @@ class ModelHandle:
         self.adapter.merge(self.name, model)
         pack(model)
         return model
+
+
+@dataclass(frozen=True)
+class _Loaded(ModelHandle):
+    weights: PreTrainedModel | None = None
+
+    def load(self) -> PreTrainedModel:
+        assert self.weights is not None
+        return self.weights
+
+
+def handle_for(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stops: frozenset[int], **options: Any
+) -> ModelHandle:
+    """The model whose weights `model` holds, `stops` being the tokens that end a trace.
+
+    Without `tokenizer` it is read from where the weights came from. KvatlasError where that is no folder and no
+    repository in the cache (a policy has to know how thinking ends), and for weights on several devices.
+    """
+    name = str(model.config.name_or_path)
+    check_whole(name, model)
+    folder = Path(name)
+    if not (folder / "config.json").is_file() and is_id(name):
+        folder = Repository(name).cached() or folder
+    handle = _Loaded(name, folder, Options.of({**options, "device": str(model.device)}), weights=model)
+    known = {
+        "config": model.config.get_text_config().to_dict(),
+        "stops": stops,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    if tokenizer is not None:
+        known["tokenizer"] = tokenizer
+    elif not (folder / "tokenizer_config.json").is_file():
+        raise KvatlasError(f"The model {name!r} was not loaded from a folder: its tokenizer has to be given.")
+    vars(handle).update(known)
+    handle.check_type()
+    return handle
 
 
 def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[Any]:

@@ -15,14 +15,14 @@ from starlette.testclient import TestClient
 
 from kvatlas.core import Sampling
 from kvatlas.models import find
-from kvatlas.server.app import application
-from kvatlas.server.protocol import ChatRequest, Generating
-from kvatlas.service import Service, chosen
+from kvatlas.serve.app import application
+from kvatlas.serve.protocol import ChatRequest, Generating
+from kvatlas.serve.service import Service, find_policy
 
 MODEL = find("embedded:tiny-llama")
 # Every token ends an answer: real answers by the engine, of one token each.
 vars(MODEL).update(stops=frozenset(range(len(MODEL.tokenizer))))
-SERVICE = Service(MODEL, chosen(MODEL, "full", {}), Sampling(), batch_size=8, queue=1000)
+SERVICE = Service(MODEL, find_policy(MODEL, "full", {}), Sampling(), batch_size=8, queue=1000)
 APP = application(SERVICE, "tiny")
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
 MANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}

@@ -1,13 +1,20 @@
-"""Whether a tokenizer fits its model and some prompts: what is known without weights, in the time of a few prompts."""
+"""Checks of a model against problems, without its weights: the ranges that it claims, and its tokenizer."""
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from kvatlas.core import Check, Finding, KvatlasError
-from kvatlas.models.folder import ModelHandle
+from kvatlas.core import Check, Finding, KvatlasError, Problem
+from kvatlas.models.handle import ModelHandle
+
+CLAIMS = "kvatlas_claims.json"
 
 #: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
 #: that come or go (some decoders write one beside each special token), among all characters; of marker letters.
@@ -15,6 +22,48 @@ UNKNOWN, CHANGED, SPACES, MARKERS = 0.2, 0.05, 0.1, 0.01
 #: What byte-level and SentencePiece vocabularies write for spaces, line breaks and bytes; no decoded text holds it.
 _MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁", "<0x")
 _OTHER = "take the tokenizer that came with the weights, with its own tokenizer_class in tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The ranges of problems that a model claims to solve, in a file beside its weights; none for most models.
+
+    By family of benchmarks, then by name in `Problem.about`: `{"CHAIN": {"n": [3, 13]}, "SEQBENCH": {"grid": ["4x4",
+    "6x6"], "B": [0, 1]}}`. Both ends are within; of a grid both sides are compared.
+    """
+
+    ranges: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> Claims:
+        """Those of a model's folder."""
+        file = folder / CLAIMS
+        return cls(json.loads(file.read_text()) if file.is_file() else {})
+
+    def __str__(self) -> str:
+        def words(name: str, low: Any, high: Any) -> str:
+            return f"{name} {low}" if low == high else f"{name} {low} to {high}"
+
+        return "; ".join(
+            f"{family} with {', '.join(words(name, *ends) for name, ends in ranges.items())}"
+            for family, ranges in self.ranges.items()
+        )
+
+    def outside(self, benchmark: str, problems: Sequence[Problem]) -> int:
+        """How many problems of a benchmark are outside; none if nothing is claimed."""
+        family = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
+        if family is None:
+            return len(problems) if self.ranges else 0
+        return sum(
+            not all(_within(problem.about.get(name, low), low, high) for name, (low, high) in family.items())
+            for problem in problems
+        )
+
+
+def _within(value: Any, low: Any, high: Any) -> bool:
+    """Whether a number, or each side of a grid `6x6`, lies between two of its kind."""
+    parts = ([float(part) for part in re.findall(r"[\d.]+", str(item))] for item in (low, value, high))
+    return all(least <= own <= most for least, own, most in zip(*parts, strict=True))
 
 
 def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]:

@@ -1,12 +1,16 @@
-"""Requests that are refused, as OpenAI's API shapes errors: by host, key and size, malformed ones, failed ones."""
+"""The server around the application: refusals by host, key and size, errors as OpenAI's API shapes them, and running it
+until a signal ends it."""
 
 from __future__ import annotations
 
 import hmac
+import sys
+import threading
 from collections.abc import Collection
-from typing import Any
+from types import FrameType
 from urllib.parse import urlsplit
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -15,17 +19,21 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvatlas.core import KvatlasError
-from kvatlas.server.answers import error
-from kvatlas.service import BusyError, ClosedError
-from kvatlas.service.request_validation import LengthError
+from kvatlas.serve.answers import error
+from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
+
+#: Addresses that only this machine reaches.
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 #: Bytes of a body.
 MAX_BYTES = 4 * 2**20
-#: What is left of a body is not read: the connection ends with the answer.
+#: The rest of a body is not read: the connection ends with the answer.
 _CLOSE = {"Connection": "close"}
 #: Seconds after which a refused client is advised to try again.
 _RETRY = {"Retry-After": "1"}
 _TOO_LARGE = f"The body is larger than {MAX_BYTES:,} bytes, the most that is read."
+#: Seconds beyond the grace period for connections to be told that their answer ends here.
+_FAREWELL = 5
 
 
 class Gate:
@@ -59,10 +67,14 @@ class Gate:
 
     def _host(self, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
-        if not self.hosts or _name(host) in self.hosts:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            name = ""
+        if not self.hosts or name in self.hosts:
             return None
         names = ", ".join(self.hosts)
-        return JSONResponse(error(f"The Host header is {host!r}; valid without an API key are {names}."), 403, _CLOSE)
+        return JSONResponse(error(f"The Host header is {host!r}; expected {names} without an API key."), 403, _CLOSE)
 
     def _key(self, headers: Headers, path: str) -> JSONResponse | None:
         given = headers.get("authorization", "")
@@ -73,14 +85,6 @@ class Gate:
         return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
 
 
-def _name(host: str) -> str:
-    """The host without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def _length(headers: Headers) -> JSONResponse | None:
     length = headers.get("content-length", "0")
     # A body without a length is measured while it is read.
@@ -88,11 +92,8 @@ def _length(headers: Headers) -> JSONResponse | None:
     return JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None
 
 
-def answer_errors_as_openai_does(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Register the answers to malformed, refused and failed requests."""
-
-    def answer(status: int, body: Any, headers: Any = None) -> JSONResponse:
-        return JSONResponse(body, status, headers)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, refusal: RequestValidationError) -> JSONResponse:
@@ -105,19 +106,70 @@ def answer_errors_as_openai_does(app: FastAPI) -> None:
             sentence = f"{name} is not known."
         else:
             sentence = f"{name or 'The body'}: {first['msg']}."
-        return answer(400, error(sentence, param=name or None))
+        return JSONResponse(error(sentence, param=name or None), 400)
 
     @app.exception_handler(KvatlasError)
     async def refused(_: Request, refusal: KvatlasError) -> JSONResponse:
         if isinstance(refusal, BusyError):
-            return answer(429, error(str(refusal), "rate_limit_error", code="rate_limit_exceeded"), _RETRY)
+            return JSONResponse(error(str(refusal), "rate_limit_error", code="rate_limit_exceeded"), 429, _RETRY)
         if isinstance(refusal, ClosedError):
-            return answer(503, error(str(refusal), "server_error"), _RETRY)
+            return JSONResponse(error(str(refusal), "server_error"), 503, _RETRY)
         long = isinstance(refusal, LengthError)
-        return answer(400, error(str(refusal), code="context_length_exceeded" if long else None))
+        return JSONResponse(error(str(refusal), code="context_length_exceeded" if long else None), 400)
 
     @app.exception_handler(HTTPException)
     async def failed(_: Request, refusal: HTTPException) -> JSONResponse:
         kinds = {404: "not_found_error", 503: "server_error"}
         body = error(str(refusal.detail), kinds.get(refusal.status_code, "invalid_request_error"))
-        return answer(refusal.status_code, body, refusal.headers)
+        return JSONResponse(body, refusal.status_code, refusal.headers)
+
+
+class _Server(uvicorn.Server):
+    """At the first signal the open answers may finish within the grace period; then they end with a sentence."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
+        super().__init__(config)
+        self.service, self.grace = service, grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            print(f"Stopping: what is under way has {self.grace:g} s to finish.", flush=True)
+            threading.Thread(target=self.service.close, args=(self.grace,), daemon=True).start()
+        super().handle_exit(sig, frame)
+
+    def fail(self) -> None:
+        """End the server, because its engine has failed."""
+        print(f"kvatlas: The engine failed ({self.service.failure!r}); the server ends.", file=sys.stderr, flush=True)
+        self.should_exit = True
+
+
+def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
+    """Load the weights, serve until SIGINT or SIGTERM.
+
+    Raises KvatlasError if the address cannot be had, or if the engine fails.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(grace) + _FAREWELL,
+    )
+    server = _Server(config, service, grace)
+    service.on_failure = server.fail
+    try:
+        sockets = [config.bind_socket()]
+    except SystemExit as error:
+        raise KvatlasError(f"The address {host}:{port} cannot be had; name another with --host and --port.") from error
+    service.start()
+    # A reader of the line below may connect at once.
+    sockets[0].listen(config.backlog)
+    number = sockets[0].getsockname()[1]
+    print(f"Serving on http://{f'[{host}]' if ':' in host else host}:{number}/v1 (Ctrl-C stops)", flush=True)
+    try:
+        server.run(sockets)
+    finally:
+        service.close()
+    if service.failure is not None:
+        raise KvatlasError(f"The engine failed: {service.failure!r}.")

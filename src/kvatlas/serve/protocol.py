@@ -159,7 +159,7 @@ class ChatRequest(Generating):
 
 def _not_too_many(value: Any) -> Any:
     if isinstance(value, list) and len(value) > MAX_PROMPTS and not isinstance(value[0], int):
-        raise ValueError(f"prompt has {len(value):,} prompts; valid are up to {MAX_PROMPTS:,}")
+        raise ValueError(f"prompt has {len(value):,} prompts; expected at most {MAX_PROMPTS:,}")
     return value
 
 

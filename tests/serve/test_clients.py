@@ -23,10 +23,11 @@ from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.service import stream_of, written
+from kvatlas.serve.service import stream_of
+from kvatlas.serve.text import split_text
 from tests.by_the_engine import VALUES, generations, questions
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
-from tests.server.running import Running, served, serving
+from tests.serve.running import Running, served, serving
 
 pytestmark = pytest.mark.newest
 
@@ -91,7 +92,7 @@ def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: M
 
     result = asyncio.run(all_of_them())
     for number, generation in enumerate(expected(tiny_llama, texts, TOKENS)):
-        thinking, answer = written(tiny_llama, generation.tokens)
+        thinking, answer = split_text(tiny_llama, generation.tokens)
         if number < DROPPING:
             assert result[number][2] is None
             assert thinking.startswith(result[number][0])
@@ -116,7 +117,7 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     )
     engine = expected(tiny_llama, [text] * 3, TOKENS)
     for choice, generation in zip(result.choices, engine, strict=True):
-        thinking, answer = written(tiny_llama, generation.tokens)
+        thinking, answer = split_text(tiny_llama, generation.tokens)
         assert (choice.message.content, choice.message.reasoning_content) == (answer, thinking or None)
         assert choice.kvatlas["compressions"] == generation.usage.compressions
         assert choice.kvatlas["peak_kv_tokens"] == generation.usage.peak_kv_tokens
@@ -178,7 +179,7 @@ def test_models_and_names(client: openai.OpenAI) -> None:
     assert model.id == NAME
     assert model.policy["local_window"] == 8
     assert client.models.retrieve(NAME).id == NAME
-    with pytest.raises(openai.NotFoundError, match=f"There is no model 'gpt'; valid is '{NAME}'"):
+    with pytest.raises(openai.NotFoundError, match=f"There is no model 'gpt'; expected '{NAME}'"):
         client.completions.create(model="gpt", prompt="x")
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model=NAME, input="x")

@@ -16,8 +16,8 @@ import uvicorn
 
 from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.server.app import application
-from kvatlas.service import Service, chosen
+from kvatlas.serve.app import application
+from kvatlas.serve.service import Service, find_policy
 
 
 @dataclass
@@ -62,7 +62,7 @@ def serving(*words: str) -> Iterator[Running]:
 @contextmanager
 def served(model: ModelHandle) -> Iterator[str]:
     """The application over this model, in a thread: its address."""
-    service = Service(model, chosen(model, "full", {}), Sampling(temperature=1.0), batch_size=4).start()
+    service = Service(model, find_policy(model, "full", {}), Sampling(temperature=1.0), batch_size=4).start()
     config = uvicorn.Config(application(service, "tiny"), port=0, log_level="warning")
     socket = config.bind_socket()
     server = uvicorn.Server(config)

@@ -6,26 +6,40 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
-from kvatlas.server.answers import Shape, error, event, usage_of
-from kvatlas.server.limits import Gate, answer_errors_as_openai_does
-from kvatlas.server.metrics import Metrics
-from kvatlas.server.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.service import ClosedError, Decoder, GenerationRequest, RequestHandle, Service, Steering, stream_of
-from kvatlas.service.request_validation import LengthError, drawing, room_for
+from kvatlas.serve.answers import AnswerFormat, error, event, usage_of
+from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
+from kvatlas.serve.server import Gate, add_error_handlers
+from kvatlas.serve.service import (
+    ClosedError,
+    GenerationRequest,
+    LengthError,
+    RequestHandle,
+    Service,
+    follow,
+    room_for,
+    sampling_with,
+    stream_of,
+)
+from kvatlas.serve.text import Steering
 
 #: Characters for each position of the model, from which on a text is refused unread: five are usual.
 MOST_PER_TOKEN = 32
+#: Seconds of the histograms, from a short answer of a small model to thinking for many minutes.
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 Body = TypeVar("Body", bound=Generating)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
@@ -55,7 +69,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         docs_url=None,
         redoc_url=None,
     )
-    answer_errors_as_openai_does(app)
+    add_error_handlers(app)
     _add_endpoints(app, CompletionHandler(service, name))
     app.add_middleware(Gate, api_key=api_key, hosts=hosts)
     return app
@@ -95,11 +109,44 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """The state of the engine for Prometheus."""
-        return Response(handler.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = generate_latest(handler.metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class Metrics(Collector):
+    """The metrics of one server for Prometheus: the engine's counters as they are now, and how long requests took."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.registry = service, CollectorRegistry()
+        self.registry.register(self)
+        own: dict[str, Any] = {"labelnames": ("endpoint",), "buckets": _SECONDS, "registry": self.registry}
+        self.answered = Counter(
+            "kvatlas_requests", "Requests by how they ended.", ("endpoint", "outcome"), registry=self.registry
+        )
+        self.seconds = Histogram("kvatlas_request_seconds", "From request to last token.", **own)
+        self.first = Histogram("kvatlas_first_token_seconds", "From request to first piece of a stream.", **own)
+
+    def collect(self) -> Iterator[Metric]:
+        """The state of the engine."""
+        service, engine = self.service, self.service.engine
+        if engine is None:
+            return
+        rows, cached = engine.active_rows, engine.cached_tokens
+        for name, text, value in (
+            ("kvatlas_requests_waiting", "Sequences that wait for a row.", service.waiting),
+            ("kvatlas_rows_active", "Sequences that are being decoded.", rows),
+            ("kvatlas_batch_fill", "Share of the rows that are active.", rows / service.rows),
+            ("kvatlas_kv_tokens", "Tokens kept in the caches of active rows.", cached),
+            ("kvatlas_kv_bytes", "Bytes allocated for the cache.", engine.cache.bytes),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        evicted, decoded = engine.evicted_tokens, engine.decoded_tokens
+        yield CounterMetricFamily("kvatlas_evicted_tokens", "Tokens that compressions dropped from caches.", evicted)
+        yield CounterMetricFamily("kvatlas_decoded_tokens", "Tokens drawn; its rate is the tokens per second.", decoded)
 
 
 class CompletionHandler:
-    """Turns requests into asks, and handles into answers."""
+    """Turns bodies into requests for the service, and handles into answers."""
 
     def __init__(self, service: Service, name: str) -> None:
         self.service, self.name = service, name
@@ -117,86 +164,68 @@ class CompletionHandler:
     def check_model(self, model: str | None) -> None:
         """Raise 404 for another model's name."""
         if model is not None and model != self.name:
-            raise HTTPException(404, f"There is no model {model!r}; valid is {self.name!r}.")
+            raise HTTPException(404, f"There is no model {model!r}; expected {self.name!r}.")
 
     async def read(self, asks: Callable[[Body], list[GenerationRequest]], body: Body) -> list[GenerationRequest]:
-        """What a request asks for, found beside the event loop."""
+        """The requests of a body, read beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
 
-    def _check_count(self, prompts: int, choices: int | None) -> None:
-        asked, most = prompts * (choices or 1), self.service.batch_size + self.service.queue
-        if asked > most:
-            raise KvatlasError(f"prompt and n ask for {asked:,} answers at once; valid are up to {most:,}.")
-
-    def _check_length(self, characters: int) -> None:
-        """Raise LengthError for texts that are too long whatever their tokens are: before they are tokenised."""
+    def _check_size(self, lengths: Sequence[int], choices: int | None) -> None:
+        """Raise KvatlasError for too many answers, and for prompts that are too long whatever their tokens are."""
+        count, most = len(lengths) * (choices or 1), self.service.batch_size + self.service.queue
+        if count > most:
+            raise KvatlasError(f"prompt and n ask for {count:,} answers at once; expected at most {most:,}.")
         known = self.service.model.positions
-        if known is not None and characters > known * MOST_PER_TOKEN:
+        if known is not None and max(lengths) > known * MOST_PER_TOKEN:
             raise LengthError(
-                f"The model has {known} positions: a prompt of {characters:,} characters is more; valid are up to "
+                f"The model has {known} positions: a prompt of {max(lengths):,} characters is more; expected at most "
                 f"{known * MOST_PER_TOKEN:,}."
             )
 
     def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
-        """What a conversation asks for."""
+        """The requests of a conversation."""
         messages = [message.for_template() for message in body.messages]
-        self._check_count(1, body.n)
-        self._check_length(sum(len(message["content"]) for message in messages))
-        model = self.service.model
-        values = self._template_values(body)
+        self._check_size([sum(len(message["content"]) for message in messages)], body.n)
+        model, values = self.service.model, dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            values["reasoning_effort"] = body.reasoning_effort
+        template = str(model.tokenizer.chat_template or "")
+        for name in values:
+            if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
+                raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
         text = model.conversation(messages, values)
-        # What a template is told may close thinking in the prompt, or leave it to the model.
+        # Values of the template may close thinking in the prompt, or leave it to the model.
         opened = text.rstrip().endswith(model.thinking.open) if values and model.thinking.open else None
         most = body.max_completion_tokens or body.max_tokens
         steering = self._steering(body, (body.top_logprobs or 0) if body.logprobs else None)
         return self._asks(body, model.tokens(text), most, steering, split=True, opened=opened)
 
-    def _template_values(self, body: ChatRequest) -> dict[str, Any]:
-        """What a request tells the chat template; KvatlasError for a name that the template does not have."""
-        values = dict(body.chat_template_kwargs or {})
-        if body.reasoning_effort is not None:
-            values["reasoning_effort"] = body.reasoning_effort
-        template = str(self.service.model.tokenizer.chat_template or "")
-        for name in values:
-            if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
-                raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
-        return values
-
-    def _steering(self, body: Generating, top_logprobs: int | None) -> Steering:
-        size = len(self.service.model.tokenizer)
-        bias = body.logit_bias or {}
-        valid = (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size for token in bias)
-        wrong = next((token for token, fits in zip(bias, valid, strict=True) if not fits), None)
-        if wrong is not None:
-            raise KvatlasError(f"logit_bias has the token {wrong!r}; valid are ids from 0 to {size - 1}.")
-        return Steering(
-            {int(token): value for token, value in bias.items()},
-            body.frequency_penalty or 0.0,
-            body.presence_penalty or 0.0,
-            top_logprobs,
-        )
-
     def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
-        """What one prompt or several ask for."""
+        """The requests of one prompt or several."""
         given = body.prompt
         prompts: Sequence[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         if not prompts:
-            raise KvatlasError("prompt is empty; valid are a text, token ids, and lists of them.")
-        self._check_count(len(prompts), body.n)
-        for prompt in prompts:
-            self._check_length(len(prompt))
-        model = self.service.model
-        size = len(model.tokenizer)
+            raise KvatlasError("prompt is empty; expected a text, token ids, or a list of them.")
+        self._check_size([len(prompt) for prompt in prompts], body.n)
+        model, size = self.service.model, len(self.service.model.tokenizer)
         steering = self._steering(body, body.logprobs)
         asks = []
         for prompt in prompts:
             tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
             wrong = next((token for token in tokens if not 0 <= token < size), None)
             if wrong is not None:
-                raise KvatlasError(f"prompt has the token {wrong}; valid are ids from 0 to {size - 1}.")
-            # 16 is what OpenAI's completions write where nobody says how many.
+                raise KvatlasError(f"prompt has the token {wrong}; expected ids from 0 to {size - 1}.")
+            # OpenAI's completions have 16 new tokens by default.
             asks += self._asks(body, tokens, body.max_tokens or 16, steering, split=False)
         return asks
+
+    def _steering(self, body: Generating, top_logprobs: int | None) -> Steering:
+        size, bias = len(self.service.model.tokenizer), body.logit_bias or {}
+        for token in bias:
+            if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
+                raise KvatlasError(f"logit_bias has the token {token!r}; expected ids from 0 to {size - 1}.")
+        bias_by_id = {int(token): value for token, value in bias.items()}
+        return Steering(bias_by_id, body.frequency_penalty or 0.0, body.presence_penalty or 0.0, top_logprobs)
 
     def _asks(
         self,
@@ -211,21 +240,17 @@ class CompletionHandler:
         self.check_model(body.model)
         service = self.service
         room = room_for(service.model, service.policy, prompt, most)
-        sampling = drawing(
+        sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
-        return [
-            GenerationRequest(
-                prompt, sampling, stream_of(body.seed, prompt, sample), body.stops, split, opened, steering
-            )
-            for sample in range(body.n or 1)
-        ]
+        streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
+        return [GenerationRequest(prompt, sampling, each, body.stops, split, opened, steering) for each in streams]
 
     async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
-        """The answer to a request, whole or as a stream; what nobody waits for any more is not decoded further."""
+        """The answer to a request, whole or as a stream; decoding ends where the client leaves."""
         handles = self.service.ask(asks)
         chat = endpoint == "chat"
-        shape = Shape(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
+        shape = AnswerFormat(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -244,16 +269,23 @@ class CompletionHandler:
             self._note(endpoint, outcome, began, handles)
 
     async def _events(
-        self, endpoint: str, shape: Shape, handles: list[RequestHandle], with_usage: bool, began: float
+        self, endpoint: str, shape: AnswerFormat, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
-        outcome, events = "gone", 0
+        outcome = "gone"
+        texts = [handle.ask.detokenizer(handle.model) for handle in handles]
+        sent, offsets, first = [0] * len(handles), [0] * len(handles), True
         try:
-            async for piece in _merged([_pieces(shape, index, handle) for index, handle in enumerate(handles)]):
-                events += 1
-                # The first event of a chat only opens it.
-                if events == (2 if shape.chat else 1):
+            for index in range(len(handles) if shape.chat else 0):
+                yield shape.begin(index)
+            async for index, tokens, last in follow(handles):
+                if first:
                     self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
-                yield piece
+                first, handle, (thinking, answer) = False, handles[index], texts[index].push(tokens, last)
+                if thinking or answer:
+                    yield shape.news(index, handle, (thinking, answer), tokens, sent[index], offsets[index])
+                    sent[index], offsets[index] = len(tokens), offsets[index] + len(answer)
+                if last:
+                    yield shape.end(index, handle)
             if with_usage:
                 yield shape.piece([], usage=usage_of(handles))
             outcome = "ok"
@@ -285,48 +317,6 @@ class _Stream(StreamingResponse):
         finally:
             for handle in self.handles:
                 handle.cancel()
-
-
-async def _pieces(shape: Shape, index: int, handle: RequestHandle) -> AsyncIterator[bytes]:
-    """The events of one choice."""
-    decoder, writing = Decoder(handle.model), handle.ask.detokenizer(handle.model)
-    told = offset = 0
-    begin = shape.begin(index)
-    if begin:
-        yield begin
-    async for tokens, last in handle.pieces():
-        thinking, answer = writing.push(decoder.push(tokens, last), last)
-        if thinking or answer:
-            yield shape.news(index, handle, (thinking, answer), tokens, told, offset)
-            told, offset = len(tokens), offset + len(answer)
-    yield shape.end(index, handle)
-
-
-async def _merged(streams: list[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
-    """All events of several streams as they come."""
-    if len(streams) == 1:
-        async for piece in streams[0]:
-            yield piece
-        return
-    nexts = {asyncio.ensure_future(_next(stream)): stream for stream in streams}
-    try:
-        while nexts:
-            done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                result = task.result()
-                stream = nexts.pop(task)
-                if result is not None:
-                    nexts[asyncio.ensure_future(_next(stream))] = stream
-                    yield result
-    finally:
-        for task in nexts:
-            task.cancel()
-        # Of several that ended together the first error was told; the others are looked at, too.
-        await asyncio.gather(*nexts, return_exceptions=True)
-
-
-async def _next(stream: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(stream, None)
 
 
 async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:

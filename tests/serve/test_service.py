@@ -13,9 +13,21 @@ import pytest
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle, find
-from kvatlas.service import BusyError, ClosedError, GenerationRequest, RequestHandle, Service, chosen, stream_of
-from kvatlas.service.logits import Steering
-from kvatlas.service.request_validation import LengthError, drawing, room_for
+from kvatlas.serve.service import (
+    BusyError,
+    ClosedError,
+    GenerationRequest,
+    LengthError,
+    RequestGroup,
+    RequestHandle,
+    Service,
+    find_policy,
+    follow,
+    room_for,
+    sampling_with,
+    stream_of,
+)
+from kvatlas.serve.text import Steering
 from tests.engine.test_loop import prompts
 
 VALUES = {"kv_budget": 56, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -37,14 +49,16 @@ def loaded(model: ModelHandle) -> Any:
 
 @pytest.fixture
 def service(model: ModelHandle, loaded: Any) -> Iterator[Service]:
-    made = Service(model, chosen(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
+    made = Service(model, find_policy(model, "window", VALUES), SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
     yield made
     made.close()
 
 
 def asks(model: ModelHandle, count: int, **changes: Any) -> list[GenerationRequest]:
     results = [prompt[:40] for prompt in prompts(model, count)]
-    return [GenerationRequest(prompt, drawing(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in results]
+    return [
+        GenerationRequest(prompt, sampling_with(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in results
+    ]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -71,7 +85,7 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle
         return await asyncio.gather(*(_collect(handle) for handle in handles))
 
     async def _collect(handle: Any) -> list[list[int]]:
-        results = [piece async for piece in handle.pieces()]
+        results = [(tokens, last) async for _, tokens, last in follow([handle])]
         assert [last for _, last in results] == [False] * (len(results) - 1) + [True]
         return [tokens for tokens, _ in results]
 
@@ -85,7 +99,8 @@ def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: 
     import torch
 
     steering = Steering(top_logprobs=1)
-    handle = RequestHandle(GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, steering=steering), service)
+    ask = GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, steering=steering)
+    handle = RequestHandle(ask, service, RequestGroup())
     engines: list[int] = []
     for token in (5, 6, 7):
         assert handle.steerer is not None
@@ -96,15 +111,17 @@ def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: 
         assert list(handle.tokens) == told == engines[:-1]
         handle.stopping_criterion(engines)
         assert [logprob.token for logprob in handle.steerer.logprobs] == list(handle.tokens) == engines
-    handle.begin()
-    assert not handle.tokens
+    # It starts again where memory ran out.
+    handle.steerer(handle.ask.prompt, torch.zeros(20))
+    handle.steerer.note(5)
+    assert [logprob.token for logprob in handle.steerer.logprobs] == [5]
 
 
 def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:
     handles = service.ask(asks(model, 8))
     with pytest.raises(BusyError, match=r"requests are waiting, and 6 may"):
         service.ask(asks(model, 9, max_new_tokens=1))
-    with pytest.raises(KvatlasError, match="11 answers are asked for at once; valid are up to 10"):
+    with pytest.raises(KvatlasError, match="Expected at most 10 answers at once, got 11"):
         service.ask(asks(model, 11))
     assert all(handle.generation.result(60) for handle in handles)
     until(lambda: service.decoding == service.waiting == 0)
@@ -145,13 +162,22 @@ def test_a_stop_text_ends_the_answer(service: Service, model: ModelHandle) -> No
     assert stop not in model.text(tokens[:-1])
 
 
-def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, loaded: Any) -> None:
-    policy = chosen(model, "full", {})
+def test_closing_lets_finish_then_ends_with_a_sentence(
+    model: ModelHandle, loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Engine._step
+
+    def slow_step(engine: Engine) -> None:
+        time.sleep(0.01)
+        step(engine)
+
+    monkeypatch.setattr(Engine, "_step", slow_step)
+    policy = find_policy(model, "full", {})
     made = Service(model, policy, SAMPLING, batch_size=4, queue=6, loaded=loaded).start()
     short = made.ask(asks(model, 2, max_new_tokens=5))
     long = made.ask(asks(model, 2, max_new_tokens=950))
     until(lambda: all(handle.tokens for handle in long))
-    made.close(0.1)
+    made.close(2.0)
     assert [len(handle.generation.result(60).tokens) for handle in short] == [5, 5]
     for handle in long:
         with pytest.raises(ClosedError, match="stopped before this answer was finished"):
@@ -161,7 +187,7 @@ def test_closing_lets_finish_then_ends_with_a_sentence(model: ModelHandle, loade
 
 
 def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) -> None:
-    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=4, loaded=loaded).start()
+    made = Service(model, find_policy(model, "full", {}), SAMPLING, batch_size=4, loaded=loaded).start()
     bad = made.ask([GenerationRequest((10**9,), SAMPLING, 1)])
     for handle in bad:
         with pytest.raises(ClosedError, match="engine has failed: IndexError"):
@@ -172,16 +198,16 @@ def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) ->
 
 
 def test_settings_are_chosen_as_users_write_them(model: ModelHandle) -> None:
-    assert chosen(model, "window", {name: str(value) for name, value in VALUES.items()}).kv_budget == 56
-    assert chosen(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
+    assert find_policy(model, "window", {name: str(value) for name, value in VALUES.items()}).kv_budget == 56
+    assert find_policy(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
     with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
-        chosen(model, "window", {**VALUES, "depth": 3})
+        find_policy(model, "window", {**VALUES, "depth": 3})
     with pytest.raises(KvatlasError, match="which only a sweep has"):
-        chosen(model, "oracle", VALUES)
+        find_policy(model, "oracle", VALUES)
 
 
 def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
-    policy = chosen(model, "window", VALUES)
+    policy = find_policy(model, "window", VALUES)
     assert room_for(model, policy, (1,) * 24, None) == 1000
     with pytest.raises(LengthError, match="has 1024 positions: a prompt of 24 tokens and 1001 new tokens are more"):
         room_for(model, policy, (1,) * 24, 1001)
@@ -189,8 +215,8 @@ def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
         room_for(model, policy, (1,) * 48, 1)
     with pytest.raises(KvatlasError, match="prompt is empty"):
         room_for(model, policy, (), 1)
-    with pytest.raises(KvatlasError, match=r"top_p is 0; valid are numbers above 0, up to 1"):
-        drawing(SAMPLING, top_p=0)
+    with pytest.raises(KvatlasError, match=r"top_p: expected a number in \(0, 1\], got 0"):
+        sampling_with(SAMPLING, top_p=0)
 
 
 def test_streams_differ_by_seed_prompt_and_sample() -> None:
@@ -226,7 +252,7 @@ def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
     monkeypatch.setattr(Engine, "_step", failing)
     results = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
     assert results == wanted
-    assert (service.batch_size, service.failure) == (1, None)
+    assert (service.rows, service.failure) == (1, None)
 
 
 def test_where_half_the_batch_is_nothing_the_service_says_that_it_failed(
@@ -237,9 +263,25 @@ def test_where_half_the_batch_is_nothing_the_service_says_that_it_failed(
 
     told: list[str] = []
     monkeypatch.setattr(Engine, "_step", failing)
-    made = Service(model, chosen(model, "full", {}), SAMPLING, batch_size=2, loaded=loaded).start()
+    made = Service(model, find_policy(model, "full", {}), SAMPLING, batch_size=2, loaded=loaded).start()
     made.on_failure = lambda: told.append("failed")
-    with pytest.raises(ClosedError, match="engine has failed: MemoryError"):
+    with pytest.raises(ClosedError, match="engine has failed: The memory of this machine does not suffice for one"):
         made.ask(asks(model, 1))[0].generation.result(60)
     until(lambda: told == ["failed"])
     made.close()
+
+
+def test_the_group_with_the_fewest_rows_is_next_and_equal_ones_take_turns(model: ModelHandle) -> None:
+    service = Service(model, find_policy(model, "full", {}), SAMPLING, queue=20)
+    first, second, third = (service.ask(asks(model, 1) * count) for count in (3, 3, 1))
+    work = service.requests()
+
+    def taken() -> RequestHandle | None:
+        request = next(work)
+        return None if request is None else request.key
+
+    assert [taken() for _ in range(4)] == [first[0], second[0], third[0], first[1]]
+    second[1].cancel()
+    first[0].cancel()  # has a row
+    assert (service.waiting, service.decoding) == (2, 4)
+    assert [taken() for _ in range(3)] == [second[2], first[2], None]

@@ -12,10 +12,9 @@ from starlette.testclient import TestClient
 
 from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.server.app import CompletionHandler, application
-from kvatlas.server.limits import MAX_BYTES
-from kvatlas.server.running import LOOPBACK
-from kvatlas.service import Service, chosen
+from kvatlas.serve.app import CompletionHandler, application
+from kvatlas.serve.server import LOOPBACK, MAX_BYTES
+from kvatlas.serve.service import Service, find_policy
 
 ASKED = [{"role": "user", "content": "w"}]
 TOOL = {"type": "function", "function": {"name": "x"}}
@@ -24,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "x"}}
 @pytest.fixture
 def service(tiny_llama: ModelHandle) -> Service:
     """A service that is never started: a request that is not refused would wait for ever."""
-    policy = chosen(tiny_llama, "window", {"kv_budget": 72, "local_window": 8, "ratio": 0.3})
+    policy = find_policy(tiny_llama, "window", {"kv_budget": 72, "local_window": 8, "ratio": 0.3})
     return Service(tiny_llama, policy, Sampling(), batch_size=2, queue=6)
 
 
@@ -111,18 +110,18 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"n": 999}, "n: Input should be less than or equal to 128."),
         ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
         ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
-        ({"logit_bias": {"99999": 1}}, "logit_bias has the token '99999'; valid are ids from 0 to"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias has the token '99999'; expected ids from 0 to"),
         ({"top_logprobs": 2}, "top_logprobs is given without logprobs"),
         ({"reasoning_effort": "low"}, "reasoning_effort is not supported: the model's chat template does not read it"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking is not supported: the model's chat"),
         # Too much is refused before it is worked on.
-        ({"prompt": ["a"] * 2000, "n": 128}, "prompt and n ask for 256,000 answers at once; valid are up to 8."),
-        ({"prompt": ["a"] * 3, "n": 3}, "prompt and n ask for 9 answers at once; valid are up to 8."),
-        ({"prompt": "a" * 1_000_000}, "a prompt of 1,000,000 characters is more; valid are up to"),
-        ({"prompt": ["a", "a" * 1_000_000]}, "a prompt of 1,000,000 characters is more; valid are up to"),
+        ({"prompt": ["a"] * 2000, "n": 128}, "prompt and n ask for 256,000 answers at once; expected at most 8."),
+        ({"prompt": ["a"] * 3, "n": 3}, "prompt and n ask for 9 answers at once; expected at most 8."),
+        ({"prompt": "a" * 1_000_000}, "a prompt of 1,000,000 characters is more; expected at most"),
+        ({"prompt": ["a", "a" * 1_000_000]}, "a prompt of 1,000,000 characters is more; expected at most"),
         ({"messages": [{"role": "user", "content": "a" * 50_000}] * 20}, "a prompt of 1,000,000 characters is more"),
-        ({"prompt": ["a"] * 5000, "n": 128}, "prompt has 5,000 prompts; valid are up to 2,048."),
-        ({"prompt": [[]] * 1_000_000}, "prompt has 1,000,000 prompts; valid are up to 2,048."),
+        ({"prompt": ["a"] * 5000, "n": 128}, "prompt has 5,000 prompts; expected at most 2,048."),
+        ({"prompt": [[]] * 1_000_000}, "prompt has 1,000,000 prompts; expected at most 2,048."),
         ({"prompt": [None] * 2000}, "prompt"),
         ({"messages": [0] * 1_000_000}, "messages.0"),
     ],

@@ -1,1 +1,0 @@
-"""`kvatlas serve`: an OpenAI-compatible server over the one engine."""
