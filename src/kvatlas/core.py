@@ -1,6 +1,6 @@
-"""The words of kvatlas as frozen data, shared by every room; imports nothing of ours.
+"""The words of kvatlas as frozen data, shared by every room; imports no other module of kvatlas.
 
-Lengths are in tokens, shares and grades in [0, 1]. Only figures, words and CSV maps speak percent.
+Lengths are in tokens, shares and grades in [0, 1]. Only figures, texts and CSV maps are in percent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 
 class KvatlasError(Exception):
-    """A wrong spec, file, model or setting, told in one sentence: what was given, what would be valid."""
+    """A wrong spec, file, model or setting, in one sentence: the field, the expected value, the given one."""
 
 
 def reason(error: BaseException) -> str:
-    """What an error of Python, the system or a library says, short enough for a sentence."""
+    """The message of an error of Python, the system or a library, short enough for a sentence."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     line = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
@@ -42,7 +42,7 @@ def refusal(sentence: str) -> Iterator[None]:
 
 
 class Status(StrEnum):
-    """How a trace came to its grade. All but `ok` count as wrong."""
+    """The status of a grade. All but `ok` count as wrong."""
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -56,7 +56,7 @@ class Status(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a trace came to, as text for people."""
+    """The outcome of a trace, as text for people."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -91,7 +91,7 @@ class Grade:
 
     @property
     def verdict(self) -> Outcome:
-        """What the trace came to, for people."""
+        """The outcome of the trace, for people."""
         if self.status is Status.OK:
             return Outcome.CORRECT if self.correct else Outcome.WRONG
         return Outcome[self.status.name]
@@ -99,7 +99,7 @@ class Grade:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: temperature, then top-k, then top-p (the published order).
+    """The rule of the next token: temperature, then top-k, then top-p (the published order).
 
     Temperature 0 is greedy. `top_k` 0 and `top_p` 1.0 switch that step off.
     """
@@ -142,7 +142,7 @@ SERVED = Setting("served")  # a model behind an API, of whose cache nothing is k
 
 @dataclass(frozen=True)
 class Costs:
-    """What a trace cost; None where it is not known, as of traces that another program decoded.
+    """The cost of a trace; None where it is not known, as of traces that another program decoded.
 
     `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step, before it
     is compressed. `thinking_tokens` are 0 where nothing opens thinking; `seconds` is its share of its batches' time.
@@ -159,7 +159,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Usage(Costs):
-    """What a generation of our engine cost: all of it is known."""
+    """The cost of a generation of our engine: all of it is known."""
 
     prompt_tokens: int
     output_tokens: int
@@ -171,7 +171,7 @@ class Usage(Costs):
 
 @dataclass(frozen=True)
 class EvictionTrace:
-    """What became of each cached token: the prompt's, then the new ones without the last, which is never cached.
+    """The fate of each cached token: the prompt's, then the new ones without the last, which is never cached.
 
     A policy chooses `holders` times over: for the whole model, each layer or each KV head. `left[i]` is the number of
     new tokens written when the last holder dropped token i, 0 if one held it to the end; `held[i]` is how many did.
@@ -233,7 +233,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class BudgetAudit:
-    """What the first compression of a setting leaves to a policy's choice, over so many `problems`.
+    """The choice that the first compression of a setting leaves to its policy, over so many `problems`.
 
     `median` and `worst` (the smallest) count the places for older tokens that compete, which are thinking tokens alone
     while the prompt is kept. In the share `none` of the problems there is no place; in the share `no_choice`, which
@@ -252,7 +252,7 @@ class BudgetAudit:
 
 
 class Vacuous(StrEnum):
-    """Why traces cannot tell settings apart."""
+    """Reasons why traces cannot tell settings apart."""
 
     UNCOMPRESSED = "uncompressed"
     IDENTICAL = "identical"
@@ -261,7 +261,7 @@ class Vacuous(StrEnum):
 
 @dataclass(frozen=True)
 class Validity:
-    """What the traces of some settings can show at all.
+    """Counts that say whether the traces of some settings can show a difference at all.
 
     `bounded` of the `traces` belong to `settings` with a KV budget, and `compressed` of these were compressed at least
     once. `no_answer` and `truncated` count over all traces. `identical` are groups of settings, by their ids, that
@@ -284,7 +284,7 @@ class Validity:
 
     @property
     def vacuous(self) -> Vacuous | None:
-        """Why no setting can be recommended from these traces; None where nothing speaks against it."""
+        """The reason why no setting can be recommended from these traces; None where one can."""
         if self.bounded and not self.compressed:
             return Vacuous.UNCOMPRESSED
         if self.traces and self.unanswered == self.traces:
@@ -293,7 +293,7 @@ class Validity:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing can be recommended from these traces, as a clause; None where it can."""
+        """The same reason as a clause; None where a setting can be recommended."""
         return {
             None: None,
             Vacuous.UNCOMPRESSED: f"none of the {self.bounded:,} traces under a KV budget was compressed",
@@ -346,7 +346,7 @@ class Cell:
 
 
 class NoteKind(StrEnum):
-    """What a note on a map is about; `WARNINGS` are told in the colour of warnings."""
+    """The subject of a note on a map; `WARNINGS` have the colour of warnings."""
 
     VACUOUS = "vacuous"
     PARTIAL = "partial"
@@ -373,7 +373,7 @@ class Note:
 
     @property
     def is_warning(self) -> bool:
-        """Whether the map cannot be read without it."""
+        """True if the map cannot be read without it."""
         return self.kind in WARNINGS
 
     def __str__(self) -> str:
@@ -385,7 +385,7 @@ CellCoord = tuple[Any, Any]
 
 
 class MapName(NamedTuple):
-    """What a map is named by. The mean over several benchmarks has the benchmark `mean of N`."""
+    """The name of a map. The mean over several benchmarks has the benchmark `mean of N`."""
 
     model: str
     benchmark: str
@@ -434,7 +434,7 @@ class Map:
 
     @property
     def is_mean(self) -> bool:
-        """Whether it is a mean over benchmarks."""
+        """True for a mean over benchmarks."""
         return self.averaged > 0
 
     @property
@@ -450,7 +450,7 @@ class Map:
 
     @property
     def best(self) -> CellCoord:
-        """Where the highest cell is; of equal ones the first."""
+        """The place of the highest cell; of equal ones the first."""
         return max(self.cells, key=lambda coord: self.cells[coord].estimate.value)
 
 

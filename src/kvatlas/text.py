@@ -68,7 +68,7 @@ def guarded(value: Any) -> Any:
 
 
 def unguarded(text: str) -> str:
-    """What `guarded` was given."""
+    """The inverse of `guarded`."""
     return text[1:] if text[:1] == "'" and _is_formula(text[1:]) else text
 
 
@@ -107,7 +107,7 @@ def number(text: str) -> int | float | str:
 
 
 def spelled(text: str) -> Any:
-    """What a text says where no type is declared: read as a spec would read it, as YAML; else the text."""
+    """The value of a text without a declared type: read as YAML; else the text."""
     import yaml
 
     try:

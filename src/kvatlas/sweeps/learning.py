@@ -136,7 +136,7 @@ def judge(
     batch_size: int | None = None,
     on_trace: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """How well a head ranks the thinking tokens of correct traces of all the material's problems, as plain data with
+    """The quality of a head's ranking of the thinking tokens of correct traces of all problems, as plain data with
     the numbers of traces that were left out."""
     from kvatlas.policies.dynts import load_head
     from kvatlas.predictor import evaluate
@@ -150,7 +150,7 @@ def judge(
 
 
 def left_out_as_text(left_out: dict[str, int]) -> str:
-    """Why traces were left out and how many, as part of a sentence."""
+    """The numbers of traces that were left out, each with its reason, as part of a sentence."""
     texts = {
         "no_closing_tag": "without a closing think tag",
         "no_answer": "without an answer",

@@ -155,7 +155,7 @@ class Plan:
     def estimate(
         self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64
     ) -> dict[str, Any]:
-        """What the sweep will cost, as `plan --json` prints it.
+        """The cost of the sweep, as `plan --json` prints it.
 
         `memory` is in bytes; the batch size is then what fits into it (0 if not one sequence does), else `batch_size`.
         `peak_bytes` are those of one worker with that batch. Trace lengths are expectations (`expected_output_tokens`,
@@ -366,7 +366,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
 
 
 def provenance() -> dict[str, str]:
-    """What the results were made with."""
+    """The versions that make the results."""
     return {
         "kvatlas": __version__,
         "torch": version("torch"),

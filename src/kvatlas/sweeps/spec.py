@@ -47,7 +47,7 @@ def _parameter(policy_names: Sequence[str], name: str, value: Any) -> Any:
 
 
 class SamplingSpec(BaseModel):
-    """How tokens are drawn; the defaults are the published ones (arXiv 2601.18383)."""
+    """The sampling of tokens; the defaults are the published ones (arXiv 2601.18383)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -131,7 +131,7 @@ class Allocation(BaseModel):
 
 
 class Spec(BaseModel):
-    """What a sweep runs: every model on every benchmark under every setting.
+    """A sweep: every model on every benchmark under every setting.
 
     Models and benchmarks are texts (their address or name) or mappings with options.
 
