@@ -282,7 +282,7 @@ class Store:
                 for run_key, setting, name, problem, numbers in rows
             }
 
-    def columns(self, most: int = 100_000) -> Iterator[TraceColumns]:
+    def columns(self, most: int = 20_000) -> Iterator[TraceColumns]:
         """All traces as they are now, without their tokens and texts, at most so many at once.
 
         Raises KvatlasError where they are not what was written; of a store of an earlier version all is read for it.
