@@ -186,4 +186,5 @@ def test_formulas_are_guarded_and_come_back(text: str) -> None:
 def test_letters_of_all_scripts_stay() -> None:
     text = "naïve 中文 العربية ≤ ∀x 🙂\n\tend"
     assert visible(text) == text
-    assert visible("a\u200bb\ufeff\r") == "a⟨U+200B⟩b⟨U+FEFF⟩⟨U+000D⟩"
+    assert visible("a\u200bb\ufeff\r\x7f\ud800") == "a⟨U+200B⟩b⟨U+FEFF⟩⟨U+000D⟩⟨U+007F⟩⟨U+D800⟩"
+    assert visible(7) == 7

@@ -505,19 +505,3 @@ def test_hostile_answers_stay_text(tmp_path: Path, served: Callable[[AppRun], Ge
         assert "<" not in text
         assert not {"\x1b", "\u202e", "\x00"} & set(text)
     assert "⟨U+202E⟩" in json.loads(get("/right-token/data/run/trace/0/0/0.json")[2])["text"]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain", "plain"),
-        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
-        ("数学 é €", "数学 é €"),
-        ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
-        ("\r\x7f\x9b", "⟨U+000D⟩⟨U+007F⟩⟨U+009B⟩"),
-        ("\ud800", "⟨U+D800⟩"),
-        (7, 7),
-    ],
-)  # fmt: skip
-def test_invisible_characters_are_made_visible(text: Any, shown: Any) -> None:
-    assert visible(text) == shown

@@ -228,29 +228,6 @@ def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], r
     assert tip.is_hidden()
 
 
-def test_arrow_keys_move_in_a_map_and_enter_lists_the_traces_of_its_cell(
-    opened: Callable[..., Any], real: Path
-) -> None:
-    page = opened(real)
-    table = page.locator("table.heat >> nth=2")
-    table.locator("td[tabindex='0']").focus()
-    first = page.evaluate("document.activeElement.dataset.cell")
-    for key in ("ArrowRight", "ArrowDown"):
-        page.keyboard.press(key)
-    second = page.evaluate("document.activeElement.dataset.cell")
-    assert first != second
-    assert page.evaluate("document.activeElement === document.querySelectorAll('table.heat')[2].rows[1].cells[2]")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#list-rows a")
-    assert page.evaluate("here().parts.slice(1)") == ["cell", second]
-    assert page.evaluate("document.activeElement.id") == "main"
-    assert page.locator("#list-rows tbody tr").count() == 6
-    cell = page.evaluate(f"data.cells[{second}].name")
-    page.click("#list-rows a >> nth=0")
-    page.wait_for_selector("#trace pre")
-    assert page.locator("#trace .facts").inner_text().count(cell) == 1
-
-
 def test_tokens_have_the_colours_of_their_recorded_eviction(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
     with Store.open(real.parent / "run") as store:
@@ -474,35 +451,42 @@ def test_cells_of_means_lead_to_their_own_model(opened: Callable[..., Any], tmp_
     ]  # fmt: skip
 
 
-def hostile_report(folder: Path, text: str, name: str = "") -> Path:
+def hostile_run(folder: Path, text: str, name: str = "") -> Path:
     plan = manifest(grid("dynts"), models=(f"m{name}",), benchmarks=(f"b{name}",), problems=2, samples=1)
-    with Store.create(folder / "run") as store:
+    eviction_trace = EvictionTrace(1, (0,) * 22, (1,) * 22)
+    with Store.create(folder) as store:
         store.put_manifest(plan)
         for key, trace in traces(plan):
             grade = Grade(trace.grade.correct, 1.0, text, Status.OK)
-            store.add(
-                key, replace(trace, text=text * 3, grade=grade, eviction_trace=EvictionTrace(1, (0,) * 22, (1,) * 22))
-            )
-    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
-    return folder / "report.html"
+            store.add(key, replace(trace, text=text * 3, grade=grade, eviction_trace=eviction_trace))
+    write_report(RunAnalysis(RunData.open(folder)), folder.parent / "report.html")
+    return folder
 
 
-def test_hostile_text_is_shown_and_does_nothing(opened: Callable[..., Any], tmp_path: Path) -> None:
-    page = opened(hostile_report(tmp_path, HOSTILE, HOSTILE))
-    page.locator("td[data-cell] >> nth=0").hover()
-    page.locator("td[data-cell] >> nth=0").click()
-    page.click("#list-rows a >> nth=0")
-    text = page.locator("#trace pre").inner_text()
-    assert "</script><script>window.harmed=1</script>" in text
-    assert "⟨U+202E⟩⟨U+0000⟩⟨U+001B⟩[2J&lt;b&gt; {{7*7}}" in text
-    page.wait_for_timeout(200)
-    assert page.evaluate("window.harmed") is None
-    assert page.locator("img").count() == 0
-    assert page.locator("script").count() == 2
+def test_hostile_text_is_shown_and_does_nothing(
+    opened: Callable[..., Any], served: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = hostile_run(tmp_path / "<img src=x onerror=alert(1)>", HOSTILE, HOSTILE)
+    for page in (opened(tmp_path / "report.html"), served([folder])):
+        page.wait_for_function("() => state.runs.length === 1")
+        for address, there in {"": "on b", "/problem/0/1": "p1", "/find?text=harmed": "Search", "/cell/3": "b"}.items():
+            go(page, address, there)
+            assert page.locator("#failure").inner_text() == ""
+        page.click("#list-rows a >> nth=0")
+        page.wait_for_selector("#trace pre")
+        text = page.locator("#trace pre").inner_text()
+        assert "</script><script>window.harmed=1</script>" in text
+        assert "⟨U+202E⟩⟨U+0000⟩⟨U+001B⟩[2J&lt;b&gt; {{7*7}}" in text
+        page.locator("#traces-map td[data-cell] >> nth=0").hover()
+        page.wait_for_timeout(200)
+        assert page.evaluate("window.harmed") is None
+        assert page.locator("img").count() == 0
+        assert page.locator("script").count() == 2
 
 
 def test_a_megabyte_in_one_trace_does_not_break_the_page(opened: Callable[..., Any], tmp_path: Path) -> None:
-    page = opened(hostile_report(tmp_path, "𝕏\u2066<b>" * 60_000))
+    hostile_run(tmp_path / "run", "𝕏\u2066<b>" * 60_000)
+    page = opened(tmp_path / "report.html")
     page.locator("td[data-cell] >> nth=0").click()
     page.click("#list-rows a >> nth=0")
     page.wait_for_selector("#trace pre")
@@ -549,28 +533,23 @@ def _words() -> tuple[int, ...]:
 WORDS = _words()
 
 
-def store_of(folder: Path, chance: float = 0.5, text: str = "", name: str = "") -> Path:
+def store_of(folder: Path) -> Path:
     """A run whose traces have tokens of a real tokenizer and lose some of them on the way."""
-    benchmarks = (f"CHAIN6{name}", f"CHAIN8{name}")
-    plan = manifest(grid("dynts"), models=("embedded:tiny-llama",), benchmarks=benchmarks, problems=4, samples=2)
+    plan = manifest(grid("dynts"), models=("embedded:tiny-llama",), problems=4, samples=2)
     plan = replace(plan, spec=SPEC)
     with Store.create(folder) as store:
         store.put_manifest(plan)
-        for key, trace in traces(plan, lambda setting: 0.9 if setting.policy == "full" else chance):
-            store.add(key, with_tokens(trace, text))
+        for key, trace in traces(plan, lambda setting: 0.9 if setting.policy == "full" else 0.5):
+            store.add(key, with_tokens(trace))
     return folder
 
 
-def with_tokens(item: Any, text: str = "") -> Any:
-    words = WORDS if item.setting.policy == "full" else (*WORDS[:40], *reversed(WORDS[40:]))
-    left = (
-        (0,) * 98
-        if item.setting.policy == "full"
-        else tuple(60 if position % 3 == 0 and position < 50 else 0 for position in range(98))
-    )
+def with_tokens(item: Any) -> Any:
+    full = item.setting.policy == "full"
+    words = WORDS if full else (*WORDS[:40], *reversed(WORDS[40:]))
+    left = tuple(60 if not full and position % 3 == 0 and position < 50 else 0 for position in range(98))
     eviction_trace = EvictionTrace(1, left, tuple(int(not number) for number in left))
-    grade = replace(item.grade, answer=text or item.grade.answer)
-    return replace(item, tokens=words[:79], text=text or "so it goes", eviction_trace=eviction_trace, grade=grade)
+    return replace(item, tokens=words[:79], text="so it goes", eviction_trace=eviction_trace)
 
 
 @pytest.fixture(scope="module")
@@ -712,9 +691,12 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
     page.keyboard.press("Enter")
     page.wait_for_selector(".card")
     tab_to("td[data-cell]")
-    page.keyboard.press("ArrowRight")
+    for key in ("ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.evaluate("document.activeElement === document.querySelector('table.heat').rows[1].cells[2]")
     page.keyboard.press("Enter")
     page.wait_for_selector("#list-rows a")
+    assert page.evaluate("document.activeElement.id") == "main"
     tab_to("#list-rows a")
     page.keyboard.press("Enter")
     heading(page, "CHAIN6")
@@ -773,25 +755,6 @@ def test_pages_fit_and_axe_finds_nothing_serious(
     page.wait_for_selector("#trace .token")
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", "#traces-map td[data-cell]"))) >= 4.0
     assert page.evaluate(UNNAMED) == []
-
-
-def test_hostile_traces_and_names_do_nothing(served: Callable[..., Any], tmp_path: Path) -> None:
-    folder = store_of(tmp_path / "<img src=x onerror=alert(1)>", text=HOSTILE * 3, name=HOSTILE)
-    page = served([folder], "#/")
-    page.wait_for_function("() => state.runs.length === 1")
-    for address, there in {
-        "": "tiny-llama on",
-        "/cell/3": "CHAIN6",
-        "/problem/0/1": "p1",
-        "/find?text=harmed": "Search",
-    }.items():
-        go(page, address, there)
-        assert page.locator("#failure").inner_text() == ""
-    go(page, "/trace/3/1/1", "dynts")
-    page.wait_for_selector("#trace .pair")
-    assert page.evaluate("window.harmed") is None
-    assert page.locator("img").count() == 0
-    assert page.locator("script").count() == 2
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,9 @@ class Server(ThreadingHTTPServer):
     def follow(self) -> None:
         """Look at the stores every `POLL` seconds until the server is closed."""
         stores = {name: Store.open(run.folder) for name, run in self.runs.items()}
+        # Found now, so that the first trace does not wait for tokenizers and problems.
+        for run in self.runs.values():
+            _ = run.sources
         while not self._end.is_set():
             for name, run in self.runs.items():
                 try:

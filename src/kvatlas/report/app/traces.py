@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvatlas.benchmarks import Benchmark, asked_of
 from kvatlas.core import EvictionTrace, KvatlasError, Problem, Setting, Status, Trace
@@ -18,6 +18,7 @@ from kvatlas.text import visible
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Item = TypeVar("Item")
 #: Tokens and characters of one trace that a page holds at most.
 TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000
 #: Bytes of a model whose attention is measured, at most.
@@ -35,7 +36,6 @@ class Sources:
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
     benchmarks: Mapping[str, Benchmark] = field(default_factory=dict)
     problems: Mapping[str, Mapping[str, Problem]] = field(default_factory=dict)
-    _prompts: dict[tuple[str, str, str], tuple[int, ...] | None] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, manifest: Manifest) -> Sources:
@@ -70,20 +70,14 @@ class Sources:
 
     def prompt(self, trace: Trace) -> tuple[int, ...] | None:
         """Return the token ids of a trace's prompt; None where model or question are gone or have changed."""
-        key = trace.model, trace.benchmark, trace.problem
-        if key not in self._prompts:
-            self._prompts[key] = self._prompt(*key)
-        ids = self._prompts[key]
-        return ids if ids is not None and len(ids) == trace.usage.prompt_tokens else None
-
-    def _prompt(self, model_name: str, benchmark: str, problem_id: str) -> tuple[int, ...] | None:
-        model, problem = self.models.get(model_name), self.problems.get(benchmark, {}).get(problem_id)
+        model, problem = self.models.get(trace.model), self.problem(trace)
         if model is None or problem is None:
             return None
         try:
-            return model.encode(asked_of(self.benchmarks[benchmark], model.reads).prompt(problem))
+            ids = model.encode(asked_of(self.benchmarks[trace.benchmark], model.reads).prompt(problem))
         except KvatlasError:
             return None
+        return ids if len(ids) == trace.usage.prompt_tokens else None
 
     def pieces(self, model_name: str, tokens: tuple[int, ...]) -> list[str] | None:
         """Return the text of each token, which joined are the whole text; None without the tokenizer."""
@@ -147,11 +141,14 @@ def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[
     if pieces is not None and characters is not None and sum(map(len, pieces)) > characters:
         pieces = None
     text = "".join(pieces) if pieces is not None else trace.text[:characters]
+    verdict = "right" if trace.grade.correct else "wrong"
+    if trace.grade.status is not Status.OK:
+        verdict = f"wrong ({trace.grade.status.value.replace('_', ' ')})"
     document = {
         "problem": trace.problem,
         "sample": trace.sample,
-        "verdict": verdict(trace),
-        "right": trace.grade.correct and trace.grade.status is Status.OK,
+        "verdict": verdict,
+        "right": verdict == "right",
         "answer": trace.grade.answer if trace.grade.answer is None else trace.grade.answer[:2_000],
         "progress": round(trace.grade.progress, 4),
         "reference": None if problem is None else problem.answer[:2_000],
@@ -172,13 +169,6 @@ def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[
             window = dict(trace.setting.parameters).get("local_window")
             document |= coded_evictions(trace.eviction_trace, trace.usage.prompt_tokens, len(shown), window)
     return document
-
-
-def verdict(trace: Trace) -> str:
-    """Return the grade as text."""
-    if trace.grade.status is Status.OK:
-        return "right" if trace.grade.correct else "wrong"
-    return f"wrong ({trace.grade.status.value.replace('_', ' ')})"
 
 
 def coded_evictions(eviction_trace: EvictionTrace, prompt: int, shown: int, window: int | None) -> dict[str, Any]:
@@ -240,15 +230,39 @@ def measured(traces: Sequence[Trace], models: LoadedModels, limit: int) -> list[
 
     A trace needs its model, with a DynTS head, its prompt, and an end of thinking.
     """
-    results: list[dict[str, Any] | None] = []
-    for trace in traces:
+
+    def look(trace: Trace) -> dict[str, Any] | None:
         handle, prompt = models.sources.models.get(trace.model), models.sources.prompt(trace)
-        result = None
-        if limit > 0 and handle is not None and prompt is not None and _has_head(handle):
-            model = models.get(trace.model)
-            result = None if model is None else _measure(handle, model, prompt, trace.tokens)
-        limit -= result is not None
-        results.append(result)
+        if handle is None or prompt is None or not _has_head(handle):
+            return None
+        model = models.get(trace.model)
+        return None if model is None else _measure(handle, model, prompt, trace.tokens)
+
+    return _first(limit, traces, look)
+
+
+def departures(
+    pairs: Sequence[tuple[Trace, Trace | None]], models: LoadedModels, limit: int
+) -> list[dict[str, Any] | None]:
+    """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
+
+    Each pair is a trace and the full cache's trace of the same sample.
+    """
+
+    def look(pair: tuple[Trace, Trace | None]) -> dict[str, Any] | None:
+        trace, full = pair
+        prompt, model = models.sources.prompt(trace), models.get(trace.model) if full is not None else None
+        return None if full is None or prompt is None or model is None else _departure(model, prompt, trace, full)
+
+    return _first(limit, pairs, look)
+
+
+def _first(limit: int, items: Sequence[Item], look: Callable[[Item], dict[str, Any] | None]) -> list[Any]:
+    """What `look` finds in the first `limit` items in which it finds something, None for all others."""
+    results = []
+    for item in items:
+        results.append(look(item) if limit > 0 else None)
+        limit -= results[-1] is not None
     return results
 
 
@@ -289,25 +303,6 @@ def _measure(
         "attention": [round(value, 3) for value in scaled[1]],
         "agreement": round(agreement, 4) if agreement == agreement else None,
     }
-
-
-def departures(
-    pairs: Sequence[tuple[Trace, Trace | None]], models: LoadedModels, limit: int
-) -> list[dict[str, Any] | None]:
-    """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
-
-    Each pair is a trace and the full cache's trace of the same sample.
-    """
-    results: list[dict[str, Any] | None] = []
-    for trace, full in pairs:
-        prompt = models.sources.prompt(trace)
-        result = None
-        if limit > 0 and full is not None and prompt is not None:
-            model = models.get(trace.model)
-            result = None if model is None else _departure(model, prompt, trace, full)
-        limit -= result is not None
-        results.append(result)
-    return results
 
 
 def _departure(model: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:
