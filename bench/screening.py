@@ -25,9 +25,8 @@ from kvatlas.core import Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.noise import stream_key
 from kvatlas.sweeps import make_plan, parse_spec
-from kvatlas.sweeps.screen_work import measures
 from kvatlas.sweeps.spec import recipes
-from kvatlas.sweeps.work import grade
+from kvatlas.sweeps.worker import grade, measures
 
 FULL = policies.of(Setting.of("full"))
 #: Problems of smaller screens.

@@ -29,9 +29,8 @@ from kvatlas.predictor.labels import query_statistics
 from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps.executors import messages
-from kvatlas.sweeps.job import Job, fitting
 from kvatlas.sweeps.learning import Material, learn
-from kvatlas.sweeps.work import decode
+from kvatlas.sweeps.worker import Job, decode, fitting
 from tests.engine.gpu_stand_in import gpu
 from tests.engine.test_loop import endless, grid, requests, run
 
@@ -88,7 +87,7 @@ def test_rows_and_snapshots_hold_no_more_than_predicted(
 
 
 def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvatlas.sweeps import job as jobs
+    from kvatlas.sweeps import worker as jobs
 
     work = job(spec_data())
     settings = grid()

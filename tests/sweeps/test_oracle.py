@@ -11,9 +11,8 @@ from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.sweeps.job import Job, reference
 from kvatlas.sweeps.plan import WorkItem
-from kvatlas.sweeps.work import decode, departure
+from kvatlas.sweeps.worker import Job, decode, departure, reference
 
 
 def setting(policy: str, **values: Any) -> Setting:

@@ -18,8 +18,8 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
-from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.ray import WorkQueue, difference
+from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
 
 pytestmark = pytest.mark.newest

@@ -27,9 +27,8 @@ from kvatlas.predictor.training import new_head
 from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, read_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, worth
-from kvatlas.sweeps.job import Job
 from kvatlas.sweeps.plan import Plan, WorkItem
-from kvatlas.sweeps.work import grade
+from kvatlas.sweeps.worker import Job, grade
 from tests.r1 import save_model
 from tests.sweeps.conftest import Build, contents
 

@@ -20,8 +20,7 @@ from kvatlas.results import Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
-from kvatlas.sweeps.screen_work import measures, outcome
-from kvatlas.sweeps.work import departure
+from kvatlas.sweeps.worker import departure, measures, outcome
 from tests.engine.test_loop import endless, prompts
 
 Build = Callable[..., dict[str, Any]]

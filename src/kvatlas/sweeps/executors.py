@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvatlas.core import KvatlasError, Trace
+from kvatlas.core import KvatlasError
 from kvatlas.machine import free_memory
 from kvatlas.registry import Registry
-from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.work import decode
+from kvatlas.sweeps.worker import Finished, Job, decode
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,8 +29,6 @@ WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
 _DONE = True
 #: Bytes that a process takes with its libraries, before weights and cache.
 PROCESS = 450 * 2**20
-#: A trace with the number of tokens that were decoded for it alone.
-Finished = tuple[Trace, int]
 
 
 @dataclass
@@ -198,7 +195,7 @@ def _fault(_: str, value: Any) -> str:
     try:
         inspect.signature(value).bind(None, None)
     except TypeError as error:
-        wanted = "valid is a function of a kvatlas.sweeps.job.Job and a kvatlas.sweeps.executors.WorkerPool"
+        wanted = "valid is a function of a kvatlas.sweeps.worker.Job and a kvatlas.sweeps.executors.WorkerPool"
         return f"it cannot be called with two arguments, {error}; {wanted}"
     except ValueError:  # no signature is known, as of built-in functions
         pass

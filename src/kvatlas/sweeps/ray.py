@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.sweeps.executors import Finished, WorkerPool, cores, messages
+from kvatlas.sweeps.executors import WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
 
 if TYPE_CHECKING:
-    from kvatlas.sweeps.job import Job
+    from kvatlas.sweeps.worker import Finished, Job
 
 #: Packages of one version on every node, so that traces are the same.
 SAME = ("kvatlas", "torch", "transformers")

@@ -14,8 +14,8 @@ from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors
-from kvatlas.sweeps.job import CPU_BATCH, Job
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
+from kvatlas.sweeps.worker import CPU_BATCH, Job
 
 
 @dataclass(frozen=True)

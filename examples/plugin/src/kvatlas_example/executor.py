@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.sweeps.executors import WorkerPool
-from kvatlas.sweeps.job import Job
-from kvatlas.sweeps.work import decode
+from kvatlas.sweeps.worker import Job, decode
 
 
 def one_by_one(job: Job, pool: WorkerPool) -> Iterator[tuple[Trace, int]]:

@@ -1,0 +1,238 @@
+"""The worker's side of a sweep: units in, graded traces out; the same code in one process, in many, or on a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kvatlas import policies
+from kvatlas.benchmarks import Benchmark, judge
+from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status, Trace, digest
+from kvatlas.machine import free_memory
+from kvatlas.models import ModelHandle
+from kvatlas.noise import stream_key
+from kvatlas.policies import Policy, ReferenceTrace, Signal
+from kvatlas.sweeps.plan import FULL, WorkItem, provenance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine import Generation, Likeness, Request
+
+#: The share of the free memory that a batch is chosen to fill.
+MARGIN = 0.8
+#: The largest batch that is chosen for a CPU, where more gain nothing, and for a GPU.
+CPU_BATCH, GPU_BATCH = 64, 256
+#: A trace with the number of tokens that were decoded for it alone.
+Finished = tuple[Trace, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The units of one model, and all that a worker needs to decode them.
+
+    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
+    `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
+    `prompt` tokens. After each pass in which a worker died batches are halved: so often, `halvings` times. `identities`
+    are digests of the settings' policies as they were when the run keys were made.
+    """
+
+    model: ModelHandle
+    weights: str
+    benchmarks: tuple[Benchmark, ...]
+    units: tuple[WorkItem, ...]
+    sampling: Sampling
+    seed: int
+    batch_size: int | None = None
+    prompt: int = 0
+    most: int = 2**31
+    workers: int = 1
+    made_with: Mapping[str, str] = field(default_factory=provenance)
+    screened: bool = False
+    halvings: int = 0
+    identities: Mapping[Setting, str] = field(default_factory=dict)
+
+    def shared_by(self, workers: int) -> Job:
+        """The same for one of so many: no more sequences at a time than leave work for the others."""
+        rows = sum(len(unit.settings) for unit in self.units)
+        share = max(1, -(-rows // workers))
+        size = None if self.batch_size is None else min(self.batch_size, share)
+        return replace(self, batch_size=size, most=share, workers=workers)
+
+    def policies(self) -> dict[Setting, Policy]:
+        """The policies of the settings; KvatlasError for one that has another file than its run key says."""
+        settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in self.units))
+        by_setting = {setting: policies.of(setting) for setting in settings}
+        for setting, policy in by_setting.items():
+            if setting in self.identities and self.identities[setting] != digest(policy.identity(self.model)):
+                raise KvatlasError(f"A file of {setting} was replaced after the sweep began; start the sweep again.")
+        return by_setting
+
+
+def fitting(job: Job, policies: Sequence[Policy]) -> int:
+    """The batch size for the free memory, shared by the job's workers on a CPU: a power of two.
+
+    At most `CPU_BATCH` on a CPU and `GPU_BATCH` on a GPU.
+    """
+    from kvatlas.engine.scheduler import peak
+
+    free, cpu = free_memory(job.model.device), job.model.device == "cpu"
+    size = min(CPU_BATCH if cpu else GPU_BATCH, job.most)
+    while free is not None and size > 1:
+        taken = peak(job.model, policies, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+        # The weights are loaded already.
+        if taken.total - taken.weights <= MARGIN * free / (job.workers if cpu else 1):
+            break
+        size //= 2
+    return size
+
+
+def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
+    """Decode and grade the units whose numbers `claims` gives, each pulled when there is room for it; or screen them.
+
+    Yields every trace as it finishes. Settings that need the answer of the full-cache trace come last, when that is
+    known. A screened setting gives a record: a trace without tokens whose grade's metrics are the `measures`, and whose
+    status is the `outcome` of the full cache's trace, which all settings read side by side.
+    """
+    import torch
+
+    from kvatlas.engine import Engine, Request
+
+    # One thread per worker: two busy workers with two threads each are far slower than with one.
+    torch.set_num_threads(1)
+    handle, model, settings = job.model, job.model.load(), job.policies()
+    by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
+    chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
+    size = max(1, (job.batch_size or fitting(job, chosen)) >> job.halvings)
+    size = max(2, size) if job.screened else size
+    engine = Engine(handle, model, chosen, job.sampling, size)
+    late: dict[int, Request[int]] = {}
+    full: dict[int, tuple[int, ...]] = {}
+
+    def requests() -> Iterator[Request[int]]:
+        for number in claims:
+            unit = job.units[number]
+            asked = [settings[setting] for setting in unit.settings]
+            answering = tuple(policy for policy in asked if Signal.ANSWER in policy.observes)
+            request = Request(
+                key=number,
+                prompt=handle.encode(by_name[unit.benchmark].prompt(unit.problem)),
+                stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
+                policies=tuple(asked),
+                script=unit.script,
+            )
+            if job.screened:
+                seen = reference(handle, model, request.prompt, unit.script) if answering else None
+                for start in range(0, len(asked), size - 1):
+                    yield replace(request, policies=(*asked[start : start + size - 1], FULL), reference=seen)
+                continue
+            if answering:
+                late[number] = replace(request, policies=answering)
+                early = dict.fromkeys(policy for policy in asked if policy not in answering)
+                request = replace(request, policies=tuple({**early, FULL: None}))
+            yield request
+
+    for generation in engine.run(requests()):
+        if generation.policy == FULL and generation.key in late:
+            full[generation.key] = generation.tokens
+        if generation.policy.setting in job.units[generation.key].settings:
+            yield _finished(job, by_name, generation)
+    answered = [
+        replace(request, reference=reference(handle, model, request.prompt, full[number]))
+        for number, request in late.items()
+    ]
+    for generation in engine.run(answered):
+        trace, own = _finished(job, by_name, generation)
+        metrics = {**trace.grade.metrics, **departure(generation.tokens, full[generation.key])}
+        yield replace(trace, grade=replace(trace.grade, metrics=metrics)), own
+
+
+def reference(
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> ReferenceTrace | None:
+    """The attention of a full-cache trace's answer, by a second pass over it; None for a trace without an answer."""
+    from kvatlas.predictor import answer_attention
+
+    split = handle.split(tokens)
+    if split is None or split[1] >= len(tokens):
+        return None
+    whole = prompt + tokens
+    attention, _ = answer_attention(model, list(whole), len(prompt) + split[1])
+    return ReferenceTrace(whole, attention)
+
+
+def _finished(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Finished:
+    """The trace of a generation, or the record of a screened one, and the tokens that were decoded for it alone."""
+    unit, model, tokens = job.units[generation.key], job.model, generation.tokens
+    if job.screened:
+        assert generation.likeness is not None
+        status = outcome(model, unit.script)
+        measured = measures(generation.likeness, len(unit.script), answered=status is Status.OK)
+        verdict = Grade(bool(measured["unchanged"]), measured["agreed"], None, status, measured)
+    else:
+        verdict = grade(model, by_name[unit.benchmark], unit.problem, tokens, generation.finished)
+    trace = Trace(
+        model=model.name,
+        benchmark=unit.benchmark,
+        problem=unit.problem.id,
+        sample=unit.sample,
+        setting=generation.policy.setting,
+        tokens=() if job.screened else tokens,
+        text="" if job.screened else model.text(tokens),
+        grade=verdict,
+        usage=generation.usage,
+        eviction_trace=None if job.screened else generation.eviction_trace,
+    )
+    return trace, 0 if job.screened else generation.decoded
+
+
+def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float]:
+    """The metric `departs_at`: new tokens that a trace shares with the full-cache one; none if it is the same."""
+    if tokens == full:
+        return {}
+    differ = (n for n, (own, other) in enumerate(zip(tokens, full, strict=False)) if own != other)
+    return {"departs_at": next(differ, min(len(tokens), len(full)))}
+
+
+def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:
+    """The verdict on new tokens: the text after the end of thinking is the answer, an unfinished trace is wrong."""
+    if not finished:
+        return Grade(False, 0.0, None, Status.TRUNCATED)
+    answer = model.answer(tokens)
+    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else judge(benchmark, problem, answer)
+
+
+def outcome(model: ModelHandle, tokens: tuple[int, ...]) -> Status:
+    """Whether a full-cache trace has an answer to keep (`ok`), or was cut before it ended, or never answered."""
+    if tokens[-1] not in model.stops:
+        return Status.TRUNCATED
+    split = model.split(tokens)
+    answer = "" if split is None else model.text(tokens[split[1] :])
+    return Status.OK if answer.strip() else Status.NO_ANSWER
+
+
+def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str, float]:
+    """The metrics of a screen's maps, all in [0, 1], and the numbers behind them.
+
+    `unchanged` is 1 where the setting would have drawn every token of the trace, `agreed` the share before the first
+    other one, `top1` the share of thinking tokens after the first compression with the same likeliest token,
+    `likeness` exp(-`kl`), `answer_kept` the part of the answer's likelihood that is left, at most 1. Beside: `kl`
+    (mean over those thinking tokens, nats), `answer_change` (log-likelihood, nats), `departs_at`. A setting that never
+    came to a compression has lost nothing. Where the trace has no finished answer (`answered` is false) `answer_kept`
+    and `answer_change` are unknown and missing.
+    """
+    kl = max(0.0, likeness.kl / likeness.thinking) if likeness.thinking else 0.0
+    at = likeness.departs_at
+    measured = {
+        "unchanged": float(at is None),
+        "agreed": 1.0 if at is None else at / tokens,
+        "top1": likeness.top1 / likeness.thinking if likeness.thinking else 1.0,
+        "likeness": math.exp(-kl),
+        "kl": kl,
+    }
+    if answered:
+        measured |= {"answer_kept": math.exp(min(0.0, likeness.answer_change)), "answer_change": likeness.answer_change}
+    return measured if at is None else {**measured, "departs_at": float(at)}
