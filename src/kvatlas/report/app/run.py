@@ -231,7 +231,7 @@ class AppRun:
                     document |= {
                         "interpretation": [*say("recommendations", result), *say("effects", result)],
                         "observations": [*say("observations", result), *say("scales", result), *say("notes", result)],
-                        "sentences": [sentence for one in result.every for sentence in say("analysis", one)],
+                        "sentences": [f"{one.title}: {' '.join(say('analysis', one))}" for one in result.every],
                         "comparisons": result.to_dict()["comparisons"],
                     }
         return {**document, "figures": [[one.title, one.about, one.address] for one in shown]}
