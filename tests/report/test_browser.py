@@ -158,7 +158,9 @@ def held(page: Any) -> list[dict[str, Any]]:
 def show(page: Any, shown: dict[str, Any], beside: str = "none") -> None:
     """Lead to a trace."""
     page.evaluate("([trace, beside]) => lead(traceAddress(trace, { beside }))", [shown, beside])
-    page.wait_for_function("(id) => state.trace?.cell === id.cell && state.trace?.index === id.index", arg=shown)
+    page.wait_for_function(
+        "(id) => ['cell', 'index', 'sample'].every((name) => state.trace?.[name] === id[name])", arg=shown
+    )
     page.wait_for_selector("#trace .pair" if beside != "none" else "#trace pre")
 
 
