@@ -230,9 +230,11 @@ def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], r
     assert tip.is_hidden()
 
 
-def test_tokens_have_the_colours_of_their_recorded_eviction(opened: Callable[..., Any], real: Path) -> None:
+def test_tokens_have_the_colours_of_their_recorded_eviction(
+    opened: Callable[..., Any], real: Path, finished: Path
+) -> None:
     page = opened(real)
-    with Store.open(real.parent / "run") as store:
+    with Store.open(finished) as store:
         stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
     cells = page.evaluate("data.cells")
     shown = {}
