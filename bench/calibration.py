@@ -25,8 +25,17 @@ from common import arguments
 from kvatlas.stats import inference
 from kvatlas.stats.adaptive import replay
 from kvatlas.stats.bare_maps import axis_effect
-from kvatlas.stats.intervals import Z, interval, p_value, score
-from kvatlas.stats.losses import losses
+from kvatlas.stats.intervals import (
+    UNSEEN,
+    Z,
+    correlations,
+    imagined_ends,
+    interval,
+    p_value,
+    score,
+    simultaneous_quantile,
+)
+from kvatlas.stats.losses import Need, losses
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 #: A chance, or the parameters of a Beta distribution of chances.
@@ -103,6 +112,8 @@ PAIRS = (
 )  # fmt: skip
 PAIRS_KEPT = (
     _two("6 % collapse on hard problems", (0.5, 0.1, 0.1), (0.44, 0.9, 0.9), (0.06, 0.9, 0.05)),
+    _two("2 % collapse of easy problems", (0.98, (3.0, 0.3), (3.0, 0.3)), (0.02, 0.95, 0.0)),
+    _two("even, the same", (1, (1.0, 1.0), (1.0, 1.0))),
     _two("equal means, 5 % gain", (0.95, 0.80, 0.76), (0.05, 0.05, 0.81)), _two("a cliff", (0.8, 0.98, 0.97), (0.2,
     0.9, 0.1)),
 )  # fmt: skip
@@ -148,20 +159,32 @@ def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 
 
 def pairs(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Differences of two settings that share none or most of their random numbers; width over that of BCa."""
     rows = []
     kinds = PAIRS_KEPT if final else PAIRS
-    for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
-        first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw((rounds, problems), rng))
-        truth = spread.means()[1] - spread.means()[0]
-        result = score(second - first, truth, -1.0, 1.0)
-        usual = np.abs((second - first).mean(1) - truth) <= Z * (second - first).std(1, ddof=1) / np.sqrt(problems)
-        rows.append(
-            {
-                "spread": spread.name, "problems": problems, "samples": samples, "difference": round(truth, 4),
-                "coverage": share(np.abs(result) <= Z), "size": share(p_value(result) <= 0.05), "normal": share(usual),
-            }
-        )  # fmt: skip
+    for spread, problems, samples, alike in itertools.product(kinds, PROBLEMS, SAMPLES, (0.0, 0.7)):
+        first, second = _means(spread, (rounds, problems), samples, rng, alike)
+        truth, values, mean = spread.means()[1] - spread.means()[0], second - first, first.mean(1)
+        low, high, unseen = imagined_ends(values, -mean, 1 - mean, samples)
+        result = score(values, truth, low, high, unseen=unseen)
+        usual = np.abs(values.mean(1) - truth) <= Z * values.std(1, ddof=1) / np.sqrt(problems)
+        row = {"spread": spread.name, "problems": problems, "samples": samples, "alike": alike}
+        row |= {"difference": round(truth, 4), "coverage": share(np.abs(result) <= Z)}
+        row |= {"size": share(p_value(result) <= 0.05), "normal": share(usual)}
+        if samples == 5 and problems <= 60 and truth == 0:
+            few = values[:40]
+            bottom, top = interval(few, low[:40], high[:40], unseen=unseen)
+            row["width_over_bca"] = share((top - bottom).mean() / np.mean([_bca(one, rng) for one in few]))
+        rows.append(row)
     return rows
+
+
+def _bca(values: Floats, rng: np.random.Generator) -> float:
+    """The width of the bias-corrected and accelerated bootstrap interval of a mean."""
+    if not np.ptp(values):
+        return 0.0
+    result = stats.bootstrap((values,), np.mean, n_resamples=999, method="BCa", rng=rng)
+    return float(np.ptp(result.confidence_interval))
 
 
 def means_over_benchmarks(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
@@ -184,14 +207,28 @@ def means_over_benchmarks(rounds: int, rng: np.random.Generator, final: bool) ->
                 {
                     "spreads": [s.name for s in of], "pairs": [s.name for s in two], "problems": sizes, "samples":
                     samples, "coverage": share(np.abs(score(values, truth, strata=strata)) <= Z),
-                    "coverage_of_differences": share(np.abs(score(differences, lost, -1.0, 1.0, strata)) <= Z),
+                    "coverage_of_differences": share(np.abs(_score(differences, lost, both, samples, strata)) <= Z),
                 }
             )  # fmt: skip
     return rows
 
 
-def _means(spread: Spread, shape: tuple[int, int], samples: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    first, second = (rng.binomial(samples, chance) / samples for chance in spread.draw(shape, rng))
+def _score(
+    differences: Floats, mean: float, both: Sequence[tuple[Floats, Floats]], samples: int, strata: Any
+) -> Floats:
+    level = np.mean([first.mean(1) for first, _ in both], axis=0)
+    low, high, unseen = imagined_ends(differences, -level, 1 - level, samples)
+    return score(differences, mean, low, high, strata, unseen)
+
+
+def _means(
+    spread: Spread, shape: tuple[int, int], samples: int, rng: np.random.Generator, alike: float = 0.0
+) -> tuple[Floats, Floats]:
+    """The means of two settings, of whose random numbers the share `alike` is the same."""
+    chances = spread.draw(shape, rng)
+    noise = rng.random((*shape, samples))
+    own = np.where(rng.random(noise.shape) < alike, noise, rng.random(noise.shape))
+    first, second = ((u < chance[..., None]).mean(2) for u, chance in zip((noise, own), chances, strict=True))
     return first, second
 
 
@@ -233,27 +270,97 @@ def collapsing(problems: int, rng: np.random.Generator) -> Floats:
 
 
 def maps(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
-    """Maps of 20 cells with equal means: any difference or effect of an axis found, the best off its plateau."""
+    """Maps of 20 cells that are the same, or collapse with equal means: differences found, the best off its plateau."""
     rows = []
     level = 0.8 if final else 0.45
-    of_row, of_column = np.arange(20) // 5, np.arange(20) % 5
-    axes = [np.array([inference.level_effect(of, n) for n in range(of.max() + 1)]) for of in (of_row, of_column)]
-    for problems, likeness in ((30, 0.0), (30, 0.6), (30, None), (60, 0.9), (60, None), (200, 0.6)):
+    for problems, samples, likeness in (
+        (30, 1, 0.0), (30, 1, 0.6), (30, 5, 0.6), (30, 5, None), (60, 5, 0.9), (60, 1, None), (200, 1, 0.6)
+    ):  # fmt: skip
         root, strata = alike((4, 5), likeness or 0.0), np.zeros(problems, int)
-        result, effects, trends, dropped = [], [], [], []
+        result, effects, dropped = [], [], []
         for number in range(rounds):
             means = (
-                collapsing(problems, rng) if likeness is None else grades(np.full(20, level), problems, 1, root, rng)
+                collapsing(problems, rng)
+                if likeness is None
+                else grades(np.full(20, level), problems, samples, root, rng)
             )
-            result.append(inference.omnibus(means, strata).p <= 0.05)
-            effects += [inference.joint_contrasts(means, strata, item)[0] <= 0.05 for item in axes]
-            trends.append(inference.joint_contrasts(means, strata, inference.slope(of_column, 5)[None])[0] <= 0.05)
+            result.append(inference.omnibus(means, strata, LEVELS).p <= 0.05)
+            effects += [inference.flip_p(means, strata, item).min() <= 0.05 for item in (LEVELS[:4], LEVELS[4:])]
             if number % 4 == 0:
-                best = inference.plateau(means, strata, flips=499, seed=number % 16, gate=False)
+                best = inference.plateau(means, strata, samples=samples, flips=499, seed=number % 16)
                 dropped.append(not best.member[[0, 7]].all())
-        row = {"problems": problems, "likeness": likeness, "collapse": likeness is None, "rounds": rounds}
-        sizes = {"size": share(result), "size_of_effects": share(effects), "size_of_trends": share(trends)}
+        row = {"problems": problems, "samples": samples, "likeness": likeness, "collapse": likeness is None}
+        # Where one setting alone collapses the settings are not the same: what is found there is no error.
+        sizes = {"found": share(result), "effects_found": share(effects), "rounds": rounds}
         rows.append(row | sizes | {"one_of_two_equal_cells_dropped": share(dropped)})
+    return rows
+
+
+#: The levels of both axes of a map of 4 by 5 cells.
+LEVELS = np.array(
+    [
+        inference.level_effect(of.tolist(), n)
+        for of in (np.arange(20) // 5, np.arange(20) % 5)
+        for n in range(of.max() + 1)
+    ]
+)
+
+
+def power(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Maps of which one level of an axis loses: how often a difference is found, and the level among the effects."""
+    rows = []
+    for problems, lost, likeness in itertools.product((60, 240), (0.028, 0.067), (0.3, 0.8) if final else (0.0, 0.6)):
+        truth = np.where(np.arange(20) % 5 == 0, 0.5 - lost, 0.5)
+        root, strata = alike((4, 5), likeness), np.zeros(problems, int)
+        drawn = [grades(truth, problems, 5, root, rng) for _ in range(rounds)]
+        found = share([inference.omnibus(means, strata, LEVELS).p <= 0.05 for means in drawn])
+        effect = share([inference.flip_p(means, strata, LEVELS[4:])[0] <= 0.05 for means in drawn])
+        row = {"problems": problems, "samples": 5, "lost": lost, "likeness": likeness, "rounds": rounds}
+        rows.append(row | {"difference_found": found, "level_found": effect})
+    return rows
+
+
+def missing(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """Traces that are missing at random: do the limits of all settings still hold together?"""
+    rows = []
+    for lost, samples in itertools.product((0.01, 0.05, 0.1), (1, 5)):
+        hold, width = [], []
+        for _ in range(rounds):
+            chance = rng.beta(0.3, 0.3, (1, 240, 1)) if final else rng.beta(1.0, 1.0, (1, 240, 1))
+            drawn = (rng.random((21, 240, samples)) < chance).astype(float)
+            differences = drawn[1:] - drawn[:1]
+            differences[rng.random(differences.shape) < lost] = np.nan
+            counts = (~np.isnan(differences)).sum(2)
+            means = np.where(counts > 0, np.nansum(differences, 2) / np.maximum(counts, 1), np.nan)
+            reference = float(drawn[0].mean())
+            found = losses(means, np.repeat(np.arange(4), 60), MARGIN, reference=reference, samples=samples)
+            hold.append(all(loss is not None and loss.low <= 0 <= loss.high for loss in found))
+            width += [loss.high - loss.low for loss in found if loss is not None]
+        row = {"missing": lost, "samples": samples, "rounds": rounds}
+        rows.append(row | {"all_intervals_hold": share(hold), "width": share(width)})
+    return rows
+
+
+def needed(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """The power of as many problems as a pilot says, were its loss the true one."""
+    rows = []
+    for pilot, (lost, gained), settings in itertools.product(
+        (100, 240, 600), ((0.02, 0.01), (0.08, 0.06)) if final else ((0.015, 0.01), (0.02, 0.0), (0.05, 0.04)), (1, 20)
+    ):
+        lose, gain, powers, counts = np.full(settings, lost), np.full(settings, gained), [], []
+        for _ in range(max(rounds // 20, 5)):
+            strata = np.arange(pilot) % 4
+            seen = _differences(lose, gain, pilot, 0.6, rng)
+            quantile = simultaneous_quantile(correlations(seen, strata))
+            count = Need.of(-seen[0], strata, quantile, 1.0, UNSEEN).problems(lost - gained, MARGIN)
+            if count is None or not seen[0].any():
+                continue
+            strata = np.arange(count) % 4
+            drawn = np.concatenate([_differences(lose[:1], gain[:1], count, 0.6, rng) for _ in range(20)])
+            powers += (-interval(drawn, -1.0, 1.0, quantile, strata)[0] <= MARGIN).tolist()
+            counts.append(count)
+        row = {"pilot": pilot, "lost": lost, "gained": gained, "settings": settings}
+        rows.append(row | {"needed": round(float(np.mean(counts))), "power": share(powers)})
     return rows
 
 
@@ -281,21 +388,27 @@ def recommendation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     return rows
 
 
+def _differences(lost: Floats, gained: Floats, problems: int, likeness: float, rng: np.random.Generator) -> Floats:
+    """[settings, problems]: -1 where an answer is lost, 1 where one is gained."""
+    shared = np.sqrt(likeness) * rng.standard_normal((1, problems))
+    position = stats.norm.cdf(shared + np.sqrt(1 - likeness) * rng.standard_normal((len(lost), problems)))
+    return np.where(position < lost[:, None], -1.0, np.where(position > 1 - gained[:, None], 1.0, 0.0))
+
+
 def _recommended(
     lost: Floats, gained: Floats, true: Floats, costs: Floats, problems: int, likeness: float, rng: np.random.Generator
 ) -> dict[str, Any]:
-    shared = np.sqrt(likeness) * rng.standard_normal((1, problems))
-    position = stats.norm.cdf(shared + np.sqrt(1 - likeness) * rng.standard_normal((len(lost), problems)))
-    differences = np.where(position < lost[:, None], -1.0, np.where(position > 1 - gained[:, None], 1.0, 0.0))
+    differences = _differences(lost, gained, problems, likeness, rng)
     strata = np.repeat(np.arange(4), problems // 4)
-    result = losses(differences, strata, MARGIN)
-    full = int(np.where(result.shown, costs, np.inf).argmin()) if result.shown.any() else None
+    result = losses(differences, strata, MARGIN, chains=[np.argsort(-costs).tolist()])
+    shown, low, high = (np.array([getattr(loss, name) for loss in result]) for name in ("shown", "low", "high"))
+    full = int(np.where(shown, costs, np.inf).argmin()) if shown.any() else None
     orders = [np.flatnonzero(strata == stratum) for stratum in range(4)]
     end, took = replay(differences, orders, costs, MARGIN, 20)
     breaks = true > MARGIN + 1e-9
     return {
         "full": full, "full_breaks": full is not None and breaks[full],
-        "covers": bool(((result.low <= true) & (true <= result.high)).all()),
+        "covers": bool(((low <= true) & (true <= high)).all()),
         "adaptive": end.recommended, "adaptive_breaks": end.recommended is not None and breaks[end.recommended],
         "share": took.sum() / (problems * len(lost)),
     }  # fmt: skip
@@ -318,8 +431,8 @@ def permutation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 
 #: Each part with its rounds.
 PARTS: tuple[tuple[Part, int], ...] = (
-    (pass_at_1, 1_500), (pairs, 1_500), (means_over_benchmarks, 1_000), (pass_at_k, 2_000),
-    (maps, 400), (recommendation, 60), (permutation, 400),
+    (pass_at_1, 1_500), (pairs, 600), (means_over_benchmarks, 1_000), (pass_at_k, 2_000),
+    (maps, 400), (power, 100), (recommendation, 60), (missing, 100), (needed, 200), (permutation, 400),
 )  # fmt: skip
 
 

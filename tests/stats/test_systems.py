@@ -188,5 +188,17 @@ def test_a_shared_depth_alone_correlates_two_models_and_is_taken_out() -> None:
 
 def test_what_does_not_vary_has_no_correlation() -> None:
     assert correlation(np.array([[1.0, 1.0, 1.0], [0.1, 0.2, 0.3]])) is None
-    depths = np.array([1.0, 2.0, 3.0])
-    assert correlation(np.array([[0.1, 0.2, 0.3], [0.3, 0.1, 0.2], depths])) is None
+    depths = np.array([1.0, 2.0, 1.0, 2.0])
+    assert correlation(np.array([[0.1, 0.2, 0.1, 0.2], [0.3, 0.1, 0.2, 0.1], depths])) is None
+
+
+def test_systems_that_are_independent_given_l_have_no_correlation_given_it() -> None:
+    """Both fall with L, and nothing else joins them."""
+    rng = np.random.default_rng(0)
+    depths = np.repeat([5.0, 10.0, 20.0, 40.0], 1000)
+    both = (rng.random((2, 4000)) < np.exp(-depths / 20)).astype(float)
+    plain, given = correlation(both), correlation(np.stack([*both, depths]))
+    assert plain is not None
+    assert given is not None
+    assert plain.value > 0.15
+    assert abs(given.value) < 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from kvatlas.stats.bare_maps import (
     check_granularity,
     common,
     comparisons_of_maps,
-    peak_of_bare_maps,
     pooled_effects,
     verdicts_of_maps,
 )
 from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
-from kvatlas.stats.inference import Contrast, holm
-from kvatlas.stats.intervals import LEVEL, with_binomial_bounds
+from kvatlas.stats.inference import Contrast
+from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
@@ -39,11 +38,10 @@ _TIE = 1e-9
 
 @dataclass(frozen=True)
 class MapResult:
-    """A map and its tests. `holm` has the p-values of its trends by axis, adjusted over the whole result."""
+    """A map and its tests."""
 
     map: Map
     verdict: Verdict = field(default_factory=Verdict)
-    holm: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -100,10 +98,6 @@ class MapResult:
         """Losses against the full cache, empty where there is none."""
         return self.verdict.losses or {}
 
-    def supports(self, effect: Effect) -> bool:
-        """Return whether the trend along an axis holds after Holm's adjustment."""
-        return self.holm.get(effect.axis, 1.0) < LEVEL
-
     def _at(self, value: float) -> list[CellCoord]:
         return [coord for coord, cell in self.map.cells.items() if abs(cell.estimate.value - value) <= _TIE]
 
@@ -143,10 +137,7 @@ class MapResult:
             "stability": {
                 "spread": percent(verdict.spread),
                 "noise": percent(verdict.noise),
-                "peak_share": rounded(verdict.peak_share, 4),
             },
-            "samples_to_decide": verdict.need.samples,
-            "problems_to_decide": verdict.need.problems,
             "method": verdict.basis.value if verdict.basis else None,
             "validity": map_.validity.to_dict() if map_.validity else None,
             "notes": [note.text for note in self.notes],
@@ -167,13 +158,8 @@ class MapResult:
         }
 
     def _effect(self, effect: Effect) -> Json:
-        trend = effect.trend and {
-            **_contrast(effect.trend),
-            "p_holm": _p(self.holm[effect.axis]),
-            "supported": self.supports(effect),
-        }
         levels = [{"level": level, **_contrast(contrast)} for level, contrast in effect.levels]
-        return {"axis": effect.axis, "levels": levels, "trend": trend}
+        return {"axis": effect.axis, "levels": levels}
 
 
 @dataclass(frozen=True)
@@ -205,8 +191,7 @@ class Across:
 class Result:
     """All that is known of some maps. Shares in [0, 1]; parts that need traces are empty for maps without.
 
-    `choices` are the recommendations, one for each model. `effects` are the axes' over all benchmarks, `peak_p` is the
-    p-value of "no cell stands out" over all CSV maps.
+    `choices` are the recommendations, one for each model. `effects` are the axes' over all benchmarks.
     """
 
     findings: tuple[Limit, ...]
@@ -217,7 +202,6 @@ class Result:
     choices: tuple[Choice, ...]
     notes: tuple[Note, ...]
     effects: tuple[PooledEffect, ...] = ()
-    peak_p: float | None = None
 
     @property
     def single(self) -> list[MapResult]:
@@ -237,12 +221,6 @@ class Result:
         return list({(one.map.model, one.map.policy): one for one in ordered}.values())
 
     @property
-    def trends(self) -> list[float | None]:
-        """The trend along each axis of each map of one benchmark, None where it is not proven."""
-        effects = [(one, effect) for one in self.single for effect in one.verdict.effects if effect.trend]
-        return [effect.trend.value if effect.trend and one.supports(effect) else None for one, effect in effects]
-
-    @property
     def map_notes(self) -> dict[str, list[MapResult]]:
         """The notes of maps and means, each once, with the maps that have it."""
         by_text: dict[str, list[MapResult]] = {}
@@ -257,9 +235,8 @@ class Result:
         `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
         unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
         (every cell, see `Cell.to_dict`, with what it loses against the full cache), baselines, omnibus,
-        evidence_of_difference, plateau, may_lose, effects, stability, samples_to_decide, problems_to_decide, method,
-        notes. `samples_to_decide` (of each problem) and `problems_to_decide` tell the highest from the lowest cell.
-        `means`: the same for the means over benchmarks. `across`: by model and policy, the settings on the plateau of
+        evidence_of_difference, plateau, may_lose, effects, stability, method, notes. `means`: the same for the means
+        over benchmarks. `across`: by model and policy, the settings on the plateau of
         every benchmark. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
         none. `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
@@ -274,7 +251,6 @@ class Result:
             "comparisons": [_comparison(comparison) for comparison in self.comparisons],
             "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
             "effects": [_pooled(effect) for effect in self.effects],
-            "peak_p": _p(self.peak_p),
             "notes": [note.text for note in self.notes],
         }
 
@@ -332,7 +308,7 @@ def analyse(
     whole = [*means, *(map_ for map_ in single if alone[map_.model, map_.policy] == 1)]
     covered = {choice.model for choice in choices}
     choices += [choice for choice in choices_of_maps(whole, by_map, effects) if choice.model not in covered]
-    tested = _with_holm([MapResult(map_, by_map.get(map_.name, Verdict())) for map_ in (*maps, *means)])
+    tested = [MapResult(map_, by_map.get(map_.name, Verdict())) for map_ in (*maps, *means)]
     return Result(
         findings=tuple(findings([cell for run in runs for cell in run.cells_of(policy)])),
         maps=tuple(tested[: len(maps)]),
@@ -342,7 +318,6 @@ def analyse(
         choices=tuple(choices),
         notes=(*notes, *remarks, *_scales(single)),
         effects=tuple(effects),
-        peak_p=peak_of_bare_maps(single),
     )
 
 
@@ -371,21 +346,6 @@ def _means(maps: Sequence[Map]) -> tuple[list[Map], list[Note]]:
         return mean_maps(maps), []
     except KvatlasError as error:
         return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {error}")]
-
-
-def _with_holm(maps: Sequence[MapResult]) -> list[MapResult]:
-    """The maps with Holm's p-values over all trends of all of them."""
-    trends = [
-        (number, effect.axis, round(effect.trend.p, 6))
-        for number, one in enumerate(maps)
-        for effect in one.verdict.effects
-        if effect.trend is not None
-    ]
-    p = {trend[:2]: p for trend, p in zip(trends, holm([p for *_, p in trends]), strict=True)}
-    return [
-        replace(one, holm={axis: value for (own, axis), value in p.items() if own == number})
-        for number, one in enumerate(maps)
-    ]
 
 
 def _across(maps: Sequence[MapResult]) -> tuple[Across, ...]:

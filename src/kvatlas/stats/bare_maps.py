@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind
-from kvatlas.stats.inference import POWER, Contrast, Need, Plateau, Test, TestMethod, holm, shares_of_best
+from kvatlas.stats.inference import Contrast, Plateau, Test, TestMethod, holm
 from kvatlas.stats.intervals import LEVEL, Floats, Z
 from kvatlas.stats.losses import Difference
 from kvatlas.stats.maps import mean_map
@@ -78,17 +78,12 @@ def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
     freedom = max(len(values) - 1, 1)
     test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), TestMethod.CHI_SQUARE)
     noise = _noise(len(values))
-    gap = float(values.max() - values.min())
-    wanted = (gap / (Z + POWER)) ** 2
-    enough = math.ceil((samples or 1) * 2 * variance / wanted) if gap > 1e-12 else None
     return assembled(
         places,
         values,
         test,
         _plateau(values, scale, noise, test.p),
         effects(places, (map_.axes[0][0], map_.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
-        shares_of_best(values + scale * noise),
-        Need(None if enough is None else max(enough, 1), None),
         Basis.BOUND,
         () if samples else (ONE_SAMPLE,),
     )
@@ -114,7 +109,7 @@ def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Pla
     return Plateau(member, np.maximum(p, 1 / (1 + DRAWS)), may_lose)
 
 
-def _contrasts(values: Floats, scale: float, rows: Floats) -> tuple[float, list[Contrast]]:
+def _contrasts(values: Floats, scale: float, rows: Floats) -> list[Contrast]:
     """Contrasts with limits that hold together, by Bonferroni."""
     quantile = float(stats.norm.isf(LEVEL / 2 / len(rows)))
     contrasts = []
@@ -123,7 +118,7 @@ def _contrasts(values: Floats, scale: float, rows: Floats) -> tuple[float, list[
         error = scale * math.sqrt(float((coefficients**2).sum()))
         p = min(1.0, len(rows) * float(2 * stats.norm.sf(abs(value) / error)))
         contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
-    return min(contrast.p for contrast in contrasts), contrasts
+    return contrasts
 
 
 def comparisons_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[Comparison]:
@@ -244,10 +239,9 @@ def check_granularity(map_: Map) -> Map:
 # -- effects of the axes, pooled over benchmarks and models, by permutation --------------------------------------------
 #
 # `values` is [maps, across, levels]: Pass@1 of each map, with the axis in question last. If the axis does nothing, its
-# levels could stand in any order. All rows of a map are put into the same order, since cells of one level may share
-# much of their traces: orders of their own for every row reject in 35 to 50 % of maps without an effect whose
-# neighbours are as alike as settings that share the beginning of a trace. The numbers of problems and samples are not
-# used.
+# levels could stand in any order. Cells of one level may share much of their traces, and models share a benchmark's
+# problems: so all rows of a map, and all maps of one benchmark, are put into the same order. The numbers of problems
+# and samples are not used.
 
 
 ORDERS = 40_000
@@ -270,12 +264,16 @@ class AxisEffect:
     maps: int
 
 
-def axis_effect(values: Floats, *, draws: int = ORDERS, seed: int = 0) -> AxisEffect:
+def axis_effect(
+    values: Floats, groups: Sequence[Hashable] | None = None, *, draws: int = ORDERS, seed: int = 0
+) -> AxisEffect:
     """The effect of the last axis of `values` [maps, across, levels], in the units of the values.
 
-    The statistic is the largest of the levels' mean distances from the others, against that of random orders of the
-    levels of every map; the limits are Student's over maps, for all levels together, and infinite for one map. A single
-    map shows nothing: its orders are too few. Raises KvatlasError for one level.
+    Maps of one of the `groups` [maps] rest on the same problems: they are averaged, and the groups are the independent
+    units; without groups every map is. The statistic is the largest of the levels' mean distances from the others, each
+    in units of its error over groups, against that of random orders of the levels of every group; the limits are
+    Student's over groups, for all levels together, and infinite for one. A single group shows nothing: its orders are
+    too few. Raises KvatlasError for one level.
 
     Source: Pesarin and Salmaso (2010), Permutation Tests for Complex Data, chapter 5 (restricted permutation).
     """
@@ -284,35 +282,29 @@ def axis_effect(values: Floats, *, draws: int = ORDERS, seed: int = 0) -> AxisEf
         raise KvatlasError("The effect of an axis needs at least two of its levels.")
     factor = levels / (levels - 1)
     by_map = (values - values.mean(2, keepdims=True)).mean(1) * factor
-    effect = by_map.mean(0)
+    names = np.unique([str(n) for n in groups or range(maps)], return_inverse=True)[1]
+    units = np.array([by_map[names == name].mean(0) for name in np.unique(names)])
+    effect, count = units.mean(0), len(units)
     generator = np.random.default_rng(seed)
-    chance = np.abs(generator.permuted(np.broadcast_to(by_map, (draws, maps, levels)), axis=2).mean(1)).max(1)
-    beyond = np.array([(1 + np.count_nonzero(chance >= abs(value) - 1e-12)) / (1 + draws) for value in effect])
-    freedom = (maps - 1) * (levels - 1)
+    orders = generator.permuted(np.broadcast_to(units, (draws, count, levels)), axis=2)
+    largest = _studentised(orders).max(1)
+    beyond = np.array([(1 + np.count_nonzero(largest >= t - 1e-9)) / (1 + draws) for t in _studentised(units[None])[0]])
+    freedom = (count - 1) * (levels - 1)
     reach = math.inf
     if freedom:
-        error = float(((by_map - effect) ** 2).sum()) / factor / freedom / maps
+        error = float(((units - effect) ** 2).sum()) / factor / freedom / count
         reach = float(stats.t.isf(LEVEL / 2 / levels, freedom)) * math.sqrt(error)
-    below = tuple(int(count) for count in (by_map < -1e-12).sum(0))
+    below = tuple(int(below) for below in (by_map < -1e-12).sum(0))
     return AxisEffect(effect, effect - reach, effect + reach, float(beyond.min()), beyond, below, maps)
 
 
-def peak_p(values: Floats, *, draws: int = 4_000, seed: int = 0) -> float:
-    """The p-value of "no cell stands out above the axes' own effects", over all cells of all maps.
+def _studentised(units: Floats) -> Floats:
+    """[draws, levels]: |means| over groups of `units` [draws, groups, levels] in units of their errors.
 
-    `values` are [maps, rows, columns]. What the two axes add up to is taken out; the largest residual of any map,
-    against that of cells in random order.
+    A level's variance over few groups says little, so half the mean square of all, which no order changes, is added.
     """
-    left = values - values.mean(1, keepdims=True) - values.mean(2, keepdims=True) + values.mean((1, 2), keepdims=True)
-    flat = left.reshape(len(values), -1)
-    scale = np.maximum(flat.std(1, keepdims=True), 1e-12)
-    observed = float((flat / scale).max())
-    # The largest of as many residuals of normal values on a grid of this size.
-    drawn = np.random.default_rng(seed).standard_normal((draws, *values.shape))
-    noise = drawn - drawn.mean(2, keepdims=True) - drawn.mean(3, keepdims=True) + drawn.mean((2, 3), keepdims=True)
-    flat = noise.reshape(draws, len(values), -1)
-    largest = (flat / flat.std(2, keepdims=True)).max((1, 2))
-    return float((1 + np.count_nonzero(largest >= observed - 1e-12)) / (1 + draws))
+    spread = units.var(1) + (units[:1] ** 2).mean() / 2
+    return np.asarray(np.abs(units.mean(1)) / np.sqrt(spread / units.shape[1] + 1e-18), float)
 
 
 @dataclass(frozen=True)
@@ -364,12 +356,6 @@ def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> 
     return [replace(effect, adjusted_p=p) for effect, p in zip(made, adjusted, strict=True)]
 
 
-def peak_of_bare_maps(maps: Sequence[Map]) -> float | None:
-    """The p-value of "no single cell stands out" over all bare maps with the axes of the first; None without any."""
-    groups = bare_groups(maps)
-    return peak_p(_values(groups[0])) if groups else None
-
-
 def bare_groups(maps: Sequence[Map]) -> list[list[Map]]:
     """Single maps without traces and without holes, by their axes."""
     groups: dict[Any, list[Map]] = {}
@@ -395,7 +381,8 @@ def _by_problem(map_: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdi
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     values = _values(group)
-    effect = axis_effect(values if side == 1 else values.transpose(0, 2, 1))
+    benchmarks = [map_.benchmark for map_ in group]
+    effect = axis_effect(values if side == 1 else values.transpose(0, 2, 1), benchmarks)
     axis, levels = group[0].axes[side]
     contrasts = [
         Contrast(*map(float, numbers))

@@ -143,7 +143,9 @@ def _against(
             if (False, setting) in cells.columns:
                 coefficients = np.zeros(len(cells.columns))
                 coefficients[[cells.columns.index((False, setting)), other]] = 1.0, -1.0
-                contrasts[setting][baseline] = inference.contrast(cells.means, cells.strata, coefficients)
+                [contrasts[setting][baseline]] = inference.joint_contrasts(
+                    cells.means, cells.strata, coefficients[None]
+                )
     return contrasts
 
 

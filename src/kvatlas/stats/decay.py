@@ -183,14 +183,20 @@ def _inflation(data: _Data, rate: float, free: bool) -> float:
     # Of log P: by the rate, and by the log amplitude.
     slopes = np.stack([-data.depth, np.ones_like(data.depth)] if free else [-data.depth])
     residual = (data.hits - data.trials * share) / (1 - share)
-    scores = slopes * residual
-    information = (slopes * (data.trials * share / (1 - share))) @ slopes.T
+    weight = data.trials * share / (1 - share)
+    information = (slopes * weight) @ slopes.T
     try:
         naive = np.linalg.inv(information)
     except np.linalg.LinAlgError:
         return 1.0
+    # A fit to few problems follows each of them: residuals are those without the problem (HC3), and the quantile is
+    # Student's over problems.
+    leverage = np.einsum("in,ij,jn->n", slopes, naive, slopes) * weight
+    scores = slopes * residual / (1 - np.minimum(leverage, 0.99))
     clustered = naive @ (scores @ scores.T) @ naive
-    return max(1.0, float(clustered[0, 0] / naive[0, 0]))
+    freedom = max(len(data.depth) - len(slopes), 1)
+    student = float(stats.t.ppf(0.975, freedom)) ** 2 / (2 * _FALL)
+    return max(1.0, float(clustered[0, 0] / naive[0, 0])) * student
 
 
 def _inverse(rate: float) -> float:

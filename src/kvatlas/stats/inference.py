@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from kvatlas.core import KvatlasError
@@ -25,6 +25,7 @@ from kvatlas.stats.intervals import (
     Ints,
     Z,
     correlations,
+    imagined_ends,
     interval,
     p_value,
     score,
@@ -42,7 +43,10 @@ POWER = float(stats.norm.ppf(0.8))
 class TestMethod(StrEnum):
     """How "all cells equal" was tested."""
 
-    LARGEST = "largest difference of a cell to the others, by problem, adjusted over all cells"
+    LARGEST = (
+        "largest difference of a cell or a level of an axis to the others, against sign flips of whole problems: no "
+        "cell differs from another on any problem"
+    )
     CHI_SQUARE = (
         "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
         "equal difficulty"
@@ -87,30 +91,52 @@ def weights(strata: Ints) -> Floats:
     return np.asarray(1.0 / (len(sizes) * sizes[strata]), float)
 
 
-def omnibus(means: Floats, strata: Ints) -> Test:
-    """Test "all cells have the same mean": each cell against the mean of the others, adjusted over all cells.
+def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
+    """Test "the settings are the same to this model": each cell against the mean of the others, and more contrasts.
 
-    The p-value is that of the largest score (`intervals.score`), so it holds where cells differ in how rarely they
-    collapse, too. The statistic is the sum of squares of the cells' mean deviations over what chance gives.
+    `rows` [k, cells] are coefficients of further contrasts, such as the levels of the axes. The p-value is that of the
+    largest of all (`flip_p`). The statistic is the sum of squares of the cells' mean deviations over what chance gives.
     """
     count = means.shape[1]
     own = _weighed(means - means.mean(1, keepdims=True), strata)
     expected = float((own**2).sum())
     if count < 2 or expected < 1e-18:
         return Test(0.0, 1.0, TestMethod.LARGEST)
-    deviations = (means - means.mean(1, keepdims=True)).T * (count / (count - 1))
-    scores = score(deviations, 0.0, -1.0, 1.0, strata)
-    p = simultaneous_p(scores, correlations(deviations, strata)).min()
+    cells = (np.eye(count) - 1 / count) * count / (count - 1)
+    p = flip_p(means, strata, cells if rows is None else np.concatenate([cells, rows])).min()
     return Test(float((own.sum(0) ** 2).sum()) / expected, float(p), TestMethod.LARGEST)
 
 
-def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, gate: bool = True) -> Plateau:
+def flip_p(means: Floats, strata: Ints, rows: Floats, *, flips: int = FLIPS, seed: int = 0) -> Floats:
+    """Return the p-value [k] of each contrast of `rows` [k, cells], adjusted over all of them by flipping signs.
+
+    If the settings are the same to the model, a problem's differences are as likely with all signs reversed. The
+    largest contrast, each in units of the root of its summed squares, is compared with the largest under such flips of
+    whole problems, so that the likeness of the settings counts. The hypothesis says more than equal means: it is also
+    rejected where one setting collapses on a few problems and gains a little on the others.
+
+    Source: Romano and Wolf (2005), JASA 100:94-108; Hemerik, Goeman and Finos (2020), J. Royal Statistical Society B
+    82:841-864 (sign flips of score contributions).
+    """
+    own = _weighed(means @ rows.T, strata)
+    norms = np.sqrt((own**2).sum(0))
+    known = norms > 1e-12
+    p = np.ones(len(rows))
+    if known.any():
+        scaled = own[:, known] / norms[known]
+        chance = np.sort(np.abs(signs(len(means), flips, seed) @ scaled).max(1))
+        beyond = len(chance) - np.searchsorted(chance, np.abs(scaled.sum(0)) - 1e-9)
+        # All patterns of few problems hold the observed one already.
+        p[known] = beyond / len(chance) if len(means) <= EXACT_UP_TO else (1 + beyond) / (1 + len(chance))
+    return p
+
+
+def plateau(means: Floats, strata: Ints, *, samples: int = 1, flips: int = FLIPS, seed: int = 0) -> Plateau:
     """The cells that may be the best: for each, the test of "no other cell is better", over all others together.
 
-    The statistic is the largest score of the others' differences to the cell (`intervals.score`). How far the largest
-    goes by chance comes from flipping the signs of whole problems in all cells at once, so that the multiplicity and
-    the likeness of cells are taken into account. With `gate` all cells stay where `omnibus` gives no evidence of any
-    difference, so that the two never contradict each other.
+    The statistic is the largest score of the others' differences to the cell (`score`). How far the largest goes by
+    chance comes from flipping the signs of whole problems in all cells at once, so that the multiplicity and the
+    likeness of cells are taken into account.
 
     Source: Hsu (1981), Annals of Statistics 9:1026-1034 (multiple comparisons with the best); Romano and Wolf (2005),
     JASA 100:94-108 (maximum statistics by resampling).
@@ -120,18 +146,21 @@ def plateau(means: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0, g
     if count < 2:
         return Plateau(p >= LEVEL, p, may_lose)
     own = _weighed(means, strata)
+    values = own.sum(0)
     flipped, norms = signs(len(means), flips, seed) @ own, _norms(own)
     for cell in range(count):
         others = np.arange(count) != cell
         ahead = (means[:, others] - means[:, [cell]]).T
         chance = _largest_flip(flipped[:, others] - flipped[:, [cell]], norms[others, cell])
-        best = float(score(ahead, 0.0, -1.0, 1.0, strata).max())
-        p[cell] = _one_sided(best, chance)
-        may_lose[cell] = float(interval(ahead, -1.0, 1.0, _one_sided_quantile(chance), strata)[1].max())
-    member = p >= LEVEL
-    if gate and omnibus(means, strata).p >= LEVEL:
-        member = np.ones(count, bool)
-    return Plateau(member, p, may_lose)
+        low, high, unseen = imagined_ends(ahead, *_changes(values[others], values[cell]), samples)
+        p[cell] = _one_sided(float(score(ahead, 0.0, low, high, strata, unseen).max()), chance)
+        may_lose[cell] = float(interval(ahead, low, high, _one_sided_quantile(chance), strata, unseen)[1].max())
+    return Plateau(p >= LEVEL, p, may_lose)
+
+
+def _changes(first: Floats, second: ArrayLike) -> tuple[Floats, Floats]:
+    """Return the ends of first - second where one of two settings of these means moves a typical problem to 0 or 1."""
+    return -np.maximum(second, 1 - first), np.maximum(first, 1 - np.asarray(second))
 
 
 def _largest_flip(flipped: Floats, norms: Floats) -> Floats:
@@ -149,40 +178,38 @@ def _one_sided_quantile(chance: Floats) -> float:
     return max(float(np.quantile(chance, 1 - LEVEL)), float(stats.norm.isf(LEVEL)))
 
 
-def contrast(means: Floats, strata: Ints, coefficients: Floats) -> Contrast:
-    """The weighed sum over cells, by problem."""
-    low, high = float(np.minimum(coefficients, 0).sum()), float(np.maximum(coefficients, 0).sum())
-    return mean_contrast(means @ coefficients, strata, low, high)
+def joint_contrasts(
+    means: Floats, strata: Ints, rows: Floats, *, samples: int = 1, flip: bool = False
+) -> list[Contrast]:
+    """The contrasts of `rows` [k, cells] of coefficients, with limits and p-values that hold together.
 
-
-def joint_contrasts(means: Floats, strata: Ints, rows: Floats) -> tuple[float, list[Contrast]]:
-    """The contrasts of `rows` [k, cells] of coefficients, with limits that hold together, and the p-value of none."""
-    values = rows @ means.T
-    low, high = np.minimum(rows, 0).sum(1), np.maximum(rows, 0).sum(1)
+    The p-values are where the limits reach 0, or with `flip` those of `flip_p`, which see more and test more.
+    """
+    values, levels = rows @ means.T, weights(strata) @ means
     alike = correlations(values, strata)
-    bottom, top = interval(values, low, high, simultaneous_quantile(alike), strata)
-    p = simultaneous_p(score(values, 0.0, low, high, strata), alike)
+    plus, minus = np.maximum(rows, 0), np.minimum(rows, 0)
+    # The cells on one side of a contrast move a typical problem to 0 or 1, the others stay at their means.
+    low = np.minimum(minus @ levels, plus @ levels + minus.sum(1))
+    high = np.maximum(plus @ levels, minus @ levels + plus.sum(1))
+    low, high, unseen = imagined_ends(values, low, high, samples, (minus.sum(1), plus.sum(1)))
+    bottom, top = interval(values, low, high, simultaneous_quantile(alike), strata, unseen)
+    p = flip_p(means, strata, rows) if flip else simultaneous_p(score(values, 0.0, low, high, strata, unseen), alike)
     centre = values @ weights(strata)
-    return float(p.min()), [Contrast(*map(float, numbers)) for numbers in zip(centre, bottom, top, p, strict=True)]
+    return [Contrast(*map(float, numbers)) for numbers in zip(centre, bottom, top, p, strict=True)]
 
 
-def mean_contrast(values: Floats, strata: Ints | None = None, low: float = -1.0, high: float = 1.0) -> Contrast:
-    """The mean of `values` [problems] in [`low`, `high`], with its interval and the p-value of 0 (`score`)."""
-    bottom, top = interval(values, low, high, Z, strata)
-    p = p_value(score(values, 0.0, low, high, strata))
+def mean_contrast(
+    values: Floats, strata: Ints | None = None, *, samples: int = 1, means: tuple[float, float] = (0.5, 0.5)
+) -> Contrast:
+    """The mean of the differences `values` [problems], with its interval and the p-value of 0 (`score`).
+
+    With several samples a problem the interval looks at the `means` of the two settings (`imagined_ends`).
+    """
+    low, high, unseen = imagined_ends(values, *_changes(np.array(means[0]), means[1]), samples)
+    bottom, top = interval(values, low, high, Z, strata, unseen)
+    p = p_value(score(values, 0.0, low, high, strata, unseen))
     value = values.mean() if strata is None else weights(strata) @ values
     return Contrast(float(value), float(bottom), float(top), float(p))
-
-
-def slope(levels: Sequence[int], count: int) -> Floats:
-    """Coefficients over cells of the rise of the least-squares line over equally spaced levels, lowest to highest.
-
-    `levels` is the level of each cell, from 0 to `count` - 1, each level with any number of cells, which weigh equally.
-    """
-    sizes = np.bincount(levels, minlength=count)
-    steps = np.arange(count) - (count - 1) / 2
-    by_level = steps / (steps**2).sum() * (count - 1)
-    return np.asarray([by_level[level] / sizes[level] for level in levels], float)
 
 
 def level_effect(levels: Sequence[int], level: int) -> Floats:
@@ -190,60 +217,6 @@ def level_effect(levels: Sequence[int], level: int) -> Floats:
     sizes = np.bincount(levels)
     others = max(int((sizes > 0).sum()) - 1, 1)
     return np.asarray([(1.0 if at == level else -1 / others) / sizes[at] for at in levels], float)
-
-
-@dataclass(frozen=True)
-class Need:
-    """What it takes to show a difference as large as the observed one, with a power of 0.8 at p < 0.05, two-sided.
-
-    `samples` of each of the same problems (None: more samples alone cannot do it, or what they would add is unknown),
-    or `problems` with as many samples each as now (None: there is no difference to show).
-    """
-
-    samples: int | None
-    problems: int | None
-
-
-def need(first: Floats, second: Floats, strata: Ints) -> Need:
-    """What it takes to tell two settings apart; both [problems, samples], the same samples of the same problems.
-
-    The variance between problems stays however many samples there are; that within problems shrinks with them. With
-    one sample a problem the two cannot be told apart, and only more problems can be reckoned.
-    """
-    differences = first - second
-    samples = differences.shape[1]
-    value = float((weights(strata) * differences.mean(1)).sum())
-    if abs(value) < 1e-12:
-        return Need(None, None)
-    wanted = (value / (Z + POWER)) ** 2
-    error, freedom = _error(differences.mean(1), strata)
-    if freedom < 1:
-        return Need(None, None)
-    total = error**2
-    # The imagined problem of the interval costs about 2 / difference problems.
-    problems = math.ceil(len(differences) * total / wanted + 2 / abs(value))
-    if samples < 2:
-        return Need(1 if total <= wanted else None, problems)
-    within = float((weights(strata) ** 2 * differences.var(1, ddof=1) / samples).sum())
-    between = max(0.0, total - within)
-    return Need(math.ceil(samples * within / (wanted - between)) if wanted > between else None, problems)
-
-
-def peak_shares(means: Floats, strata: Ints, *, draws: int = 2_000, seed: int = 0) -> Floats:
-    """[cells]: in what share of bootstrap samples of the problems (within benchmarks) each cell is the highest."""
-    generator = np.random.default_rng(seed)
-    totals = np.zeros((draws, means.shape[1]))
-    for stratum in range(int(strata.max()) + 1):
-        rows = means[strata == stratum]
-        counts = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=draws)
-        totals += counts @ rows / len(rows)
-    return shares_of_best(totals)
-
-
-def shares_of_best(values: Floats) -> Floats:
-    """[cells]: the share of rows of `values` [draws, cells] in which a cell is highest; equals share the row."""
-    best = values >= values.max(1, keepdims=True) - 1e-12
-    return np.asarray((best / best.sum(1, keepdims=True)).mean(0), float)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -300,14 +273,12 @@ def _norms(own: Floats) -> Floats:
     return np.asarray(np.sqrt(np.maximum(squares, 1e-18)), np.float64)
 
 
-def _error(values: Floats, strata: Ints) -> tuple[float, int]:
-    """The standard error of the weighed mean of `values` [problems], and its degrees of freedom."""
-    count = int(strata.max()) + 1
-    groups = [values[strata == stratum] for stratum in range(count)]
-    if any(len(group) < 2 for group in groups):
-        return math.inf, 0
-    variance = math.fsum(float(group.var(ddof=1)) / len(group) for group in groups) / count**2
-    return math.sqrt(variance), len(values) - count
+def standard_error(values: Floats, strata: Ints) -> float:
+    """The standard error of the mean over benchmarks of `values` [problems]; infinite if one has a single problem."""
+    parts = [values[strata == stratum] for stratum in np.unique(strata)]
+    if any(len(part) < 2 for part in parts):
+        return math.inf
+    return math.sqrt(math.fsum(float(part.var(ddof=1)) / len(part) for part in parts)) / len(parts)
 
 
 #: The share of problems on which one setting is right and the other wrong, with one sample each: near settings and far

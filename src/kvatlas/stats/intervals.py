@@ -6,8 +6,9 @@ limit of values x in [0, 1] is a quantile of the weighted mean of the x and of 0
 problem and 0.85 for the 0. With a whole imagined problem this is Gaffke's bound, which for yes and no is that of
 Clopper and Pearson; 0.85 is the smallest weight, in steps of 0.05, at which the exact coverage for yes and no is at
 least 94.5 % for every chance from 1 to 99 % and 16 to 500 problems. Nothing is assumed about the values but
-independence and the range. The quantiles come from a saddlepoint approximation, accurate to some percent of the tail's
-chance, so that nothing is drawn at random and levels far out in the tail are known, too.
+independence and the range. Where problems have several samples, a difference between two settings varies less, and the
+imagined problem shrinks with it (`imagined_ends`). The quantiles come from a saddlepoint approximation, accurate to
+some percent of the tail's chance, so that nothing is drawn at random and levels far out in the tail are known, too.
 
 Source: Gaffke (2005), Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
 variable, Mathematical Methods of Statistics 14:451-467; Learned-Miller and Thomas (2020), arXiv 1905.06208;
@@ -35,6 +36,10 @@ LEVEL = 0.05
 Z = float(special.ndtri(0.975))
 #: The weight of the imagined problem at an end of the range.
 UNSEEN = 0.85
+#: Its least weight where problems have several samples.
+LEAST_UNSEEN = 0.45
+#: The least change of a problem's mean that several samples leave possible.
+LEAST_CHANGE = 0.3
 #: Scores are cut off here; a p-value of 1e-15 is as good as 0.
 _LARGEST = 8.0
 _TINY = 1e-12
@@ -43,14 +48,19 @@ _FAR = 60.0
 
 
 def interval(
-    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+    values: Floats,
+    low: ArrayLike = 0.0,
+    high: ArrayLike = 1.0,
+    z: ArrayLike = Z,
+    strata: Ints | None = None,
+    unseen: float = UNSEEN,
 ) -> tuple[Floats, Floats]:
     """Two-sided confidence intervals [...] of means; `values` [..., n] lie in [`low`, `high`], one range for each row.
 
     `z` is the normal quantile of each side. With `strata` [n], the numbers from 0 of the benchmarks, the mean is that
-    over benchmarks, which weigh equally.
+    over benchmarks, which weigh equally. `unseen` is the weight of the imagined problem at each end.
     """
-    sides = [_Side.of(values, low, high, strata, flipped) for flipped in (False, True)]
+    sides = [_Side.of(values, low, high, strata, flipped, unseen) for flipped in (False, True)]
     quantile = np.broadcast_to(np.asarray(z, float), values.shape[:-1]).ravel()
     bottom, top = (side.limit(quantile).reshape(values.shape[:-1]) for side in sides)
     return np.maximum(low, bottom), np.minimum(high, top)
@@ -65,15 +75,38 @@ def yes_no_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def score(
-    values: Floats, mean: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0, strata: Ints | None = None
+    values: Floats,
+    mean: ArrayLike,
+    low: ArrayLike = 0.0,
+    high: ArrayLike = 1.0,
+    strata: Ints | None = None,
+    unseen: float = UNSEEN,
 ) -> Floats:
     """How far the data are above (+) or below (-) a hypothetical mean [...], in standard normal units, at most 8.
 
     The interval at quantile z holds exactly the means whose score is between -z and z; p is 2 Phi(-|score|).
     """
     at = np.broadcast_to(np.asarray(mean, float), values.shape[:-1]).ravel()
-    above, below = (_Side.of(values, low, high, strata, flipped).distance(at) for flipped in (False, True))
+    above, below = (_Side.of(values, low, high, strata, flipped, unseen).distance(at) for flipped in (False, True))
     return np.asarray((above - below).reshape(values.shape[:-1]), float)
+
+
+def imagined_ends(
+    values: Floats, low: ArrayLike, high: ArrayLike, samples: int, ends: tuple[ArrayLike, ArrayLike] = (-1.0, 1.0)
+) -> tuple[Floats, Floats, float]:
+    """Return where the imagined problems of the differences `values` [..., n] lie on either side, and their weight.
+
+    With one sample a problem they lie at the `ends` of the range, with weight 0.85. With several, a typical problem
+    cannot move further than from its mean to 0 or 1: the imagined ones lie at `low` and `high`, no nearer than 0.3, and
+    no nearer than some problem was seen to move; their weight falls with the root of the samples, to 0.45. Chosen on
+    the pairs of bench/spreads.py, so that coverage stays at 94 % where 1 to 3 % of the problems collapse.
+    """
+    if samples < 2:
+        bottom, top = (np.broadcast_to(np.asarray(end, float), values.shape[:-1]) for end in ends)
+        return bottom, top, UNSEEN
+    bottom = np.minimum(np.minimum(low, -LEAST_CHANGE), values.min(-1))
+    top = np.maximum(np.maximum(high, LEAST_CHANGE), values.max(-1))
+    return bottom, top, max(LEAST_UNSEEN, UNSEEN / math.sqrt(samples))
 
 
 def p_value(scores: ArrayLike) -> Floats:
@@ -119,11 +152,18 @@ def _normal(draws: int, count: int) -> Floats:
 
 
 def correlations(values: Floats, strata: Ints) -> Floats:
-    """[k, k]: the correlation of the means over benchmarks of `values` [k, problems]; of constant rows 0."""
+    """[k, k]: the correlation of the means over benchmarks of `values` [k, problems]; of constant rows 0.
+
+    Values that are NaN are missing: each pair of rows is compared on the problems of both.
+    """
     total = np.zeros((len(values),) * 2)
     for part in groups(strata):
-        if len(part) > 1:
-            total += np.cov(values[:, part]).reshape(total.shape) / len(part)
+        known = ~np.isnan(values[:, part])
+        count = known.sum(1)
+        shared = (known.astype(float) @ known.T).clip(2)
+        centred = np.where(known, values[:, part], 0.0)
+        centred -= known * centred.sum(1, keepdims=True) / count.clip(1)[:, None]
+        total += centred @ centred.T / (shared - 1) * shared / np.outer(count, count).clip(1)
     scale = np.sqrt(np.diag(total))
     known = scale > 1e-9
     safe = np.where(known, scale, 1.0)
@@ -144,23 +184,26 @@ class _Side:
     shares: Floats
     origin: Floats
     width: Floats
+    unseen: float
 
     @classmethod
-    def of(cls, values: Floats, low: ArrayLike, high: ArrayLike, strata: Ints | None, flipped: bool) -> _Side:
+    def of(
+        cls, values: Floats, low: ArrayLike, high: ArrayLike, strata: Ints | None, flipped: bool, unseen: float
+    ) -> _Side:
         shape = values.shape[:-1]
         ends = [np.broadcast_to(np.asarray(end, float), shape).ravel() for end in (low, high)]
         end, width = ends[flipped], ends[1 - flipped] - ends[flipped]
         rows = np.clip((values.reshape(-1, values.shape[-1]) - end[:, None]) / width[:, None], 0.0, 1.0)
         shares = np.ones(rows.shape[1])
         if strata is None or int(strata.max()) == 0:
-            return cls(rows, shares, end, width)
+            return cls(rows, shares, end, width, unseen)
         parts = groups(strata)
         means = np.stack([rows[:, part].mean(1) for part in parts], axis=1)
         shift = means.max(1, keepdims=True) - means
         sizes = np.array([len(part) for part in parts])
         # The benchmark of the highest mean stays in place; the others are lifted to its level.
         lift = means.max(1) - means.mean(1)
-        return cls(rows + shift[:, strata], len(strata) / len(parts) / sizes[strata], end - width * lift, width)
+        return cls(rows + shift[:, strata], len(strata) / len(parts) / sizes[strata], end - width * lift, width, unseen)
 
     def limit(self, z: Floats) -> Floats:
         """The limit on this side at positive quantiles [k], in the units of the values."""
@@ -170,48 +213,48 @@ class _Side:
             rows, log_z = self.rows[known], np.log(z[known])
             # Near the centre the quantile is proportional to the tilt.
             first = log_z - np.log(np.sqrt(((self.shares * rows) ** 2).sum(1)))
-            tilt = np.exp(_solve(lambda x: _log_root(rows, self.shares, np.exp(x)) - log_z, first))
-            limits[known] = _tilted_mean(rows, self.shares, tilt)
+            tilt = np.exp(_solve(lambda x: _log_root(rows, self.shares, np.exp(x), self.unseen) - log_z, first))
+            limits[known] = _tilted_mean(rows, self.shares, tilt, self.unseen)
         return self.origin + self.width * limits
 
     def distance(self, mean: Floats) -> Floats:
         """How many standard units `mean` [k] is on this side of the centre, at most 8; 0 where it is not."""
         rows, shares, at = self.rows, self.shares, (mean - self.origin) / self.width
         distances = np.where((at <= 0) & (rows.max(1) > _TINY), _LARGEST, 0.0)
-        total = shares.sum() + UNSEEN * shares.max()
+        total = shares.sum() + self.unseen * shares.max()
         below = (at > 0) & (at < (shares * rows).sum(1) / total - _TINY)
         if below.any():
             rows, at = rows[below], at[below]
             centre = (shares * rows).sum(1) / total
             first = np.log((centre - at) * total / ((shares * rows) ** 2).sum(1))
-            log_tilt = _solve(lambda x: np.log(at) - np.log(_tilted_mean(rows, shares, np.exp(x))), first)
-            distances[below] = np.exp(_log_root(rows, shares, np.exp(log_tilt)))
+            log_tilt = _solve(lambda x: np.log(at) - np.log(_tilted_mean(rows, shares, np.exp(x), self.unseen)), first)
+            distances[below] = np.exp(_log_root(rows, shares, np.exp(log_tilt), self.unseen))
         return np.minimum(distances, _LARGEST)
 
 
-def _tilted_mean(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
+def _tilted_mean(rows: Floats, shares: Floats, tilt: Floats, unseen: float) -> Floats:
     """[k]: the mean at which a tilt is the saddlepoint; Newton from below, exact at once where shares are equal."""
     most = float(shares.max())
     slope = tilt[:, None]
     mean = np.zeros(len(rows))
     for _ in range(40):
         scale = 1 + slope * (shares * rows + (most - shares) * mean[:, None])
-        value = (shares * (rows - mean[:, None]) / scale).sum(1) - UNSEEN * most * mean
-        step = value / ((shares * (1 + slope * most * rows) / scale**2).sum(1) + UNSEEN * most)
+        value = (shares * (rows - mean[:, None]) / scale).sum(1) - unseen * most * mean
+        step = value / ((shares * (1 + slope * most * rows) / scale**2).sum(1) + unseen * most)
         mean = mean + step
         if bool(np.all(np.abs(step) <= 1e-13 * (1 + mean))) or not np.ptp(shares):
             break
     return mean
 
 
-def _log_root(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
+def _log_root(rows: Floats, shares: Floats, tilt: Floats, unseen: float) -> Floats:
     """log(-z) with Phi(z) the chance that the weighted mean of each row and of 0 is below `_tilted_mean`."""
-    mean, most = _tilted_mean(rows, shares, tilt), float(shares.max())
+    mean, most = _tilted_mean(rows, shares, tilt, unseen), float(shares.max())
     whole = 1 + tilt * most * mean
     scale = (1 + tilt[:, None] * (shares * rows + (most - shares) * mean[:, None])) / whole[:, None]
     ratio = shares * (rows - mean[:, None]) / scale
-    exponent = np.log(scale).sum(1) - UNSEEN * np.log(whole)
-    curvature = (ratio**2).sum(1) + UNSEEN * (most * mean * whole) ** 2
+    exponent = np.log(scale).sum(1) - unseen * np.log(whole)
+    curvature = (ratio**2).sum(1) + unseen * (most * mean * whole) ** 2
     root = np.sqrt(np.maximum(2 * exponent, 1e-30))
     slope = np.maximum(tilt / whole * np.sqrt(curvature), 1e-30)
     return np.asarray(np.log(np.maximum(root + np.log(slope / root) / root, 1e-12)), float)

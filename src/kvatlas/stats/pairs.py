@@ -221,4 +221,4 @@ def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:
     rows = np.zeros((len(pairs), len(at)))
     for row, (plus, minus) in zip(rows, pairs.values(), strict=True):
         row[at[plus]], row[at[minus]] = 1, -1
-    return dict(zip(pairs, joint_contrasts(cells.means, cells.strata, rows)[1], strict=True))
+    return dict(zip(pairs, joint_contrasts(cells.means, cells.strata, rows, samples=cells.samples), strict=True))

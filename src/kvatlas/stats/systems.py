@@ -14,7 +14,7 @@ from scipy import stats
 
 from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
 from kvatlas.stats.inference import Contrast, mean_contrast
-from kvatlas.stats.intervals import Floats
+from kvatlas.stats.intervals import Floats, Ints
 from kvatlas.stats.losses import strata_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, missing
@@ -233,37 +233,40 @@ def _depths(places: Sequence[ProblemKey], about: Mapping[ProblemKey, Mapping[str
 
 
 def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
-    """Spearman's correlation of the first two rows of [rows, problems], partial given the third where there is one.
+    """Spearman's correlation of the first two rows of [rows, problems], given the third where there is one.
 
-    The interval is made of the percentiles over resampled problems: ties, which a bounded metric has plenty of, are in
-    it as they are. None where a row does not vary, or only as the third row explains.
+    Given a third row (L) each rank counts as its distance from the mean rank of its level of L, so that systems that
+    are independent within every level have a correlation of 0. Levels of one problem say nothing; where most are such,
+    neighbours make levels of five. The interval is made of the percentiles over resampled problems: ties, which a
+    bounded metric has plenty of, are in it as they are. None where a row does not vary.
     """
-    value = float(_rank_correlation(rows[:, None, :])[0])
+    levels = np.zeros(rows.shape[1], int) if len(rows) == 2 else _levels(rows[2])
+    value = float(_rank_correlation(rows[:2, None, :], levels[None])[0])
     if math.isnan(value):
         return None
     generator = np.random.default_rng(seed)
     count = rows.shape[1]
     chosen = generator.integers(0, count, size=(RESAMPLES, count))
-    again = _rank_correlation(rows[:, chosen])
+    again = _rank_correlation(rows[:2, chosen], levels[chosen])
     low, high = np.nanquantile(again, [0.025, 0.975])
     return Correlation(value, float(low), float(high))
 
 
-def _rank_correlation(rows: Floats) -> Floats:
-    """[rows, resamples, problems] -> [resamples]; NaN where it is not defined."""
+def _levels(depth: Floats) -> Ints:
+    """[problems]: the number of each problem's level of L."""
+    _, own, counts = np.unique(depth, return_inverse=True, return_counts=True)
+    if counts[own].min(initial=2) > 1 or (counts[own] > 1).mean() >= 0.5:
+        return np.asarray(own, np.int64)
+    return np.asarray(np.argsort(np.argsort(depth, kind="stable"), kind="stable") // 5, np.int64)
+
+
+def _rank_correlation(rows: Floats, levels: Ints) -> Floats:
+    """[2, resamples, problems] and the problems' levels -> [resamples]; NaN where it is not defined."""
     ranks = stats.rankdata(rows, axis=-1)
-    ranks = ranks - ranks.mean(-1, keepdims=True)
+    for level in np.unique(levels):
+        own = levels == level
+        ranks = ranks - own * (ranks * own).sum(-1, keepdims=True) / np.maximum(own.sum(-1, keepdims=True), 1)
     norms = np.sqrt((ranks**2).sum(-1))
-
-    def product(i: int, j: int) -> Floats:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((ranks[i] * ranks[j]).sum(-1) / (norms[i] * norms[j]))
-
-    plain = product(0, 1)
-    if len(rows) == 2:
-        return plain
-    mine, other = product(0, 2), product(1, 2)
-    left = (1 - mine**2) * (1 - other**2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        partial = (plain - mine * other) / np.sqrt(left)
-    return np.where(left > 1e-9, np.clip(partial, -1, 1), np.nan)
+        product = (ranks[0] * ranks[1]).sum(-1) / (norms[0] * norms[1])
+    return np.where(norms.min(0) > 1e-9, np.clip(product, -1, 1), np.nan)

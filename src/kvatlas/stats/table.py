@@ -469,6 +469,11 @@ class GradeMatrix:
     def __post_init__(self) -> None:
         object.__setattr__(self, "means", np.nanmean(self.grades, axis=2))
 
+    @property
+    def samples(self) -> int:
+        """The least number of samples of a problem."""
+        return int((~np.isnan(self.grades)).all(1).sum(1).min())
+
 
 def matrix(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> GradeMatrix | None:
     """The cells of one or more benchmarks, named by `column`; names that not all benchmarks have are left out.

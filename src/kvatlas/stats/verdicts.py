@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
+from kvatlas.policies import share
 from kvatlas.stats import inference
-from kvatlas.stats.inference import Contrast, Need, Plateau, Test
+from kvatlas.stats.inference import Contrast, Plateau, Test
 from kvatlas.stats.intervals import LEVEL, Floats
-from kvatlas.stats.losses import SettingLoss, losses_by_name
+from kvatlas.stats.losses import SettingLoss, losses
 from kvatlas.stats.run_data import Axes, RunData
-from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
+from kvatlas.stats.table import CellTraces, GradeMatrix, aligned, matrix
 
 T = TypeVar("T")
-_TIE = 1e-9
 #: The setting against which losses are counted.
 FULL = Setting.of("full")
 #: Losses by setting id: of a model on these benchmarks.
 GridLosses = Mapping[tuple[str, frozenset[str]], Mapping[str, SettingLoss]]
 
-#: Contrasts of rows of coefficients over cells, with limits that hold together, and the p-value of none.
-Measure = Callable[[Floats], tuple[float, list[Contrast]]]
+#: Contrasts of rows of coefficients over cells, with limits that hold together.
+Measure = Callable[[Floats], list[Contrast]]
 
 
 class Basis(StrEnum):
@@ -41,15 +41,13 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class Effect:
-    """The main effect of one axis: each level against the mean of the others, and the trend from lowest to highest.
+    """The main effect of one axis: each level against the mean of the others.
 
-    `p` tests "no level differs"; it and the limits of the levels hold over all levels together. `trend` is the rise of
-    the least-squares line over the levels, None where they have no order.
+    `p` tests "no level differs"; it and the limits of the levels hold over all levels together.
     """
 
     axis: str
     levels: tuple[tuple[Any, Contrast], ...]
-    trend: Contrast | None
     p: float = 1.0
 
 
@@ -58,10 +56,8 @@ class Verdict:
     """The tests of one map. Shares in [0, 1]; parts that were not tested are None or empty, `basis` if nothing was.
 
     `omnibus` tests "all cells equal". `plateau` holds the cells that are statistically tied with the best, `may_lose`
-    by how much a cell may be below the best with 95 % confidence. `peak_share` is how often one of the highest cells
-    would be the highest with other problems (other samples, for a bound). `spread` is the standard deviation over
-    cells, `noise` what chance alone would give. `need` is what it takes to tell the highest from the lowest cell.
-    `losses` are those against the full cache, None where there is none.
+    by how much a cell may be below the best with 95 % confidence. `spread` is the standard deviation over cells,
+    `noise` what chance alone would give. `losses` are those against the full cache, None where there is none.
     """
 
     basis: Basis | None = None
@@ -70,10 +66,8 @@ class Verdict:
     p_best: Mapping[CellCoord, float] = field(default_factory=dict)
     may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
     effects: tuple[Effect, ...] = ()
-    peak_share: float | None = None
     spread: float | None = None
     noise: float | None = None
-    need: Need = field(default_factory=lambda: Need(None, None))
     notes: tuple[Note, ...] = ()
     losses: Mapping[CellCoord, SettingLoss] | None = None
 
@@ -105,12 +99,57 @@ def losses_of(run: RunData) -> GridLosses:
     full = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell)}
     grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, SettingLoss]]()
     for model, on in dict.fromkeys(map(_family, with_means(run.groups).values())):
-        named = [name for name in grid[model] if name in on and (model, name) in full]
-        cells = matrix([[full[model, name], *grid[model][name]] for name in named], id_of)
-        if len(named) == len(on) and cells is not None and cells.columns[0] == FULL.id:
-            differences = (cells.means[:, 1:] - cells.means[:, :1]).T
-            made[model, on] = losses_by_name(list(map(str, cells.columns[1:])), differences, cells.strata, run.margin)
+        named = [name for name in grid[model] if name in on and (model, name) in full and full[model, name].measured]
+        settings = {id_of(cell): cell.setting for name in named for cell in grid[model][name]}
+        if len(named) < len(on) or not settings:
+            continue
+        parts, levels, samples = [], [], []
+        for name in named:
+            own = {id_of(cell): cell for cell in grid[model][name]}
+            _, values = aligned([full[model, name], *(own[setting] for setting in settings if setting in own)])
+            both = values[:, 1:] - values[:, :1]
+            count = (~np.isnan(both)).sum(2)
+            means = np.where(count > 0, np.nansum(both, axis=2) / np.maximum(count, 1), math.nan)
+            part = np.full((len(settings), len(values)), math.nan)
+            part[[setting in own for setting in settings]] = means.T
+            parts.append(part)
+            levels.append(np.nanmean(values[:, 0]))
+            samples.append(int(count[count > 0].min(initial=values.shape[2])))
+        strata = np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts])
+        found = losses(
+            np.concatenate(parts, axis=1),
+            strata,
+            run.margin,
+            reference=float(np.mean(levels)),
+            samples=min(samples),
+            chains=_by_cost(list(settings.values())),
+        )
+        made[model, on] = {setting: loss for setting, loss in zip(settings, found, strict=True) if loss is not None}
     return made
+
+
+def _by_cost(settings: Sequence[Setting]) -> list[list[int]]:
+    """The settings of each policy, from the one that keeps most KV tokens down; of those whose cost no data decide."""
+    chains: dict[str, list[tuple[float, int]]] = {}
+    for number, setting in enumerate(settings):
+        cost = kept_by_rule(setting)
+        if cost is not None:
+            chains.setdefault(setting.policy, []).append((-cost, number))
+    return [[number for _, number in sorted(chain)] for chain in chains.values()]
+
+
+def kept_by_rule(setting: Setting) -> float | None:
+    """Return the KV tokens that a compression leaves by the setting's own numbers; None where they do not say.
+
+    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), the budget itself where `every`
+    is set.
+    """
+    values = setting.values
+    if values.get("every") and values.get("budget_over") != "thinking":
+        return float(values["kv_budget"])
+    if not all(isinstance(values.get(name), int | float) for name in ("kv_budget", "local_window", "ratio")):
+        return None
+    return float(values["local_window"] + share(values["ratio"], values["kv_budget"] - values["local_window"]))
 
 
 def id_of(cell: CellTraces) -> str:
@@ -157,24 +196,18 @@ def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
     """The verdict on a table whose columns are pairs of values of the two `axes`."""
     places: list[CellCoord] = [(column[0], column[1]) for column in cells.columns if isinstance(column, tuple)]
     values = inference.weights(cells.strata) @ cells.means
-    test = inference.omnibus(cells.means, cells.strata)
-    best = inference.plateau(cells.means, cells.strata)
-    shares = inference.peak_shares(cells.means, cells.strata)
-    high, low = int(values.argmax()), int(values.argmin())
-    whole = cells.grades if not np.isnan(cells.grades).any() else cells.means[:, :, None]
+    rows = [row for _, _, own in levels_of(places, axes) for row in own]
+    test = inference.omnibus(cells.means, cells.strata, np.array(rows) if rows else None)
+    best = inference.plateau(cells.means, cells.strata, samples=cells.samples)
+    if test.p >= LEVEL:
+        best = replace(best, member=np.ones(len(places), bool))
+
+    def measure(rows: Floats) -> list[Contrast]:
+        return inference.joint_contrasts(cells.means, cells.strata, rows, samples=cells.samples, flip=True)
+
     text = f"{cells.left_out} problems that not every cell has are left out of the tests"
     left = (Note(NoteKind.LEFT_OUT, text),) if cells.left_out else ()
-    return assembled(
-        places,
-        values,
-        test,
-        best,
-        effects(places, axes, lambda rows: inference.joint_contrasts(cells.means, cells.strata, rows)),
-        shares,
-        inference.need(whole[:, high], whole[:, low], cells.strata),
-        Basis.TRACES,
-        left,
-    )
+    return assembled(places, values, test, best, effects(places, axes, measure), Basis.TRACES, left)
 
 
 def assembled(
@@ -183,13 +216,10 @@ def assembled(
     test: Test,
     best: Plateau,
     main_effects: tuple[Effect, ...],
-    shares: Floats,
-    needed: Need,
     basis: Basis,
     notes: tuple[Note, ...] = (),
 ) -> Verdict:
-    """A verdict from its parts; `values`, `shares` and the arrays of `best` are in the order of `places`."""
-    peaks = values >= values.max() - _TIE
+    """A verdict from its parts; `values` and the arrays of `best` are in the order of `places`."""
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return Verdict(
         omnibus=test,
@@ -197,31 +227,36 @@ def assembled(
         p_best={coord: float(p) for coord, p in zip(places, best.p, strict=True)},
         may_lose={coord: float(lost) for coord, lost in zip(places, best.may_lose, strict=True)},
         effects=main_effects,
-        peak_share=float(shares[peaks].sum()),
         spread=spread,
         noise=spread / math.sqrt(test.statistic) if test.statistic > 0 else 0.0,
-        need=needed,
         basis=basis,
         notes=notes,
     )
 
 
-def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[Effect, ...]:
-    """The main effects of both axes; `measure` gives contrasts of rows of coefficients over cells, and their joint p.
+def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[Any], list[Floats]]]:
+    """Each axis with two or more levels: its name, the levels, and for each the coefficients of its effect over cells.
 
     An axis counts where every one of its levels meets every level of the other, so that effects are not mixed.
     """
     levels = [list(dict.fromkeys(coord[side] for coord in places)) for side in (0, 1)]
     if len(places) < len(levels[0]) * len(levels[1]):
-        return ()
-    measured = []
+        return []
+    found = []
     for side, axis in enumerate(axes):
         ordered = all(isinstance(level, int | float) for level in levels[side])
         ranks = sorted(levels[side]) if ordered else levels[side]
-        if len(ranks) < 2:
-            continue
-        of_cell = [ranks.index(coord[side]) for coord in places]
-        p, contrasts = measure(np.array([inference.level_effect(of_cell, rank) for rank in range(len(ranks))]))
-        trend = measure(inference.slope(of_cell, len(ranks))[None])[1][0] if ordered else None
-        measured.append(Effect(axis, tuple(zip(ranks, contrasts, strict=True)), trend, p))
+        if len(ranks) > 1:
+            of_cell = [ranks.index(coord[side]) for coord in places]
+            found.append((axis, ranks, [inference.level_effect(of_cell, rank) for rank in range(len(ranks))]))
+    return found
+
+
+def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[Effect, ...]:
+    """The main effects of both axes; `measure` gives the contrasts of rows of coefficients over cells."""
+    measured = []
+    for axis, levels, rows in levels_of(places, axes):
+        contrasts = measure(np.array(rows))
+        p = min(contrast.p for contrast in contrasts)
+        measured.append(Effect(axis, tuple(zip(levels, contrasts, strict=True)), p))
     return tuple(measured)
