@@ -103,7 +103,8 @@ def losses(
     The limits hold for all settings together: their quantile is that of the largest of as many normal differences, as
     alike as the settings are (max-t). A setting is shown to keep the margin where its upper limit does; or, along one
     of the `chains` (settings from the dearest down, an order that no data decide), where its own upper limit and those
-    of all dearer ones do. The chains share 2.5 %, so that both ways together err in at most 5 % of cases.
+    of all dearer ones do; its limit is then the margin. The chains share 2.5 %, so that both ways together err in at
+    most 5 % of cases.
 
     Each setting rests on the problems that it shares with the full cache; None where it shares none of a benchmark.
     `reference` is the full cache's mean and `samples` the number of samples a problem (`imagined_ends`).
@@ -138,7 +139,7 @@ def losses(
             loss = made[row]
             if loss is None or min(single[row], loss.high) > margin:
                 break
-            made[row] = replace(loss, shown=True, needed=counts[row], high=min(float(single[row]), loss.high))
+            made[row] = replace(loss, shown=True, needed=counts[row], high=min(margin, loss.high))
     return made
 
 
