@@ -109,13 +109,17 @@ PAIRS = (
     _two("3 % collapse", (0.97, 0.95, 0.95), (0.03, 0.95, 0.0)),
     _two("equal means, 3 % collapse", (0.97, 0.90, 0.93), (0.03, 0.97, 0.0)),
     _two("saturated", (0.99, 0.999, 0.999), (0.01, 0.9, 0.2)), _two("4 points for all", (1, 0.6, 0.56)),
-)  # fmt: skip
-PAIRS_KEPT = (
     _two("6 % collapse on hard problems", (0.5, 0.1, 0.1), (0.44, 0.9, 0.9), (0.06, 0.9, 0.05)),
     _two("2 % collapse of easy problems", (0.98, (3.0, 0.3), (3.0, 0.3)), (0.02, 0.95, 0.0)),
     _two("even, the same", (1, (1.0, 1.0), (1.0, 1.0))),
     _two("equal means, 5 % gain", (0.95, 0.80, 0.76), (0.05, 0.05, 0.81)), _two("a cliff", (0.8, 0.98, 0.97), (0.2,
     0.9, 0.1)),
+)  # fmt: skip
+PAIRS_KEPT = (
+    _two("3 % collapse, U-shaped", (0.97, (0.5, 0.5), (0.5, 0.5)), (0.03, 0.9, 0.0)),
+    _two("4 % gain of hard problems", (0.96, (0.5, 2.0), (0.5, 2.0)), (0.04, 0.0, 0.8)),
+    _two("some lose, some gain", (0.5, 0.7, 0.64), (0.5, 0.3, 0.33)),
+    _two("the same, easy", (1, (4.0, 0.8), (4.0, 0.8))),
 )  # fmt: skip
 #: What the settings of a map lose: on which share of problems an answer is lost and gained, setting by setting.
 LOSSES = {

@@ -39,7 +39,7 @@ UNSEEN = 0.85
 #: Its least weight where problems have several samples.
 LEAST_UNSEEN = 0.45
 #: The least change of a problem's mean that several samples leave possible.
-LEAST_CHANGE = 0.3
+LEAST_CHANGE = 0.75
 #: Scores are cut off here; a p-value of 1e-15 is as good as 0.
 _LARGEST = 8.0
 _TINY = 1e-12
@@ -97,9 +97,9 @@ def imagined_ends(
     """Return where the imagined problems of the differences `values` [..., n] lie on either side, and their weight.
 
     With one sample a problem they lie at the `ends` of the range, with weight 0.85. With several, a typical problem
-    cannot move further than from its mean to 0 or 1: the imagined ones lie at `low` and `high`, no nearer than 0.3, and
-    no nearer than some problem was seen to move; their weight falls with the root of the samples, to 0.45. Chosen on
-    the pairs of bench/spreads.py, so that coverage stays at 94 % where 1 to 3 % of the problems collapse.
+    cannot move further than from its mean to 0 or 1: the imagined ones lie at `low` and `high`, no nearer than 0.75,
+    and no nearer than some problem was seen to move; their weight falls with the root of the samples, to 0.45. Chosen
+    on the pairs of bench/calibration.py, so that coverage stays at 94 % where 1 to 6 % of the problems collapse.
     """
     if samples < 2:
         bottom, top = (np.broadcast_to(np.asarray(end, float), values.shape[:-1]) for end in ends)
