@@ -48,11 +48,11 @@ def lines(*patterns: str) -> int:
 
 def test_the_project_stays_within_its_budget() -> None:
     """A feature pays for its lines: raise no number here without saying in CHANGELOG.md what users get for it."""
-    assert lines("src/kvatlas/**/*.py") <= 32_700
-    assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 250
-    assert lines("tests/**/*.py") <= 24_700
-    assert lines("bench/**/*.py") <= 3_300
-    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 21_400
+    assert lines("src/kvatlas/**/*.py") <= 29_400
+    assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
+    assert lines("tests/**/*.py") <= 24_100
+    assert lines("bench/**/*.py") <= 3_080
+    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 19_700
     assert lines("README.md") <= 193
 
 

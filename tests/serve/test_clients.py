@@ -191,7 +191,7 @@ def test_memory_is_flat_over_500_requests(server: Running) -> None:
 
     async def ask(count: int) -> None:
         limits = httpx.Limits(max_connections=CLIENTS)
-        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=600) as client:
             bodies = [
                 {"messages": [{"role": "user", "content": texts[i % 8]}], "max_tokens": 12, "stream": i % 2 == 0}
                 for i in range(count)
