@@ -6,7 +6,7 @@ Problems have success chances of the kinds below, samples are drawn from these. 
 constants of the methods were chosen on the others, and `--final` uses the `KEPT` ones and no others. Cells of a map are
 alike as settings that share the beginning of a trace are (a normal copula with correlation `likeness` to the power of
 the distance on the grid). Prints one JSON document;
-bench/results/calibration.json holds a whole run of each.
+bench/results/calibration.json holds a whole `--final` run.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class TestMethod(StrEnum):
     """How "all cells equal" was tested."""
 
     LARGEST = (
-        "largest difference of a cell or a level of an axis to the others, against sign flips of whole problems: no "
-        "cell differs from another on any problem"
+        "spread of the cells and difference of each level of an axis to the others, against sign flips of whole "
+        "problems: no cell differs from another on any problem"
     )
     CHI_SQUARE = (
         "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
@@ -92,19 +92,26 @@ def weights(strata: Ints) -> Floats:
 
 
 def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
-    """Test "the settings are the same to this model": each cell against the mean of the others, and more contrasts.
+    """Test "the settings are the same to this model": the spread of the cells, and contrasts such as levels of axes.
 
-    `rows` [k, cells] are coefficients of further contrasts, such as the levels of the axes. The p-value is that of the
-    largest of all (`flip_p`). The statistic is the sum of squares of the cells' mean deviations over what chance gives.
+    `rows` [k, cells] are the coefficients of the contrasts. The statistic is the sum of squares of the cells' mean
+    deviations over what chance gives. The p-value is that of the smallest of the p-values of the spread and of each
+    contrast, under the sign flips of `flip_p`; the smallest is held against those of the flips themselves.
     """
     count = means.shape[1]
     own = _weighed(means - means.mean(1, keepdims=True), strata)
     expected = float((own**2).sum())
     if count < 2 or expected < 1e-18:
         return Test(0.0, 1.0, TestMethod.LARGEST)
-    cells = (np.eye(count) - 1 / count) * count / (count - 1)
-    p = flip_p(means, strata, cells if rows is None else np.concatenate([cells, rows])).min()
-    return Test(float((own.sum(0) ** 2).sum()) / expected, float(p), TestMethod.LARGEST)
+    spread = float((own.sum(0) ** 2).sum())
+    flips = np.concatenate([np.ones((1, len(means))), signs(len(means), FLIPS, 0)])
+    contrasts = np.zeros((0, count)) if rows is None else rows
+    values = np.concatenate([((flips @ own) ** 2).sum(1)[None], np.abs(flips @ _scaled(means, strata, contrasts)).T])
+    ranks = [len(row) - np.searchsorted(np.sort(row), row - 1e-12) for row in values]
+    smallest = np.min(ranks, axis=0)
+    # All patterns of few problems hold the observed one already.
+    first = int(len(means) <= EXACT_UP_TO)
+    return Test(spread / expected, float((smallest[first:] <= smallest[0]).mean()), TestMethod.LARGEST)
 
 
 def flip_p(means: Floats, strata: Ints, rows: Floats, *, flips: int = FLIPS, seed: int = 0) -> Floats:
@@ -118,17 +125,23 @@ def flip_p(means: Floats, strata: Ints, rows: Floats, *, flips: int = FLIPS, see
     Source: Romano and Wolf (2005), JASA 100:94-108; Hemerik, Goeman and Finos (2020), J. Royal Statistical Society B
     82:841-864 (sign flips of score contributions).
     """
-    own = _weighed(means @ rows.T, strata)
-    norms = np.sqrt((own**2).sum(0))
-    known = norms > 1e-12
+    scaled = _scaled(means, strata, rows)
+    known = np.abs(scaled).max(0) > 0
     p = np.ones(len(rows))
     if known.any():
-        scaled = own[:, known] / norms[known]
         chance = np.sort(np.abs(signs(len(means), flips, seed) @ scaled).max(1))
         beyond = len(chance) - np.searchsorted(chance, np.abs(scaled.sum(0)) - 1e-9)
         # All patterns of few problems hold the observed one already.
-        p[known] = beyond / len(chance) if len(means) <= EXACT_UP_TO else (1 + beyond) / (1 + len(chance))
+        exact = len(means) <= EXACT_UP_TO
+        p[known] = (beyond / len(chance) if exact else (1 + beyond) / (1 + len(chance)))[known]
     return p
+
+
+def _scaled(means: Floats, strata: Ints, rows: Floats) -> Floats:
+    """[problems, k]: the contrasts of `rows` by problem, in units of the root of their summed squares; else 0."""
+    own = _weighed(means @ rows.T, strata)
+    norms = np.sqrt((own**2).sum(0))
+    return np.asarray(np.where(norms > 1e-12, own / np.maximum(norms, 1e-12), 0.0), float)
 
 
 def plateau(means: Floats, strata: Ints, *, samples: int = 1, flips: int = FLIPS, seed: int = 0) -> Plateau:
