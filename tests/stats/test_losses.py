@@ -17,6 +17,16 @@ def test_no_difference_at_all():
     assert -0.2 < result.low < 0 < result.high < 0.2
 
 
+def test_several_samples_narrow_a_difference():
+    rng = np.random.default_rng(0)
+    drawn = rng.binomial(1, rng.beta(1, 1, 60)[:, None, None], (60, 2, 5)).tolist()
+    first, second = ({("A", f"p{i}"): dict(enumerate(drawn[i][side])) for i in range(60)} for side in (0, 1))
+    means = [{key: {0: sum(own.values()) / 5} for key, own in side.items()} for side in (first, second)]
+    five, one = paired_difference(first, second), paired_difference(*means)
+    assert five.value == pytest.approx(one.value)
+    assert five.high - five.low < 0.9 * (one.high - one.low)
+
+
 def test_size_of_the_test_under_no_difference():
     generator = np.random.default_rng(4)
     rejected = 0

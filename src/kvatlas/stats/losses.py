@@ -41,7 +41,11 @@ def paired_difference(first: Outcomes[S], second: Outcomes[S]) -> Difference:
     differences, strata, pairs = problem_differences(first, second)
     if not pairs:
         raise KvatlasError("The two settings have no problem and sample in common, so there is nothing to compare.")
-    contrast = mean_contrast(differences, strata)
+    shared = {p: [(first[p][n], second[p][n]) for n in first[p] if n in second.get(p, {})] for p in first}
+    sides = [pair for own in shared.values() for pair in own]
+    means = float(np.mean([one for one, _ in sides])), float(np.mean([other for _, other in sides]))
+    samples = min(len(own) for own in shared.values() if own)
+    contrast = mean_contrast(differences, strata, samples=samples, means=means)
     return Difference(contrast.value, contrast.low, contrast.high, contrast.p, len(differences), pairs)
 
 
