@@ -52,8 +52,8 @@ def test_the_project_stays_within_its_budget() -> None:
     assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
     assert lines("tests/**/*.py") <= 24_100
     assert lines("bench/**/*.py") <= 3_080
-    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 19_700
-    assert lines("README.md") <= 193
+    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 19_900
+    assert lines("README.md") <= 179
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
