@@ -108,7 +108,8 @@ def replayed(grid: dict[str, Any], margin: float, rng: np.random.Generator) -> t
 
 def measured(grid: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
     costs, whole = grid["costs"], losses(grid["differences"], grid["strata"], margin)
-    wanted = int(np.where(whole.shown, costs, np.inf).argmin()) if whole.shown.any() else None
+    shown = np.array([loss is not None and loss.shown for loss in whole])
+    wanted = int(np.where(shown, costs, np.inf).argmin()) if shown.any() else None
     rng = np.random.default_rng(0)
     ends, spent, decoded_ = zip(*(replayed(grid, margin, rng) for _ in range(orders)), strict=True)
     chosen = [end is not None for end in ends]
@@ -119,7 +120,7 @@ def measured(grid: dict[str, Any], margin: float, orders: int) -> dict[str, Any]
         "recommended": round(statistics.mean(chosen), 3),
         "same_as_full_grid": round(statistics.mean(int(end == wanted) for end in ends), 3),
         "breaks_the_margin": round(
-            statistics.mean(int(end is not None and whole.value[end] > margin) for end in ends), 3
+            statistics.mean(int(end is not None and whole[end].value > margin) for end in ends), 3
         ),
         "tokens_of_full_grid": [round(pick(spent), 4) for pick in (min, statistics.median, max)],
         "tokens_where_decided": _median(spent, chosen),

@@ -145,7 +145,7 @@ def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Pat
     out = kvatlas.succeed("report", run, "--out", tmp_path / "alone.html", *few, "--no-folder")
     assert (out, (tmp_path / "alone.traces").exists()) == (f"{tmp_path / 'alone.html'}\n", False)
     text = (tmp_path / "r.html").read_text()
-    assert json.loads(text.split('id="data">')[1].split("</script>")[0])["folder"] == "r.traces"
+    assert json.loads(text.split('id="page">')[1].split("</script>")[0])["folder"] == "r.traces"
 
 
 # Metrics as people name them: what a run has is known on every command that takes `--metric`, also of one cell.

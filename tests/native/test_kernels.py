@@ -126,13 +126,9 @@ def test_linear(seed: int, inputs: int, outputs: int, biased: bool, rows: int) -
         assert torch.equal(layer(x[-rows:]), result[-rows:])
 
 
-def test_linear_reads_and_writes_parts_of_wider_tables() -> None:
+def test_linear_reads_parts_of_wider_tables() -> None:
     weight, table = torch.randn(20, 10), torch.randn(5, 30)
-    layer, wide = BEST.linear(weight), torch.zeros(5, 50)
-    layer(table[:, 7:17], wide[:, 3:23])
-    torch.testing.assert_close(wide[:, 3:23], F.linear(table[:, 7:17], weight))
-    assert not wide[:, :3].any()
-    assert not wide[:, 23:].any()
+    torch.testing.assert_close(BEST.linear(weight)(table[:, 7:17]), F.linear(table[:, 7:17], weight))
 
 
 @QUICK
@@ -249,7 +245,7 @@ for rows in (1, 2, 7, 9):
         kernels.rms_norm(x, torch.ones(inputs), 1e-6)
         kernels.silu_mul(x, x)
         kernels.rotate(x.repeat(1, 4), torch.rand(rows, 2 * inputs), torch.rand(rows, 2 * inputs), 2, 2 * inputs)
-        kernels.uniform(torch.arange(rows), torch.arange(rows), inputs)
+        kernels.uniform(torch.arange(rows), torch.arange(rows), torch.arange(rows * inputs).view(rows, inputs))
 print("clean")
 """
 

@@ -190,7 +190,7 @@ class Need:
     def problems(self, loss: float, margin: float) -> int | None:
         """Return the problems that would show `loss` to be at most the `margin` with a power of 0.8; None for none."""
         room = margin - loss
-        if room <= 1e-9:
+        if room <= 1e-9 or not math.isfinite(self.deviation):
             return None
         spread = (self.quantile + POWER) * self.deviation
         # room = spread / root + excess / root^2, solved for the root of the number.
