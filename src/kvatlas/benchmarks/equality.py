@@ -1,4 +1,4 @@
-"""When two answers are the same: a table of rules, and algebra where none of them decides.
+"""Comparison of two answers: a table of rules, then algebra where no rule decides.
 
 Also pools equal answers, so that a majority is one over answers and not over spellings.
 """

@@ -57,7 +57,7 @@ DEFAULT = "r1"
 
 
 def file_of(name: str) -> Path:
-    """Return the file of a benchmark's problems, from the hub's cache or the hub; KvatlasError where there is none."""
+    """Return the file of a benchmark's problems, from the hub's cache or the hub. Raises KvatlasError without it."""
     source = SOURCES.get(name)
     if source is None:
         raise KvatlasError(f"The benchmark {name!r} needs a problem file.")

@@ -109,5 +109,5 @@ COSTS = ("mean_kv_tokens", "peak_kv_tokens", "kv_memory", "seconds", "output_tok
 
 
 def usual_metric(manifest: Manifest) -> str:
-    """What maps of a run show if nobody says."""
+    """Return the metric that maps of a run show by default."""
     return SCREENED[0] if manifest.screened else "pass@1"

@@ -190,7 +190,7 @@ class RunData:
 
 
 def margin_of(spec: Mapping[str, Any]) -> float:
-    """The margin in (0, 1) of a spec, 3 points where it has none; KvatlasError for one that is none."""
+    """The margin in (0, 1) of a spec, 3 points by default. Raises KvatlasError for a value out of range."""
     points = spec.get("lose_at_most", LOSE_AT_MOST)
     if not isinstance(points, int | float) or not 0 < points < 100:
         raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")

@@ -159,7 +159,7 @@ class WorkQueue:
         self._takers.discard(worker)
 
     def left(self) -> int:
-        """Number of units that nobody took yet."""
+        """Number of units that no worker has taken yet."""
         return self._left
 
     def takers(self) -> set[int]:

@@ -83,7 +83,7 @@ class Maze:
 
 
 def read_maze(sentences: Iterable[str]) -> Maze:
-    """Return the maze that facts state, in any order. KvatlasError quotes a sentence that is none of the six kinds."""
+    """Return the maze that facts state, in any order. Raises KvatlasError, quoting it, for an unknown sentence."""
     facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in SENTENCES}
     for sentence in sentences:
         for kind, pattern in _PATTERNS.items():
