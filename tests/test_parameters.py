@@ -78,10 +78,10 @@ def test_policies_and_model_options_declare_their_texts() -> None:
 def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:
     model = find("embedded:tiny-llama")
     values = {"kv_budget": "96", "local_window": "8", "ratio": "0.3", "pooling": "no"}
-    with pytest.raises(KvatlasError, match="pooling is 'no'; valid are 'max', 'avg'"):
+    with pytest.raises(KvatlasError, match="pooling is 'no'; expected 'max', 'avg'"):
         find_policy(model, "snapkv", values)
     assert find_policy(model, "snapkv", {**values, "pooling": "avg"}).setting.values["kv_budget"] == 96
-    with pytest.raises(KvatlasError, match="predictor is 7; valid are texts"):
+    with pytest.raises(KvatlasError, match="predictor is 7; expected texts"):
         policies.of(Setting.of("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
 
 

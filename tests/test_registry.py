@@ -22,7 +22,7 @@ def test_third_parties_are_found_by_entry_points(monkeypatch: pytest.MonkeyPatch
     assert result.names() == ["ours", "theirs"]
     assert result.get("ours")("1") == 1
     assert list(result.get("theirs")("ab")) == ["a", "b"]
-    with pytest.raises(KvatlasError, match="Unknown thing 'other'; valid are: ours, theirs"):
+    with pytest.raises(KvatlasError, match="Unknown thing 'other'; expected: ours, theirs"):
         result.get("other")
 
 
@@ -83,8 +83,8 @@ def test_broken_policies_and_benchmarks_are_left_out_with_a_warning_each(broken:
     )
     assert "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError" in warned[1]
     assert "'number'" in warned[2]
-    assert "valid are subclasses of kvatlas.policies.CompressingPolicy" in warned[2]
-    assert "its name is 'other'; valid is that of its entry point, 'misnamed'" in warned[3]
+    assert "expected subclasses of kvatlas.policies.CompressingPolicy" in warned[2]
+    assert "its name is 'other'; expected that of its entry point, 'misnamed'" in warned[3]
 
     done = kvatlas(broken, "benchmarks", "--json")
     names = [row["name"] for row in json.loads(done.stdout)]
@@ -107,7 +107,7 @@ def test_a_broken_plugin_that_is_asked_for_is_refused_with_its_reason(broken: Pa
         (("sweep", "spec.yaml", "--out", "run", "--executor", "gone"), "The executor 'gone' of the plug-in third_pa"),
         (
             ("sweep", "spec.yaml", "--out", "run", "--executor", "lonely"),
-            "valid is a function of a kvatlas.sweeps",
+            "expected a function of a kvatlas.sweeps",
         ),
     ):
         done = kvatlas(broken, *words)

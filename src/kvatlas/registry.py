@@ -68,7 +68,7 @@ class Registry(Generic[T]):
         cannot be used."""
         address = self._addresses.get(name)
         if address is None:
-            raise KvatlasError(f"Unknown {self.noun} {name!r}; valid are: {self.listed()}.")
+            raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.")
         if name in self.ours:
             return cast(T, _load(address))
         try:

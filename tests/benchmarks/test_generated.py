@@ -124,5 +124,5 @@ def test_grading(reference: str, answer: str, correct: bool, progress: float, st
 @pytest.mark.parametrize("size", ["", "1", "27", "x", "-3", "8-", "9-8", "8-8", "8-27", "1-8"])
 @pytest.mark.parametrize(("family", "valid"), [("CHAIN", "CHAIN3 to CHAIN26"), ("WORDS", "WORDS2 to WORDS20, and ran")])
 def test_a_size_that_is_not_there_is_refused(family: str, size: str, valid: str) -> None:
-    with pytest.raises(KvatlasError, match=f"valid are {valid}"):
+    with pytest.raises(KvatlasError, match=f"expected {valid}"):
         find(family + size)

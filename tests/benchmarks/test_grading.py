@@ -295,5 +295,5 @@ def test_a_spec_names_prompt_and_grader_and_both_are_part_of_the_key(tmp_path: P
     ]
     assert len({json.dumps(identity(benchmark)) for benchmark in results}) == len(entries)
     assert results[1].prompt(results[1].problems()[0]) == "What?"
-    with pytest.raises(KvatlasError, match="Unknown grader 'mine'; valid are kvatlas, dynts, math-verify"):
+    with pytest.raises(KvatlasError, match="Unknown grader 'mine'; expected kvatlas, dynts, math-verify"):
         find(f"file:{path}", grader="mine")

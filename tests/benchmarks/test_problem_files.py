@@ -160,7 +160,7 @@ def test_a_benchmark_travels_to_workers_without_its_problems() -> None:
 
 @pytest.mark.parametrize("name", ["AIME", "AIME99", "gpqa", "", "file:", "CHAI"])
 def test_an_unknown_name_lists_what_is_there(name: str) -> None:
-    with pytest.raises(KvatlasError, match=r"valid are CHAIN, .*AIME24, AIME25, .*file:FILE"):
+    with pytest.raises(KvatlasError, match=r"expected CHAIN, .*AIME24, AIME25, .*file:FILE"):
         find(name)
 
 
@@ -178,7 +178,7 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
         ("{", "a.jsonl", "cannot be read"),
         ("x", "a.parquet", "cannot be read"),
         ("x", "a.jsonl.gz", "cannot be read"),
-        ("x", "a.txt", "unknown suffix; valid are .jsonl, .json"),
+        ("x", "a.txt", "unknown suffix; expected .jsonl, .json"),
         ('{"question": "a"}', "a.jsonl", "has no column for the answer; there are: question"),
         ('{"answer": "a"}', "a.jsonl", "has no column for the question; there are: answer"),
         ('{"question": "", "answer": "a"}', "a.jsonl", "has an empty question (AIME24-001)"),
@@ -199,7 +199,7 @@ def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, content: str | Non
 
 def test_wrong_options_are_told_in_one_sentence() -> None:
     for options, sentence in [
-        ({"prompt": "r2"}, "Unknown prompt format 'r2'; valid are r1, plain, dynts, line"),
+        ({"prompt": "r2"}, "Unknown prompt format 'r2'; expected r1, plain, dynts, line"),
         ({"columns": {"solution": "x"}}, "Unknown column 'solution' of AIME24"),
         ({"columns": {"answer": "x"}}, "has no column 'x' for the answer; there are: id, problem"),
     ]:

@@ -200,14 +200,14 @@ def test_all_that_is_stated_is_supporting_or_noise() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("SEQBENCH", "valid are names like SEQBENCH-5x5"),
+        ("SEQBENCH", "expected names like SEQBENCH-5x5"),
         ("SEQBENCH-5x5-B1-B2", "then, each once, any of"),
-        ("SEQBENCH-1x3", "valid are grids of 4 to 10000 rooms"),
+        ("SEQBENCH-1x3", "expected grids of 4 to 10000 rooms"),
         ("SEQBENCH-5x5-L10-B2", "L = 10 actions are too few for B = 2"),
         ("SEQBENCH-5x5-L90", "L = 90 actions are too many for 5x5 rooms"),
         ("SEQBENCH-5x5-B20", "B = 20 locked doors do not fit into 5x5 rooms"),
-        ("SEQBENCH-5x5-N11", "valid are 0 to 10"),
-        ("SEQBENCH-5x5-S1.5", "valid are 0 to 1"),
+        ("SEQBENCH-5x5-N11", "expected 0 to 10"),
+        ("SEQBENCH-5x5-S1.5", "expected 0 to 1"),
     ],
 )
 def test_impossible_names_are_refused(name: str, sentence: str) -> None:

@@ -57,7 +57,7 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
     assert out.endswith("<|assistant|><think>\n")
     assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
     err = kvatlas.refuse("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
-    assert err == "kvatlas: There is no problem 4 of AIME24; valid are 1 to 3.\n"
+    assert err == "kvatlas: There is no problem 4 of AIME24; expected 1 to 3.\n"
 
 
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
@@ -278,7 +278,7 @@ def test_metrics_over_several_samples(kvatlas: Call, run: Path, tmp_path: Path) 
     assert "pass@5 needs 5 samples of every problem; the fewest that one has is 2" in kvatlas.refuse(
         "describe", run, "--metric", "pass@5"
     )
-    assert "valid are: pass@1, progress, pass@K" in kvatlas.refuse("describe", run, "--metric", "speed")
+    assert "expected: pass@1, progress, pass@K" in kvatlas.refuse("describe", run, "--metric", "speed")
 
 
 def test_check(kvatlas: Call, tmp_path: Path) -> None:

@@ -59,12 +59,12 @@ def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, 
     words = ("compare", run, chains(tmp_path / "chains"), "--out", tmp_path / "a.png")
     # The chains are not graded by what mazes are, and have one sample.
     for metric in ("recall", "beauty"):
-        assert f"Unknown metric '{metric}'; valid are: pass@1, progress, and for maps" in kvatlas.refuse(
+        assert f"Unknown metric '{metric}'; expected: pass@1, progress, and for maps" in kvatlas.refuse(
             *words, "--metric", metric
         )
     err = kvatlas.refuse("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
     own = "precision, progress_valid, recall, valid"
-    assert f"valid are: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), {own}, and" in err
+    assert f"expected: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), {own}, and" in err
     for metric in ("maj@2", "precision"):
         kvatlas.succeed("compare", run, "--out", tmp_path / "a.png", "--metric", metric)
 
@@ -106,8 +106,8 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
     [
         (("compare", "RUN", "--only", "A full"), "needs two or more systems; there is 1"),
         (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 systems"),
-        (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; valid are: pass@1, progress, pass@K"),
-        (("curves", "RUN", "--by", "Q"), "valid are L, B, N, S, n"),
+        (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; expected: pass@1, progress, pass@K"),
+        (("curves", "RUN", "--by", "Q"), "expected L, B, N, S, n"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN", "--sample", "7"), "there are: none"),
     ],

@@ -214,7 +214,7 @@ def test_a_cost_along_an_axis_shows_the_numbers_of_the_cells(kvatlas: Call, tmp_
 def test_an_unknown_metric_is_told_with_all_valid_names(
     kvatlas: Call, cell: Path, tmp_path: Path, command: str
 ) -> None:
-    assert f"Unknown metric 'watts'; valid are: {NAMES}, and for maps the costs {', '.join(COSTS)}." in kvatlas.refuse(
+    assert f"Unknown metric 'watts'; expected: {NAMES}, and for maps the costs {', '.join(COSTS)}." in kvatlas.refuse(
         *metric_words(command, cell, "watts", tmp_path)
     )
 
@@ -224,6 +224,6 @@ def test_what_a_benchmark_measures_itself_is_known_to_maps_too(kvatlas: Call, tm
     run = maze_run(tmp_path / "run", solvers, problems=6)
     for command in ("map", "report"):
         kvatlas.succeed(*metric_words(command, run, "recall", tmp_path))
-    assert f"valid are: {NAMES}, precision, progress_valid, recall, valid, and for maps the costs" in kvatlas.refuse(
+    assert f"expected: {NAMES}, precision, progress_valid, recall, valid, and for maps the costs" in kvatlas.refuse(
         *metric_words("map", run, "watts", tmp_path)
     )

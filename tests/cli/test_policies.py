@@ -61,15 +61,15 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; valid are: dynts@dynts-paper"),
+        (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; expected: dynts@dynts-paper"),
         (("--policy", "h2o@dynts-paper", *GOOD, "--set", "keep_prompt=true"), "fixes keep_prompt = False"),
-        (("--policy", "h2o", *GOOD[:4], "--ratio", "-0.1"), "ratio is -0.1; valid are shares from 0 to 1"),
+        (("--policy", "h2o", *GOOD[:4], "--ratio", "-0.1"), "ratio is -0.1; expected shares from 0 to 1"),
         (("--policy", "rkv", "--kv-budget", "80", "--local-window", "0", "--ratio", "0.3"), "local_window is 0; valid"),
-        (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; valid are 'global', 'layer', 'head'"),
-        (("--policy", "snapkv", *GOOD, "--set", "queries=0"), "queries is 0; valid are whole numbers from 1 up"),
-        (("--policy", "snapkv", *GOOD, "--set", "pooling=sum"), "pooling is 'sum'; valid are 'max', 'avg'"),
-        (("--policy", "rkv", *GOOD, "--set", "mix=2"), "mix is 2; valid are numbers from 0 to 1"),
-        (("--policy", "vase", *GOOD, "--set", "large=much"), "large is 'much'; valid are numbers from 0 to 1"),
+        (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; expected 'global', 'layer', 'head'"),
+        (("--policy", "snapkv", *GOOD, "--set", "queries=0"), "queries is 0; expected whole numbers from 1 up"),
+        (("--policy", "snapkv", *GOOD, "--set", "pooling=sum"), "pooling is 'sum'; expected 'max', 'avg'"),
+        (("--policy", "rkv", *GOOD, "--set", "mix=2"), "mix is 2; expected numbers from 0 to 1"),
+        (("--policy", "vase", *GOOD, "--set", "large=much"), "large is 'much'; expected numbers from 0 to 1"),
         (("--policy", "dynts-noprompt", *GOOD, "--set", "keep_prompt=true"), "keep_prompt is True; valid"),
         (("--policy", "dynts-bottom", *GOOD, "--set", "predictor=no.safetensors"), "there is no file"),
         (("--policy", "triattention", *GOOD, "--set", "statistics=no.safetensors"), "make it with `kvatlas calibrate`"),
@@ -115,7 +115,7 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     half = tmp_path / "half.safetensors"
     kvatlas.succeed(*words, "--model-option", "dtype=bfloat16", "--out", half)
     assert not torch.equal(load_file(half)["norm"], load_file(file)["norm"])
-    assert "The model option dtype is 'float33'; valid are auto, float32" in kvatlas.refuse(
+    assert "The model option dtype is 'float33'; expected auto, float32" in kvatlas.refuse(
         *words, "--model-option", "dtype=float33", "--out", half
     )
     assert "name a file in a folder that is there" in kvatlas.refuse(*words, "--out", tmp_path / "nowhere" / "x")

@@ -117,7 +117,7 @@ def test_a_ratio_is_told_as_what_it_keeps() -> None:
     for asked, target, sentence in [
         (Setting.of("full"), "triattention-vllm", "never compresses"),
         (window, "triattention-vllm", "has no policy 'window'; it has triattention"),
-        (thinking, "vllm", "Unknown target 'vllm'; valid are: tensorrt-llm"),
+        (thinking, "vllm", "Unknown target 'vllm'; expected: tensorrt-llm"),
     ]:
         with pytest.raises(KvatlasError, match=sentence):
             export_setting(asked, target)

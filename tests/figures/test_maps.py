@@ -402,7 +402,7 @@ def test_csv_maps_have_plain_differences(llama):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; valid are: mean_kv_tokens"),
+        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; expected: mean_kv_tokens"),
         (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
         (lambda maps: difference_panels(maps, {}, Against("full")), "no baseline 'full'; its baselines are: none"),
         (

@@ -182,7 +182,7 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     assert [level for level, _ in curves[0].points] == [0, 1, 2]
     assert curves[0].decays == ()
     assert figure.axes[2].get_xlabel() == "Locked doors B"
-    with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; valid are L, B, N, S"):
+    with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; expected L, B, N, S"):
         depth_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
     with pytest.raises(KvatlasError, match=r"No benchmark of .* says the L of its problems"):
         depth_curve(ModelSetting("a", FULL, {("CHAIN4", "1"): {0: 1.0}}), "L")

@@ -214,7 +214,7 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert {row["peak_kv_tokens"] for row in rows} == {None}
 
-    assert kvatlas("import", second, run, "--scorer", "tone")[2].strip().endswith("valid are: shares.")
+    assert kvatlas("import", second, run, "--scorer", "tone")[2].strip().endswith("expected: shares.")
 
 
 def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:
     read = read_eval_log(str(log))
     read.samples[0].scores["includes"].value = 7
     write_eval_log(read, str(tmp_path / "b.eval"))
-    with pytest.raises(KvatlasError, match="of the log has the score 7; valid are numbers from 0 to 1 and"):
+    with pytest.raises(KvatlasError, match="of the log has the score 7; expected numbers from 0 to 1 and"):
         import_log(tmp_path / "b.eval", tmp_path / "run")
     read.samples[0].scores["includes"].value = float("nan")
     write_eval_log(read, str(tmp_path / "c.json"))
@@ -298,7 +298,7 @@ def test_a_log_that_unpacks_to_too_much_is_refused_unread(
 ) -> None:
     """2 MB unpacked to 2 GB."""
     monkeypatch.setattr(inspect_logs, "MAX_BYTES", 5000)
-    with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; valid are up to 5,000"):
+    with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; expected up to 5,000"):
         import_log(log, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -310,5 +310,5 @@ def test_times_that_are_none_are_refused(
     read = inspect_logs._read(log)
     read.samples[1].total_time = seconds
     monkeypatch.setattr(inspect_logs, "_read", lambda _: read)
-    with pytest.raises(KvatlasError, match=rf"took {seconds} s .*; valid are finite numbers from 0"):
+    with pytest.raises(KvatlasError, match=rf"took {seconds} s .*; expected finite numbers from 0"):
         import_log(log, tmp_path / "run")

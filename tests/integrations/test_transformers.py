@@ -138,17 +138,17 @@ def test_a_text_generation_pipeline(tiny_llama: ModelHandle, model: Any, texts: 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_beams": 2}, "generation mode is beam_sample; valid are greedy search and sampling"),
+        ({"num_beams": 2}, "generation mode is beam_sample; expected greedy search and sampling"),
         ({"min_p": 0.1}, "logits processor MinPLogitsWarper is not supported"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is set"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"use_cache": False}, "use_cache is False"),
         ({"policy": "h3o"}, "Unknown policy 'h3o'"),
-        ({"ratio": 2}, "ratio is 2; valid are shares from 0 to 1"),
+        ({"ratio": 2}, "ratio is 2; expected shares from 0 to 1"),
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),
         ({"settings": {"depth": 1}}, "has no parameter 'depth'"),
         ({"max_new_tokens": 4000}, "The model has 1024 positions"),
-        ({"stream_to": TextStreamer}, "given with 3 sequences; valid is one"),
+        ({"stream_to": TextStreamer}, "given with 3 sequences; expected one"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(

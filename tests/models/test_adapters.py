@@ -80,10 +80,10 @@ def test_an_adapter_makes_another_run_and_brings_its_template(base: ModelHandle,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_dora": True}, "use_dora True; valid is False"),
-        ({"peft_type": "IA3"}, "peft_type 'IA3'; valid is 'LORA'"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]; valid is None"),
-        ({"r": 0}, "r 0; valid are ranks from 1"),
+        ({"use_dora": True}, "use_dora True; expected False"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'; expected 'LORA'"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]; expected None"),
+        ({"r": 0}, "r 0; expected ranks from 1"),
         ({"r": "many"}, "no readable adapter_config.json"),
     ],
 )
@@ -101,7 +101,7 @@ def test_tensors_of_another_rank_than_the_config_says(base: ModelHandle, tmp_pat
 
 
 def test_a_folder_that_is_none(base: ModelHandle, tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match=r"lacks adapter_config\.json; valid are folders of LoRA adapters"):
+    with pytest.raises(KvatlasError, match=r"lacks adapter_config\.json; expected folders of LoRA adapters"):
         with_adapter(base, tmp_path).check()
 
 

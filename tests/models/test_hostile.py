@@ -183,7 +183,7 @@ def test_templates_that_ask_for_the_date_get_the_same_one_every_day(model: Model
     dated = retold(model, "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}")
     assert dated.prompt("a") == "26 Jul 2024: a"
     assert models.find(model.name, date="2031-02-03").prompt("a") == "03 Feb 2031: a"
-    with pytest.raises(KvatlasError, match=r"The model option date is 'today'; valid are days as YYYY-MM-DD\."):
+    with pytest.raises(KvatlasError, match=r"The model option date is 'today'; expected days as YYYY-MM-DD\."):
         models.find(model.name, date="today")
 
 
@@ -202,7 +202,7 @@ def test_a_link_is_digested_by_what_it_leads_to(model: ModelHandle) -> None:
 )
 def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, text: str) -> None:
     (model.folder / "generation_config.json").write_text(text)
-    with pytest.raises(KvatlasError, match=r"generation_config\.json|valid are token ids"):
+    with pytest.raises(KvatlasError, match=r"generation_config\.json|expected token ids"):
         _ = model.stops
 
 

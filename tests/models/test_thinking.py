@@ -256,10 +256,10 @@ def test_a_word_of_the_vocabulary_is_text_and_not_the_one_way_to_write_it(mergin
 
 def test_options_are_checked() -> None:
     for options, sentence in [
-        ({"dtype": "int8"}, "The model option dtype is 'int8'; valid are auto, float32, bfloat16, float16"),
-        ({"device": "tpu"}, "The model option device is 'tpu'; valid are auto, cpu, cuda and cuda:N"),
-        ({"think_open": 3}, "The model option think_open is 3; valid are texts"),
-        ({"batch": 3}, "Unknown model option 'batch'; valid are dtype, device, revision"),
+        ({"dtype": "int8"}, "The model option dtype is 'int8'; expected auto, float32, bfloat16, float16"),
+        ({"device": "tpu"}, "The model option device is 'tpu'; expected auto, cpu, cuda and cuda:N"),
+        ({"think_open": 3}, "The model option think_open is 3; expected texts"),
+        ({"batch": 3}, "Unknown model option 'batch'; expected dtype, device, revision"),
     ]:
         with pytest.raises(KvatlasError) as caught:
             models.find("embedded:tiny-llama", **options)

@@ -64,7 +64,7 @@ def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path
     assert "'one-by-one' has no cluster '10.0.0.1:6379'" in sentence
     code, _, said = unknown
     assert code == 2
-    assert "Unknown executor 'cloud'; valid are: local" in said
+    assert "Unknown executor 'cloud'; expected: local" in said
     assert "one-by-one" in said
 
 

@@ -121,7 +121,7 @@ def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> N
     assert policies.of(strict.setting) == strict
     assert isinstance(usual, CompressingPolicy)
     assert isinstance(strict, CompressingPolicy)
-    with pytest.raises(KvatlasError, match="valid are budgets above 54"):
+    with pytest.raises(KvatlasError, match="expected budgets above 54"):
         usual.check_prompt(50, "this prompt")
     strict.check_prompt(50, "this prompt")
 
@@ -150,12 +150,12 @@ def test_each_head_chooses_for_itself() -> None:
     [
         (torch.full((1, 1, 40), float("nan")), "gave 28 scores that are not a number (NaN) among 28 that decide"),
         (torch.zeros(39), "gave scores of the shape (39,) for cached tokens of the shape (1, 1, 40)"),
-        (torch.zeros(36), "valid are (1, 1, 40) and (40,)"),
+        (torch.zeros(36), "expected (1, 1, 40) and (40,)"),
         (torch.zeros(1), "gave scores of the shape (1,)"),
         (torch.tensor(1.0), "gave scores of the shape ()"),
         (torch.zeros(2, 3, 40), "gave scores of the shape (2, 3, 40)"),
         (torch.zeros(1, 1, 1, 40), "gave scores of the shape (1, 1, 1, 40)"),
-        ([0.0] * 40, "scored its tokens with a list; valid is a tensor of real numbers"),
+        ([0.0] * 40, "scored its tokens with a list; expected a tensor of real numbers"),
         (None, "scored its tokens with a NoneType"),
         (torch.zeros(40, dtype=torch.complex64), "with a tensor of torch.complex64"),
     ],
@@ -210,17 +210,17 @@ def test_window_keeps_the_newest_and_random_a_uniform_subset_per_head() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ratio": 1.5}, "ratio is 1.5; valid are shares from 0 to 1"),
+        ({"ratio": 1.5}, "ratio is 1.5; expected shares from 0 to 1"),
         ({"ratio": -0.1}, "ratio is -0.1"),
         ({"ratio": "half"}, "ratio is 'half'"),
-        ({"local_window": 0}, "local_window is 0; valid are whole numbers of tokens from 1 up"),
+        ({"local_window": 0}, "local_window is 0; expected whole numbers of tokens from 1 up"),
         ({"kv_budget": 12.5}, "kv_budget is 12.5"),
-        ({"local_window": 40}, "valid are windows from 1 to 39"),
-        ({"ratio_over": "all"}, "valid are 'older', 'thinking'"),
+        ({"local_window": 40}, "expected windows from 1 to 39"),
+        ({"ratio_over": "all"}, "expected 'older', 'thinking'"),
         ({"keep_prompt": 1}, "keep_prompt is 1"),
-        ({"strict_budget": "yes"}, "strict_budget is 'yes'; valid are true and false"),
+        ({"strict_budget": "yes"}, "strict_budget is 'yes'; expected true and false"),
         ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),
-        ({"sinks": 4}, "has no parameter 'sinks'; valid are: kv_budget, local_window, ratio"),
+        ({"sinks": 4}, "has no parameter 'sinks'; expected: kv_budget, local_window, ratio"),
     ],
 )
 def test_wrong_parameters_are_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
@@ -231,12 +231,12 @@ def test_wrong_parameters_are_refused_in_one_sentence(changes: dict[str, Any], w
 def test_missing_parameters_and_unknown_policies_are_named() -> None:
     with pytest.raises(KvatlasError, match="needs a value for local_window, ratio"):
         policies.of(Setting.of("window", kv_budget=40))
-    with pytest.raises(KvatlasError, match="Unknown policy 'h3o'; valid are: full, window, random, dynts"):
+    with pytest.raises(KvatlasError, match="Unknown policy 'h3o'; expected: full, window, random, dynts"):
         policies.of(Setting.of("h3o"))
 
 
 def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> None:
-    with pytest.raises(KvatlasError, match=r"prompt 36 \+ local_window 4 .* valid are budgets above 40"):
+    with pytest.raises(KvatlasError, match=r"prompt 36 \+ local_window 4 .* expected budgets above 40"):
         policy().check_prompt(36, "a prompt")
     policy().check_prompt(35, "a prompt")
     policy(keep_prompt=False).check_prompt(36, "a prompt")

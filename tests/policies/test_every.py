@@ -148,13 +148,13 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"every": -1}, "every is -1; valid are whole numbers of tokens"),
-        ({"every": True}, "every is True; valid are whole numbers"),
+        ({"every": -1}, "every is -1; expected whole numbers of tokens"),
+        ({"every": True}, "every is True; expected whole numbers"),
         ({"every": 8, "ratio": 0.3}, "ratio is 0.3 beside every 8; leave ratio out"),
         ({"every": 8, "ratio_over": "thinking"}, "ratio_over is 'thinking' beside every 8"),
-        ({"every": 8, "every_from": "now"}, "every_from is 'now'; valid are 'budget', 'start', 'prompt'"),
+        ({"every": 8, "every_from": "now"}, "every_from is 'now'; expected 'budget', 'start', 'prompt'"),
         ({"ratio": 0.3, "every_from": "start"}, "every_from is 'start' without every"),
-        ({"ratio": 0.3, "budget_over": "prompt"}, "budget_over is 'prompt'; valid are 'cache', 'thinking'"),
+        ({"ratio": 0.3, "budget_over": "prompt"}, "budget_over is 'prompt'; expected 'cache', 'thinking'"),
         ({"ratio": 0.3, "budget_over": "thinking", "keep_prompt": False}, "budget_over is 'thinking' and keep_prompt"),
         ({"every": 8, "budget_over": "thinking", "strict_budget": True}, "strict_budget is true and budget_over"),
     ],
@@ -175,7 +175,7 @@ def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., d
     assert beside is not None
     assert counted is not None
     assert (counted.median, beside.median) == (10.0, 60.0)
-    with pytest.raises(KvatlasError, match="valid are budgets above 74"):
+    with pytest.raises(KvatlasError, match="expected budgets above 74"):
         of().check_prompt(70, "this prompt")
     of(budget_over="thinking").check_prompt(70, "this prompt")
 

@@ -263,7 +263,7 @@ def test_what_is_no_head_is_refused_with_what_it_holds(
             policy.check(random_models["llama"])
         text = str(caught.value)
         assert "is no DynTS head: it holds " in text, name
-        assert "valid are linear layers 0, 2 and 4" in text
+        assert "expected linear layers 0, 2 and 4" in text
         for tensor, value in list(tensors.items())[:1]:
             assert f"{tensor} {tuple(value.shape)}" in text
     assert "it holds nothing; valid" in text

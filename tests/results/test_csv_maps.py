@@ -54,7 +54,7 @@ def test_published_means_are_reproduced(name):
 
 def test_an_unknown_published_name_lists_the_valid_ones():
     assert published_names() == ["dynts_r1_llama", "dynts_r1_llama_mean", "dynts_r1_qwen", "dynts_r1_qwen_mean"]
-    with pytest.raises(KvatlasError, match="no published map 'dynts'; valid are: published:dynts_r1_llama, "):
+    with pytest.raises(KvatlasError, match="no published map 'dynts'; expected: published:dynts_r1_llama, "):
         read_maps("published:dynts")
 
 

@@ -87,7 +87,7 @@ def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
 
 
 def test_faults_are_named(run, tmp_path):
-    with pytest.raises(KvatlasError, match="'xml'; valid are: csv, jsonl, parquet"):
+    with pytest.raises(KvatlasError, match="'xml'; expected: csv, jsonl, parquet"):
         export(run, "xml", tmp_path / "x")
     with pytest.raises(KvatlasError, match="writes maps"):
         export(run, "csv", tmp_path / "x")

@@ -51,7 +51,7 @@ def test_progress_is_a_metric_and_others_are_refused():
     (first, _) = maps_of_run(RunData(plan, traces(plan, lambda _: 0.0), metric="progress"))
     assert first.metric == "progress"
     assert first.cells[8, 0.1].estimate.value == 0.5
-    with pytest.raises(KvatlasError, match="'speed'; valid are: pass@1, progress"):
+    with pytest.raises(KvatlasError, match="'speed'; expected: pass@1, progress"):
         maps_of_run(RunData(plan, [], metric="speed"))
 
 

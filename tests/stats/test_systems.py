@@ -60,7 +60,7 @@ def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
 
 
 VALID = re.escape(
-    "valid are: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), "
+    "expected: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), "
     "precision, progress_valid, recall, valid, and for maps"
 )
 

@@ -201,7 +201,7 @@ def test_the_order_is_drawn_from_the_seed() -> None:
         ({"allocate": "cleverly"}, "allocate.kind: input should be 'full' or 'adaptive', given 'cleverly'"),
         (
             {"allocate": {"kind": "adaptive", "budget": 3}},
-            "Unknown key 'allocate.budget' in spec; valid are kind, token_budget",
+            "Unknown key 'allocate.budget' in spec; expected kind, token_budget",
         ),
         ({"allocate": "adaptive", "baseline": [{"policy": "streaming", "kv_budget": 400}]}, "needs the full cache"),
         ({"lose_at_most": 0}, "lose_at_most: input should be greater than 0, given 0"),

@@ -124,7 +124,7 @@ def test_weights_larger_than_a_gpu_are_refused(
     model = models.find(random_models["llama"].name, device="cuda:0", dtype="float32")
     assert model.load().device.type == "cuda"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1000, 80 << 30))
-    with pytest.raises(KvatlasError, match=r"GiB of weights, cuda:0 has 0\.0 GiB free of 80\.0; valid are models that"):
+    with pytest.raises(KvatlasError, match=r"GiB of weights, cuda:0 has 0\.0 GiB free of 80\.0; expected models that"):
         model.load()
     # What torch keeps of a model before is free, though the device calls it taken.
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 2 << 30)

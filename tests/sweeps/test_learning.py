@@ -123,8 +123,8 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--layout", "theirs"), "layout is 'theirs'; valid are ours, authors."),
-        (("--loss", "mse"), "loss is 'mse'; valid are ranked, scaled, power."),
+        (("--layout", "theirs"), "layout is 'theirs'; expected ours, authors."),
+        (("--loss", "mse"), "loss is 'mse'; expected ranked, scaled, power."),
         (("--max-new-tokens", 5), "nothing to learn from: of 2 traces 2 without a closing think tag."),
     ],
 )

@@ -174,12 +174,12 @@ def test_the_plan_and_the_run_agree_on_decoded_tokens(
     [
         ({"models": ["embedded:none"]}, "Unknown model 'embedded:none'"),
         ({"benchmarks": ["AIME99"]}, "Unknown benchmark 'AIME99'"),
-        ({"settings": {"policy": "none"}}, "Unknown policy 'none'; valid are"),
+        ({"settings": {"policy": "none"}}, "Unknown policy 'none'; expected"),
         ({"settings": {"policy": "window"}}, "needs a value for kv_budget"),
-        ({"axes": {"local_window": [4], "ratio": [1.5]}}, "ratio is 1.5; valid are shares from 0 to 1"),
+        ({"axes": {"local_window": [4], "ratio": [1.5]}}, "ratio is 1.5; expected shares from 0 to 1"),
         (
             {"settings": {"policy": "window", "kv_budget": 30}},
-            "can never be compressed below it; valid are budgets above",
+            "can never be compressed below it; expected budgets above",
         ),
         ({"baseline": [{"policy": "full"}, {"policy": "full"}]}, "is there twice"),
         ({"settings": {"policy": "dynts", "kv_budget": 64}}, "needs a trained predictor"),

@@ -96,7 +96,7 @@ def test_a_killed_worker_and_a_lost_node_cost_only_their_unfinished_problems(
 
 def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: Path) -> None:
     ray.shutdown()
-    with pytest.raises(KvatlasError, match=r"'127.0.0.1:1' cannot be reached .* valid is HOST:PORT of its head node"):
+    with pytest.raises(KvatlasError, match=r"'127.0.0.1:1' cannot be reached .* expected HOST:PORT of its head node"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="127.0.0.1:1")
 
 

@@ -28,9 +28,9 @@ def test_defaults_are_the_published_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sample": 3}, "Unknown key 'sample' in spec; valid are models, benchmarks, problems, samples"),
-        ({"sampling": {"temp": 1}}, "Unknown key 'sampling.temp' in spec; valid are temperature, top_k"),
-        ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "valid are name, file, prompt, columns"),
+        ({"sample": 3}, "Unknown key 'sample' in spec; expected models, benchmarks, problems, samples"),
+        ({"sampling": {"temp": 1}}, "Unknown key 'sampling.temp' in spec; expected temperature, top_k"),
+        ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "expected name, file, prompt, columns"),
         ({"models": [{"name": "R1"}]}, "The key 'models.0.model' is missing in spec"),
         ({"models": "embedded:tiny-llama"}, "models: input should be a valid list"),
         ({"samples": 0}, "Wrong value in spec, samples: input should be greater than or equal to 1, given 0"),

@@ -19,7 +19,7 @@ _PUBLIC = (
 def _fault(_: str, value: object) -> str:
     """Return the reason why a plug-in's object is no family of benchmarks."""
     if not callable(getattr(value, "named", None)):
-        return f"it is {value!r}; valid is what has a method named(rest) that gives a benchmark"
+        return f"it is {value!r}; expected what has a method named(rest) that gives a benchmark"
     if not all(isinstance(getattr(value, word, None), str) for word in ("about", "examples")):
         return "it lacks the texts about and examples"
     return ""
@@ -64,7 +64,7 @@ def find(name: str, **options: Any) -> Benchmark:
         if options.get("file"):
             return questions(name, **options)
         raise KvatlasError(
-            f"Unknown benchmark {name!r}; valid are {families.listed()} (CHAIN with a size, as in CHAIN12) "
+            f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12) "
             "and file:FILE."
         )
     try:

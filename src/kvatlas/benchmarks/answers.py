@@ -219,7 +219,7 @@ def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_b
 def check_grader(name: str) -> None:
     """Raise KvatlasError unless it is the name of a grader."""
     if name not in _GRADERS:
-        raise KvatlasError(f"Unknown grader {name!r}; valid are {', '.join(_GRADERS)}.")
+        raise KvatlasError(f"Unknown grader {name!r}; expected {', '.join(_GRADERS)}.")
 
 
 #: The answer that a grader finds, None for none, and how it compares with the reference.

@@ -79,7 +79,7 @@ class Sized(ABC):
         bounds = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
         if not cls.sizes[0] <= bounds[0] <= bounds[1] <= cls.sizes[1] or (dash and bounds[0] == bounds[1]):
             raise KvatlasError(
-                f"Unknown benchmark '{cls.family}{size}'; valid are {cls.family}{cls.sizes[0]} to "
+                f"Unknown benchmark '{cls.family}{size}'; expected {cls.family}{cls.sizes[0]} to "
                 f"{cls.family}{cls.sizes[1]}, and ranges of these sizes with the smaller one first, as in "
                 f"{cls.family}8-15."
             )
@@ -111,14 +111,14 @@ def nth(benchmark: Benchmark, index: int) -> Problem:
     KvatlasError where there are fewer.
     """
     if index > MOST_INDEX:
-        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; valid are up to {MOST_INDEX + 1:,}.")
+        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; expected up to {MOST_INDEX + 1:,}.")
     alone = getattr(benchmark, "problem", None)
     if alone is not None:
         drawn: Problem = alone(index)
         return drawn
     problems = benchmark.problems(index + 1)
     if index >= len(problems):
-        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; valid are 1 to {len(problems):,}.")
+        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; expected 1 to {len(problems):,}.")
     return problems[index]
 
 

@@ -91,15 +91,13 @@ class Questions:
     def __post_init__(self) -> None:
         if self.prompt_format not in FORMATS and "{question}" not in self.prompt_format:
             raise KvatlasError(
-                f"Unknown prompt format {self.prompt_format!r}; valid are {', '.join(FORMATS)} and any text with "
+                f"Unknown prompt format {self.prompt_format!r}; expected {', '.join(FORMATS)} and any text with "
                 "{question}."
             )
         answers.check_grader(self.grader)
         unknown = [name for name, _ in self.columns if name not in ("question", "answer", "id", "options")]
         if unknown:
-            raise KvatlasError(
-                f"Unknown column {unknown[0]!r} of {self.name}; valid are question, answer, id, options."
-            )
+            raise KvatlasError(f"Unknown column {unknown[0]!r} of {self.name}; expected question, answer, id, options.")
 
     @property
     def typical_output_tokens(self) -> int:

@@ -37,7 +37,7 @@ def read_rows(path: Path) -> list[Row]:
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     suffix = suffixes[-1].lower() if suffixes else ""
     if suffix not in SUFFIXES:
-        raise KvatlasError(f"{where} has an unknown suffix; valid are {', '.join(SUFFIXES)} (also with .gz).")
+        raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")
     if not path.is_file():
         raise KvatlasError(f"{where} is not there.")
     try:

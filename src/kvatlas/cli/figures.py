@@ -164,7 +164,7 @@ def maze(
     from kvatlas.stats.systems import trace_of
 
     if not benchmark.startswith("SEQBENCH"):
-        raise KvatlasError(f"{benchmark!r} has no mazes; valid are the benchmarks SEQBENCH-...")
+        raise KvatlasError(f"{benchmark!r} has no mazes; expected the benchmarks SEQBENCH-...")
     check_figure(out)
     seqbench = find(benchmark)
     is_number = problem.isascii() and problem.isdecimal() and len(problem) < 10

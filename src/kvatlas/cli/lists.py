@@ -72,7 +72,7 @@ def list_recipes(
         rows = [{"name": recipe, "about": head.removeprefix("# ").partition("\n")[0]} for recipe, head in heads.items()]
         print_rows(rows, as_json, one_line=True)
     elif name not in texts:
-        raise KvatlasError(f"There is no recipe {name!r}; valid are: {', '.join(texts)}.")
+        raise KvatlasError(f"There is no recipe {name!r}; expected: {', '.join(texts)}.")
     elif out is None:
         typer.echo(texts[name], nl=False)
     elif out.exists():

@@ -125,7 +125,7 @@ def export_setting(
     cannot express, each with the nearest that it can.
     """
     if name not in TARGETS:
-        raise KvatlasError(f"Unknown target {name!r}; valid are: {', '.join(TARGETS)}.")
+        raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
     target, policy = TARGETS[name], policies.of(setting)
     base = policy.name.partition("@")[0]
     if not isinstance(policy, CompressingPolicy):

@@ -162,7 +162,7 @@ def depth_figure(
     Against L, success comes with both fits, and with the published decays as grey lines if `published`.
     """
     if by not in DIFFICULTIES:
-        raise KvatlasError(f"Unknown difficulty {by!r}; valid are {', '.join(DIFFICULTIES)}.")
+        raise KvatlasError(f"Unknown difficulty {by!r}; expected {', '.join(DIFFICULTIES)}.")
     most = len(style.LINES)
     if len(success) > most:
         raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {most} can be plotted.")

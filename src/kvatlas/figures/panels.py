@@ -155,7 +155,7 @@ def cost_of(name: str, model: str) -> Cost:
     if name in COSTS:
         return COSTS[name]
     if name != KV_MEMORY:
-        raise KvatlasError(f"Unknown cost {name!r}; valid are: {', '.join((*COSTS, KV_MEMORY))}.")
+        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join((*COSTS, KV_MEMORY))}.")
     from kvatlas import models
 
     mebibytes = models.find(model).kv_bytes_per_token / 2**20

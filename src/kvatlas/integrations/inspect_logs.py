@@ -45,7 +45,7 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     given = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
     sampling = {name: config[name] for config in given for name in _SAMPLING if config.get(name) is not None}
     if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
-        raise KvatlasError(f"The log {str(log)!r} was sampled with {sampling}; valid are finite numbers.")
+        raise KvatlasError(f"The log {str(log)!r} was sampled with {sampling}; expected finite numbers.")
     ours = _benchmark(read, log)
     if ours is None:
         known: dict[str, dict[str, Any]] = {str(sample.id): {} for sample in samples}
@@ -112,7 +112,7 @@ def _read(log: Path) -> EvalLog:
         elif log.suffix != ".json":
             raise KvatlasError(f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix).")
         if size > MAX_BYTES:
-            raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; valid are up to {MAX_BYTES:,}.")
+            raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; expected up to {MAX_BYTES:,}.")
         from inspect_ai.log import read_eval_log
 
         read = read_eval_log(str(log))
@@ -170,7 +170,7 @@ def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Gra
             f"The log {str(log)!r} of the task {read.eval.task!r} has no scores; `inspect score` adds them."
         )
     if scorer and scorer not in names:
-        raise KvatlasError(f"The log {str(log)!r} has no scorer {scorer!r}; valid are: {', '.join(names)}.")
+        raise KvatlasError(f"The log {str(log)!r} has no scorer {scorer!r}; expected: {', '.join(names)}.")
     chosen = scorer or names[0]
 
     def grade(sample: EvalSample) -> Grade | None:
@@ -203,7 +203,7 @@ def _share(value: Any, where: str) -> float | None:
             return None
         if 0 <= value <= 1:
             return float(value)
-    raise KvatlasError(f"{where} has the score {value!r}; valid are numbers from 0 to 1 and the letters C, I, P and N.")
+    raise KvatlasError(f"{where} has the score {value!r}; expected numbers from 0 to 1 and the letters C, I, P and N.")
 
 
 def _setting(samples: Sequence[EvalSample]) -> Setting:
@@ -213,7 +213,7 @@ def _setting(samples: Sequence[EvalSample]) -> Setting:
     for setting in (note["setting"] for note in notes if isinstance(note, dict) and "setting" in note):
         policy, values = setting["policy"], dict(setting["values"])
         if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
-            raise KvatlasError(f"The log names the policy {policy!r} with {values}; valid are a name and plain values.")
+            raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
         settings.add(Setting.of(policy, **values))
     return settings.pop() if len(settings) == 1 and all(notes) else SERVED
 
@@ -243,7 +243,7 @@ def _costs(sample: EvalSample) -> Costs:
     if not (math.isfinite(seconds) and min(seconds, prompt, output, thought) >= 0):
         raise KvatlasError(
             f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thought} of "
-            "reasoning); valid are finite numbers from 0."
+            "reasoning); expected finite numbers from 0."
         )
     noted = ((sample.output.metadata or {}).get("kvatlas") or {}).get("usage") or {}
     if noted.get("output_tokens") == output:

@@ -175,7 +175,7 @@ def _choice(name: str, handle: RequestHandle, cut: StopReason) -> ChatCompletion
 
 def _refuse(tools: list[ToolInfo], config: GenerateConfig) -> None:
     if tools:
-        raise KvatlasError("kvatlas models call no tools; valid are tasks without tools.")
+        raise KvatlasError("kvatlas models call no tools; expected tasks without tools.")
     for name in REFUSED:
         if getattr(config, name, None):
             raise KvatlasError(f"{name} is set; kvatlas models do not honour it.")
@@ -186,5 +186,5 @@ def _message(message: ChatMessage) -> dict[str, str]:
     others = [part for part in parts if not isinstance(part, ContentText | ContentReasoning)]
     if message.role == "tool" or others:
         what = "a tool's message" if message.role == "tool" else f"content of type {others[0].type!r}"
-        raise KvatlasError(f"The conversation holds {what}; valid is text.")
+        raise KvatlasError(f"The conversation holds {what}; expected text.")
     return {"role": message.role, "content": message.text}

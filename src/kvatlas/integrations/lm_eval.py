@@ -128,7 +128,7 @@ class SelectedLM(HFLM):
         given = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
         others = sorted(name for name, value in given.items() if name not in _KNOWN and value is not None)
         if others:
-            raise KvatlasError(f"The generation argument {others[0]} is not supported; valid are {', '.join(_KNOWN)}.")
+            raise KvatlasError(f"The generation argument {others[0]} is not supported; expected {', '.join(_KNOWN)}.")
         most = room_for(self.atlas, self.policy, prompt, None)
         sampling = sampling_with(
             Sampling(top_k=0, top_p=1.0),
@@ -161,7 +161,7 @@ def _rows(batch_size: int | str) -> int:
     if str(batch_size) in ("1", "auto"):
         return ROWS
     if not str(batch_size).isdigit() or int(batch_size) < 1:
-        raise KvatlasError(f"batch_size is {batch_size!r}; valid are whole numbers from 2 up, 1 and auto for {ROWS}.")
+        raise KvatlasError(f"batch_size is {batch_size!r}; expected whole numbers from 2 up, 1 and auto for {ROWS}.")
     return int(batch_size)
 
 

@@ -75,7 +75,7 @@ def generate(
     _refuse(generation_config, logits_processor)
     stream = streamer if stream_to is None else stream_to
     if stream is not None and len(input_ids) > 1:
-        raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; valid is one.")
+        raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; expected one.")
     handle = handle_for(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
     setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
@@ -117,7 +117,7 @@ def generate(
 def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise KvatlasError(f"The generation mode is {mode.value}; valid are greedy search and sampling.")
+        raise KvatlasError(f"The generation mode is {mode.value}; expected greedy search and sampling.")
     for name in _OUTPUTS:
         if getattr(config, name, None):
             raise KvatlasError(f"{name} is set; the engine gives sequences only.")

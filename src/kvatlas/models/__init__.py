@@ -51,7 +51,7 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
             return _on_hub(Repository(rest, revision=chosen.revision, cache=chosen.cache), name or model, chosen)
         raise KvatlasError(f"The model {model!r} is not there: {rest!r} is no folder with a config.json.")
     named = ", ".join((*embedded(), *gguf.PACKAGED))
-    raise KvatlasError(f"Unknown model {model!r}; valid are {named}, hf:FOLDER, hf:FILE.gguf and hf:OWNER/NAME.")
+    raise KvatlasError(f"Unknown model {model!r}; expected {named}, hf:FOLDER, hf:FILE.gguf and hf:OWNER/NAME.")
 
 
 def _on_hub(repository: Repository, name: str, options: Options) -> ModelHandle:

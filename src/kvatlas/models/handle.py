@@ -212,7 +212,7 @@ class ModelHandle:
         kind = str(config.get("model_type"))
         if not is_known(kind):
             raise KvatlasError(
-                f"The model {self.name!r} has the unknown model type {kind!r}; valid are causal language models of the "
+                f"The model {self.name!r} has the unknown model type {kind!r}; expected causal language models of the "
                 "installed transformers (code that comes with a model is never run)."
             )
         others = set(config.get("layer_types") or ()) - set(_LAYERS)
@@ -361,7 +361,7 @@ class ModelHandle:
             raise KvatlasError(f"The model {self.name!r} names no end-of-text token (eos_token_id).")
         stops = ends if isinstance(ends, list) else [ends]
         if not stops or any(type(token) is not int for token in stops):
-            raise KvatlasError(f"The model {self.name!r} has eos_token_id {ends!r}; valid are token ids.")
+            raise KvatlasError(f"The model {self.name!r} has eos_token_id {ends!r}; expected token ids.")
         return frozenset(stops)
 
     def prompt(self, message: str) -> str:

@@ -39,15 +39,15 @@ class Options:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, str) and not (value is None and field.name == "think_close"):
-                raise KvatlasError(f"The model option {field.name} is {value!r}; valid are texts.")
+                raise KvatlasError(f"The model option {field.name} is {value!r}; expected texts.")
         if self.dtype not in DTYPES:
-            raise KvatlasError(f"The model option dtype is {self.dtype!r}; valid are {', '.join(DTYPES)}.")
+            raise KvatlasError(f"The model option dtype is {self.dtype!r}; expected {', '.join(DTYPES)}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise KvatlasError(f"The model option device is {self.device!r}; valid are auto, cpu, cuda and cuda:N.")
+            raise KvatlasError(f"The model option device is {self.device!r}; expected auto, cpu, cuda and cuda:N.")
         try:
             calendar.date.fromisoformat(self.date)
         except ValueError as error:
-            raise KvatlasError(f"The model option date is {self.date!r}; valid are days as YYYY-MM-DD.") from error
+            raise KvatlasError(f"The model option date is {self.date!r}; expected days as YYYY-MM-DD.") from error
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Options:
@@ -55,7 +55,7 @@ class Options:
         valid = [field.name for field in fields(cls)]
         for name in values:
             if name not in valid:
-                raise KvatlasError(f"Unknown model option {name!r}; valid are {', '.join(valid)}.")
+                raise KvatlasError(f"Unknown model option {name!r}; expected {', '.join(valid)}.")
         return cls(**values)
 
     def resolved_device(self) -> str:

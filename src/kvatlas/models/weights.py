@@ -98,7 +98,7 @@ def check_fits(name: str, size: int | None, device: str) -> None:
         total = torch.cuda.get_device_properties(device).total_memory
         raise KvatlasError(
             f"The model {name!r} has {size / 2**30:.1f} GiB of weights, {device} has {free / 2**30:.1f} GiB free of "
-            f"{total / 2**30:.1f}; valid are models that fit one GPU (none is split over several) or device=cpu."
+            f"{total / 2**30:.1f}; expected models that fit one GPU (none is split over several) or device=cpu."
         )
 
 
@@ -110,7 +110,7 @@ def check_whole(name: str, model: PreTrainedModel) -> None:
     if len(places) > 1:
         where = ", ".join(f"{size / 2**30:.1f} GiB on {device}" for device, size in sorted(places.items()))
         raise KvatlasError(
-            f"The weights of the model {name!r} lie on several devices ({where}); valid are models on one device "
+            f"The weights of the model {name!r} lie on several devices ({where}); expected models on one device "
             "(load it without device_map, or with device_map='cuda:0')."
         )
 
@@ -200,7 +200,7 @@ class Adapter:
         """Rank and factor; KvatlasError says what is missing, or what of it is more than the formula."""
         missing = [name for name in ADAPTER_FILES if not (self.folder / name).is_file()]
         if missing:
-            raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; valid are folders of LoRA adapters.")
+            raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected folders of LoRA adapters.")
         try:
             config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text()).items())
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
@@ -208,9 +208,9 @@ class Adapter:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
         for name, valid in _PLAIN_ADAPTER.items():
             if config.get(name, valid[0]) not in valid:
-                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; valid is {valid[0]!r}.")
+                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {valid[0]!r}.")
         if rank < 1:
-            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; valid are ranks from 1.")
+            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected ranks from 1.")
         return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     def check(self) -> None:
@@ -244,7 +244,7 @@ class Adapter:
         for key, tensor in tensors.items():
             matched = _KEY.fullmatch(key)
             if matched is None:
-                raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; valid are pairs of lora_A and lora_B.")
+                raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; expected pairs of lora_A and lora_B.")
             pairs.setdefault(matched[1], {})[matched[2]] = tensor.float()
         whole = [(layer, pair["A"], pair["B"]) for layer, pair in pairs.items() if len(pair) == 2]
         if not whole or len(whole) < len(pairs):

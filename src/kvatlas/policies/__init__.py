@@ -64,11 +64,11 @@ PRESETS: Mapping[str, Preset] = {
 def _fault(name: str, value: object) -> str:
     """Return the reason why a plug-in's object is no policy."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
-        return f"it is {value!r}; valid are subclasses of kvatlas.policies.CompressingPolicy"
+        return f"it is {value!r}; expected subclasses of kvatlas.policies.CompressingPolicy"
     if getattr(value, "name", None) != name:
-        return f"its name is {getattr(value, 'name', None)!r}; valid is that of its entry point, {name!r}"
+        return f"its name is {getattr(value, 'name', None)!r}; expected that of its entry point, {name!r}"
     if not isinstance(getattr(value, "summary", None), str):
-        return "it has no summary; valid is a text"
+        return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or what it observes is none of kvatlas.policies.Scope and Signal"
     return ""
@@ -79,7 +79,7 @@ class Policies(Registry[type[Policy]]):
 
     def get(self, name: str) -> type[Policy]:
         if "@" in name and name not in PRESETS:
-            raise KvatlasError(f"Unknown preset {name!r}; valid are: {', '.join(PRESETS)}.")
+            raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.")
         return super().get(PRESETS[name].policy if name in PRESETS else name)
 
 

@@ -264,7 +264,7 @@ class Policy:
         unknown = next((word for word in values if word not in known), None)
         if unknown:
             valid = ", ".join(known) or "none"
-            raise KvatlasError(f"The policy {name!r} has no parameter {unknown!r}; valid are: {valid}.")
+            raise KvatlasError(f"The policy {name!r} has no parameter {unknown!r}; expected: {valid}.")
         if values.get("every") and "ratio" in known:
             if "ratio" in values:
                 raise KvatlasError(
@@ -360,7 +360,7 @@ class CompressingPolicy(Policy):
             if valid is None and isinstance(item.default, str):
                 valid, accepts = "texts", lambda value: isinstance(value, str)
             if accepts is not None and not accepts(value):
-                raise KvatlasError(f"{item.name} is {value!r}; valid are {valid}.")
+                raise KvatlasError(f"{item.name} is {value!r}; expected {valid}.")
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
         for name, valid in (("ratio_over", "older"), ("budget_over", "cache")):
@@ -376,7 +376,7 @@ class CompressingPolicy(Policy):
         if self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
-                f"valid are windows from 1 to {self.kv_budget - 1}."
+                f"expected windows from 1 to {self.kv_budget - 1}."
             )
         object.__setattr__(self, "ratio", float(self.ratio))
         object.__setattr__(self, "scope", Scope(self.scope))
@@ -398,7 +398,7 @@ class CompressingPolicy(Policy):
         if counted and prompt_length + self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"kv_budget {self.kv_budget} is too small for {where}: prompt {prompt_length} + local_window "
-                f"{self.local_window} tokens can never be compressed below it; valid are budgets above "
+                f"{self.local_window} tokens can never be compressed below it; expected budgets above "
                 f"{prompt_length + self.local_window}."
             )
 
@@ -470,7 +470,7 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     if not isinstance(scores, torch.Tensor) or scores.is_complex():
         kind = f"a tensor of {scores.dtype}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         raise KvatlasError(
-            f"The policy {policy!r} scored its tokens with {kind}; valid is a tensor of real numbers of the shape "
+            f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
             f"{wanted} or {wanted[-1:]}."
         )
     shape = tuple(scores.shape)
@@ -480,7 +480,7 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     if shape[-1:] != wanted[-1:] or not fits:
         raise KvatlasError(
             f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {wanted} (layers, "
-            f"KV heads, tokens); valid are {wanted} and {wanted[-1:]}."
+            f"KV heads, tokens); expected {wanted} and {wanted[-1:]}."
         )
     older = protected.shape[-1]
     filled = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
@@ -488,6 +488,6 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     if wrong:
         raise KvatlasError(
             f"The policy {policy!r} gave {wrong} scores that are not a number (NaN) among {int((~protected).sum())} "
-            f"that decide, of the shape {shape}; valid are numbers, infinite ones included."
+            f"that decide, of the shape {shape}; expected numbers, infinite ones included."
         )
     return filled

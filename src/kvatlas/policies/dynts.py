@@ -154,7 +154,7 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
         listed = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
         more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
         raise KvatlasError(
-            f"The predictor {file!r} is no DynTS head: it holds {', '.join(listed[:8]) or 'nothing'}{more}; valid are "
+            f"The predictor {file!r} is no DynTS head: it holds {', '.join(listed[:8]) or 'nothing'}{more}; expected "
             f"{_VALID}."
         )
     if not all(weights.isfinite().all() for weights in head.values()):

@@ -201,7 +201,7 @@ def _text(source: str) -> tuple[str, str, dict[str, Any]]:
         name = source.removeprefix(PUBLISHED)
         if name not in published_names():
             valid = ", ".join(PUBLISHED + name for name in published_names())
-            raise KvatlasError(f"There is no published map {name!r}; valid are: {valid}.")
+            raise KvatlasError(f"There is no published map {name!r}; expected: {valid}.")
         text = (resources.files("kvatlas.results") / "published" / f"{name}.csv").read_text("utf-8")
         return source, text, dict(_PUBLISHED_AS)
     try:

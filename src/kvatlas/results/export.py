@@ -41,7 +41,7 @@ def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | Non
 def check_format(kind: str) -> None:
     """Raise KvatlasError for another format than one of `FORMATS`."""
     if kind not in FORMATS:
-        raise KvatlasError(f"Unknown export format {kind!r}; valid are: {', '.join(FORMATS)}.")
+        raise KvatlasError(f"Unknown export format {kind!r}; expected: {', '.join(FORMATS)}.")
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:

@@ -171,7 +171,7 @@ def read_overruled(path: Path) -> list[Overruled]:
             raise KvatlasError(f"Row {number} of {str(path)!r} has no {missing[0]!r}.")
         correct = str(row["correct"]).strip().casefold()
         if correct not in _YES + _NO:
-            raise KvatlasError(f"Row {number} of {str(path)!r} says correct {correct!r}; valid are true and false.")
+            raise KvatlasError(f"Row {number} of {str(path)!r} says correct {correct!r}; expected true and false.")
         name, problem, answer = (unguarded(str(row[name])) for name in ("benchmark", "problem", "answer"))
         entries.append(Overruled(name, problem, answer, correct in _YES, str(row.get("reason") or "")))
     return entries

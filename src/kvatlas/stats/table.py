@@ -165,10 +165,10 @@ class TraceTable:
             )
         everywhere, others = self._own_metrics()
         if metric not in {*self.measured, *others}:
-            raise KvatlasError(f"Unknown metric {metric!r}; valid are: {valid}{_AND_COSTS}")
+            raise KvatlasError(f"Unknown metric {metric!r}; expected: {valid}{_AND_COSTS}")
         if metric in others or (everywhere is not None and metric not in everywhere):
             raise KvatlasError(
-                f"Not every trace was graded by {metric!r} with a number from 0 to 1; valid are: {valid}{_AND_COSTS}"
+                f"Not every trace was graded by {metric!r} with a number from 0 to 1; expected: {valid}{_AND_COSTS}"
             )
 
     def _valid(self, metric: str, among: Sequence[TraceTable]) -> list[str]:

@@ -195,7 +195,7 @@ def _fault(_: str, value: Any) -> str:
     try:
         inspect.signature(value).bind(None, None)
     except TypeError as error:
-        wanted = "valid is a function of a kvatlas.sweeps.worker.Job and a kvatlas.sweeps.executors.WorkerPool"
+        wanted = "expected a function of a kvatlas.sweeps.worker.Job and a kvatlas.sweeps.executors.WorkerPool"
         return f"it cannot be called with two arguments, {error}; {wanted}"
     except ValueError:  # no signature is known, as of built-in functions
         pass

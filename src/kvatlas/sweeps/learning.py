@@ -193,7 +193,7 @@ def _word(kind: type[W], option: str, given: str) -> W:
     """The member of an enumeration that an option names."""
     words = [word.value for word in kind]
     if given not in words:
-        raise KvatlasError(f"{option} is {given!r}; valid are {', '.join(words)}.")
+        raise KvatlasError(f"{option} is {given!r}; expected {', '.join(words)}.")
     return kind(given)
 
 

@@ -342,7 +342,7 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
         )
     raise KvatlasError(
         f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
-        f"into the {room} positions of the model {model.name!r}; valid are at most {room - prompt} new tokens."
+        f"into the {room} positions of the model {model.name!r}; expected at most {room - prompt} new tokens."
     )
 
 

@@ -67,7 +67,7 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
                 ) from error
             cause = cause.__cause__ or cause.__context__
         raise KvatlasError(
-            f"The Ray cluster {pool.address!r} cannot be reached ({str(error).splitlines()[0]}); valid is HOST:PORT of "
+            f"The Ray cluster {pool.address!r} cannot be reached ({str(error).splitlines()[0]}); expected HOST:PORT of "
             "its head node, 'auto' on a node of it, or ray://HOST:PORT."
         ) from error
 

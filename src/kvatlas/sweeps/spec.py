@@ -333,7 +333,7 @@ def _sentence(error: ValidationError, source: str) -> str:
     if first["type"] == "extra_forbidden":
         inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec, "allocate": Allocation}
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
-        return f"Unknown key {where!r} in {source}; valid are {', '.join(model.model_fields)}."
+        return f"Unknown key {where!r} in {source}; expected {', '.join(model.model_fields)}."
     if first["type"] == "missing":
         return f"The key {where!r} is missing in {source}."
     message = first["msg"].removeprefix("Value error, ")

@@ -19,7 +19,7 @@ class Sum:
     @classmethod
     def named(cls, rest: str) -> "Sum":
         if not (rest.isdecimal() and 2 <= int(rest) <= 99):
-            raise KvatlasError(f"Unknown benchmark {'SUM' + rest!r}; valid are {cls.examples}.")
+            raise KvatlasError(f"Unknown benchmark {'SUM' + rest!r}; expected {cls.examples}.")
         return cls(int(rest))
 
     @property

@@ -122,7 +122,7 @@ class SeqBench(_Graded):
         parts = re.findall(r"-([A-Za-z])[^-]*", rest)
         if match is None or len(parts) != len(set(parts)):
             raise KvatlasError(
-                f"Unknown benchmark 'SEQBENCH{rest}'; valid are names like {_EXAMPLES}: the grid, then, each once, any "
+                f"Unknown benchmark 'SEQBENCH{rest}'; expected names like {_EXAMPLES}: the grid, then, each once, any "
                 "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), Konway or Kdetour "
                 "(where keys lie), and facts or full."
             )
@@ -234,7 +234,7 @@ class Published(_Graded):
             rows = json_lines(read_text(Path(self.file).expanduser()))
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise KvatlasError(
-                f"{where} cannot be read ({error}); valid is JSON lines, also compressed with gzip."
+                f"{where} cannot be read ({error}); expected JSON lines, also compressed with gzip."
             ) from error
         problems = [_problem(row, f"Line {number} of {self.file!r}") for number, row in enumerate(rows, 1)]
         if not problems:

@@ -64,14 +64,14 @@ class MazeShape:
     def __post_init__(self) -> None:
         grid, rooms = f"{self.columns}x{self.rows}", self.columns * self.rows
         if min(self.columns, self.rows) < 1 or not 4 <= rooms <= 10_000:
-            raise KvatlasError(f"A maze of {grid} rooms cannot be drawn; valid are grids of 4 to 10000 rooms.")
+            raise KvatlasError(f"A maze of {grid} rooms cannot be drawn; expected grids of 4 to 10000 rooms.")
         if not 0 <= self.noise <= 10:
-            raise KvatlasError(f"The noise ratio N is {self.noise:g}; valid are 0 to 10.")
+            raise KvatlasError(f"The noise ratio N is {self.noise:g}; expected 0 to 10.")
         if not 0 <= self.shuffle <= 1:
-            raise KvatlasError(f"The shuffle ratio S is {self.shuffle:g}; valid are 0 to 1.")
+            raise KvatlasError(f"The shuffle ratio S is {self.shuffle:g}; expected 0 to 1.")
         if self.doors < 0 or 2 * self.doors + 2 > rooms:
             raise KvatlasError(
-                f"B = {self.doors} locked doors do not fit into {grid} rooms; valid are 0 to {rooms // 2 - 1}."
+                f"B = {self.doors} locked doors do not fit into {grid} rooms; expected 0 to {rooms // 2 - 1}."
             )
         if self.length is None:
             return
@@ -81,7 +81,7 @@ class MazeShape:
         if self.length < shortest:
             raise KvatlasError(
                 f"L = {self.length} actions are too few for B = {self.doors} locked doors; "
-                f"valid are at least {shortest} (start, rescue, 3 for each door and the moves between)."
+                f"expected at least {shortest} (start, rescue, 3 for each door and the moves between)."
             )
         if self.length > longest:
             raise KvatlasError(
