@@ -266,7 +266,7 @@ def test_what_is_no_head_is_refused_with_what_it_holds(
         assert "expected linear layers 0, 2 and 4" in text
         for tensor, value in list(tensors.items())[:1]:
             assert f"{tensor} {tuple(value.shape)}" in text
-    assert "it holds nothing; valid" in text
+    assert "it holds nothing; expected" in text
     assert len(text) < 400
     file = tmp_path / "nan.safetensors"
     save_file(head | {f"{prefix}4.weight": torch.full((1, 32), float("nan"))}, file)
