@@ -64,7 +64,10 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
         (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; expected: dynts@dynts-paper"),
         (("--policy", "h2o@dynts-paper", *GOOD, "--set", "keep_prompt=true"), "fixes keep_prompt = False"),
         (("--policy", "h2o", *GOOD[:4], "--ratio", "-0.1"), "ratio is -0.1; expected shares from 0 to 1"),
-        (("--policy", "rkv", "--kv-budget", "80", "--local-window", "0", "--ratio", "0.3"), "local_window is 0; expected"),
+        (
+            ("--policy", "rkv", "--kv-budget", "80", "--local-window", "0", "--ratio", "0.3"),
+            "local_window is 0; expected",
+        ),
         (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; expected 'global', 'layer', 'head'"),
         (("--policy", "snapkv", *GOOD, "--set", "queries=0"), "queries is 0; expected whole numbers from 1 up"),
         (("--policy", "snapkv", *GOOD, "--set", "pooling=sum"), "pooling is 'sum'; expected 'max', 'avg'"),
