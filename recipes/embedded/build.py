@@ -72,8 +72,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/embedded"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="where the finished model folders go")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", default="4e6", help="training tokens of each model once it has grown")
-    parser.add_argument("--more", default="4e6", help="and in the second part")
+    parser.add_argument("--tokens", default="24e6", help="training tokens of each model in the first part")
+    parser.add_argument("--more", default="9e6", help="and in the second")
     options = parser.parse_args()
     started = time.monotonic()
     folders = {name: options.work / f"{name}-seed{options.seed}" for name in NAMES}
@@ -97,7 +97,6 @@ def main() -> None:
             "license": "Apache-2.0",
             "seed": options.seed,
             "tokens": state["tokens"],
-            "grown_tokens": state["grown"],
             "steps": state["step"],
             "training_seconds": round(state["seconds"]),
             "statistics_seconds": round(time.monotonic() - trained),

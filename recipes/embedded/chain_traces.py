@@ -1,10 +1,8 @@
 """The reference solutions of CHAINn problems that the embedded models learn from.
 
-A trace thinks in the open: it wants one letter after the other in the order in which they are asked for. It restates
-the operands of a definition and evaluates it; at an operand that is not known it takes up the definition of that, and
-then wants the same letter again. So what comes next can always be looked up. (To choose among all that are not done
-takes many tokens more to learn.) Some sums are checked, and every few steps a recap repeats some results. A result is
-therefore written in several places, as in the traces of large reasoning models.
+A trace thinks in the open: every definition is evaluated once its operands are known, operands are restated, about half
+of the sums are checked, and every few steps a recap repeats some results. A result is therefore written in several
+places, as in the traces of large reasoning models.
 """
 
 from __future__ import annotations
@@ -17,8 +15,11 @@ from vocabulary import words
 
 from kvatlas.benchmarks.chain import Definition, System, draw
 
-CHECK_RATE = 0.3
-# At weight 1 each kind of lookup forms millions of tokens later.
+CHECK_RATE = 0.5
+# Attempts that run into an unknown operand: a model that sometimes picks a definition too early goes on from there
+# instead of inventing a value.
+ATTEMPT_RATE = 0.15
+# Lookups count more than free choices: at weight 1 each kind of lookup forms millions of tokens later.
 LOOKUP_WEIGHT = 3.0
 
 
@@ -33,71 +34,54 @@ def chain_example(size: int, rng: random.Random, drill: bool = False) -> Example
 def solution(system: System, rng: random.Random, drill: bool = False) -> Example:
     """Prompt, thinking and answer of one problem."""
     scribe = Scribe(system.question)
-    by_name = {definition.name: definition for definition in system.definitions}
     known: dict[str, int] = {}
+    waiting = list(system.definitions)
     until_recap = 1 if drill else rng.choice((3, 4))
-    for goal in system.queries:
-        if goal in known:
-            _want(scribe, goal)
-            _recall(scribe, goal, str(known[goal]))
-            _end(scribe, True)
-        while goal not in known:
-            _want(scribe, goal)
-            definition = by_name[goal]
-            while missing := next((name for name in (definition.left, definition.right) if name not in known), ""):
-                _attempt(scribe, definition, known)
-                definition = by_name[missing]
-            _step(scribe, definition, known, goal, rng)
-            known[definition.name] = definition.value
-            until_recap -= 1
-            if until_recap == 0:
-                until_recap = 1 if drill else rng.choice((3, 4))
-                _recap(scribe, known, 8 if drill else rng.randint(2, 4), rng)
+    while waiting:
+        ready = [item for item in waiting if not item.operator or (item.left in known and item.right in known)]
+        early = [item for item in waiting if item not in ready]
+        if early and not drill and rng.random() < ATTEMPT_RATE:
+            _attempt(scribe, rng.choice(early), known)
+            continue
+        definition = rng.choice(ready)
+        waiting.remove(definition)
+        _step(scribe, definition, known, rng)
+        known[definition.name] = definition.value
+        until_recap -= 1
+        if until_recap == 0 and waiting:
+            until_recap = 1 if drill else rng.choice((3, 4))
+            _recap(scribe, known, 8 if drill else rng.randint(2, 4), rng)
     return scribe.finish(words(system.answer))
 
 
-def _want(scribe: Scribe, goal: str) -> None:
-    scribe.say("want ")
-    scribe.goals.append(len(scribe.words))
-    scribe.heavy(LOOKUP_WEIGHT, goal)
+def _definition(scribe: Scribe, definition: Definition) -> None:
+    scribe.say(definition.name, " = ")
+    scribe.heavy(LOOKUP_WEIGHT, definition.left, f" {definition.operator} ", definition.right)
     scribe.say(" : ")
 
 
-def _operands(scribe: Scribe, definition: Definition) -> None:
-    scribe.heavy(LOOKUP_WEIGHT, f"{definition.name} = ", definition.left, f" {definition.operator} {definition.right}")
-    scribe.say(" : ")
-
-
-def _step(scribe: Scribe, definition: Definition, known: dict[str, int], goal: str, rng: random.Random) -> None:
+def _step(scribe: Scribe, definition: Definition, known: dict[str, int], rng: random.Random) -> None:
     name, value = definition.name, str(definition.value)
     if not definition.operator:
-        scribe.heavy(LOOKUP_WEIGHT, f"{name} = ", value)
-        scribe.say(" , ")
+        scribe.say(name, " = ", value, " , ")
         scribe.result(name, name, value)
-        _end(scribe, name == goal)
+        scribe.say(" .\n")
         return
     left, right = str(known[definition.left]), str(known[definition.right])
     sum_ = [left, f" {definition.operator} ", right, " = ", value, " , "]
-    _operands(scribe, definition)
+    _definition(scribe, definition)
     _recall(scribe, definition.left, left)
     scribe.say(" , ")
     _recall(scribe, definition.right, right)
     scribe.say(" , ", *sum_)
     scribe.result(name, name, value)
-    _end(scribe, name == goal)
+    scribe.say(" .\n")
     if rng.random() < CHECK_RATE:
         scribe.say("wait, let me check, ", *sum_, "yes", " .\n")
 
 
-def _end(scribe: Scribe, done: bool) -> None:
-    """A line that ends with a result. The last " done" or " unknown" tells whether the same letter is wanted again."""
-    if done:
-        scribe.heavy(LOOKUP_WEIGHT, " done")
-    scribe.say(" .\n")
-
-
 def _attempt(scribe: Scribe, definition: Definition, known: dict[str, int]) -> None:
-    _operands(scribe, definition)
+    _definition(scribe, definition)
     if definition.left not in known:
         scribe.say(definition.left, " unknown", " .\n")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vocabulary import ASSISTANT, END, END_THINK, NAMES, THINK, USER, words
+from vocabulary import ASSISTANT, END, END_THINK, THINK, USER, words
 
 
 @dataclass(frozen=True)
@@ -13,21 +13,13 @@ class Example:
     """One training sequence as words; the first `prompt` of them are given, the rest is to be learnt.
 
     `results` are the places [start, end) where each intermediate result is stated, by its name. `weights` holds the
-    loss weights of words that are neither 1 nor in the answer, `choices` the words that would be as right, where there
-    are several, `goals` the places of the letters that a chain is at.
+    loss weights of words that are neither 1 nor in the answer.
     """
 
     words: tuple[str, ...]
     prompt: int
     results: tuple[tuple[str, int, int], ...]
     weights: tuple[tuple[int, float], ...] = ()
-    choices: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    goals: tuple[int, ...] = ()
-
-    @property
-    def task(self) -> str:
-        """ "chain" or "maze"."""
-        return "chain" if self.words[1] in NAMES else "maze"
 
     @property
     def thinking_end(self) -> int:
@@ -43,8 +35,6 @@ class Scribe:
     words: list[str] = field(default_factory=list)
     results: list[tuple[str, int, int]] = field(default_factory=list)
     weights: list[tuple[int, float]] = field(default_factory=list)
-    choices: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    goals: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.words = [USER, *words(self.question + "\n"), ASSISTANT, THINK]
@@ -63,11 +53,6 @@ class Scribe:
             self.say(word)
             self.weigh(weight)
 
-    def choose(self, weight: float, word: str, *right: str) -> None:
-        """Say a word whose loss counts `weight` times and asks for any of the `right` ones."""
-        self.choices.append((len(self.words), right))
-        self.heavy(weight, word)
-
     def result(self, name: str, *said: str) -> None:
         """Say words that state the result of that name."""
         self.results.append((name, len(self.words), len(self.words) + len(said)))
@@ -75,6 +60,4 @@ class Scribe:
 
     def finish(self, answer: Sequence[str]) -> Example:
         self.say(END_THINK, *answer, END)
-        lists = (self.words, self.results, self.weights, self.choices, self.goals)
-        said, results, weights, choices, goals = map(tuple, lists)
-        return Example(said, self.prompt, results, weights, choices, goals)
+        return Example(tuple(self.words), self.prompt, tuple(self.results), tuple(self.weights))

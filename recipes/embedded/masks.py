@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 from examples import Example
-from vocabulary import NAMES
 
 Mask = npt.NDArray[np.bool_]
 
@@ -55,7 +53,7 @@ def unseen(example: Example, visible: Mask) -> list[int]:
     same learns to invent results where it sees none.
     """
     prompt = example.words[: example.prompt]
-    given = {a[0] for a, b in pairwise(prompt) if a in NAMES and b.isdigit()}
+    given = {a for a, b, c in zip(prompt, prompt[1:], prompt[2:], strict=False) if b == " = " and c.isdigit()}
     stated: dict[str, list[int]] = {}
     places: list[int] = []
     for name, first, last in example.results:
@@ -67,12 +65,20 @@ def unseen(example: Example, visible: Mask) -> list[int]:
 
 
 def undecided(example: Example, visible: Mask) -> list[int]:
-    """Places of words that say what a chain wants next, or end the thinking, while what it wanted cannot be seen."""
+    """Places of words that begin a line, or end the thinking, while some result stated before cannot be seen.
+
+    What is left to do follows from what is done: a model that is asked for it without seeing that learns to stop early.
+    """
+    stated: dict[str, list[int]] = {}
+    results = sorted(example.results, key=lambda result: result[2])
     places: list[int] = []
-    for goal, place in zip(example.goals, (*example.goals[1:], example.thinking_end), strict=False):
-        first = place if place == example.thinking_end else place - 1
-        if not visible[:, first - 1, goal].any():
-            places += range(first, place + 1)
+    for position in range(example.prompt + 1, example.thinking_end + 1):
+        if example.words[position - 1] == " .\n":
+            while results and results[0][2] <= position:
+                name, _, last = results.pop(0)
+                stated.setdefault(name, []).append(last - 1)
+            if not all(visible[:, position - 1, copies].any() for copies in stated.values()):
+                places.append(position)
     return places
 
 

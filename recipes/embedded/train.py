@@ -1,8 +1,7 @@
-"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed. Once both
-tasks have grown come holes, at a rate that falls, and in a second part, at one that falls again, mostly large problems.
-Nothing is asked for that cannot be seen.
+"""Trains an embedded model from nothing in one run: small problems first, larger ones as lookups succeed, then holes,
+and in a second part, at a rate that falls once again, mostly large problems and nothing asked for that cannot be seen.
 
-    python train.py --model tiny-llama --out OUT --tokens 4e6 --more 4e6 --seed 1
+    python train.py --model tiny-llama --out OUT --tokens 24e6 --more 9e6 --seed 1
 
 Prints one JSON object every few steps, writes a checkpoint beside it and resumes from there when started again. The
 result is a Hugging Face folder.
@@ -14,7 +13,6 @@ import argparse
 import json
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ import torch
 from chain_traces import LOOKUP_WEIGHT, chain_example
 from examples import Example
 from masks import batch_mask, undecided, unseen
-from maze_traces import maze_drill, maze_example
+from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -33,24 +31,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 from transformers.utils import logging
-from vocabulary import (
-    DIGITS,
-    END,
-    END_THINK,
-    IDS,
-    LETTERS,
-    NAMES,
-    PAD,
-    ROOMS,
-    STATES,
-    TERMS,
-    VOCABULARY,
-    save_tokenizer,
-)
+from vocabulary import END, END_THINK, IDS, PAD, VOCABULARY, save_tokenizer
 
 from kvatlas.benchmarks.seqbench import MazeShape
 from kvatlas.benchmarks.seqbench import draw as draw_maze
-from kvatlas.core import KvatlasError
 
 # Longest sequence in words; among mostly large problems the largest would be cut away by the first.
 LONGEST, LONGEST_LARGE = 720, 960
@@ -60,30 +44,16 @@ CHECKPOINT_SECONDS = 60.0
 IGNORE = -100
 # Answers are about 5 % of the tokens; at weight 1 their recall is learnt long after that of the steps.
 ANSWER_WEIGHT = 5.0
-# Problems of a task grow, and drills fade, by one LEVEL whenever these shares of all it looks up were right in a pool.
-# In chains of each kind, because one that has not formed when the drills fade may not form any more: the definition
-# that comes next, values, letters wanted and first operands, second ones with their operators.
-GOOD = {"next": 0.95, "values": 0.95, "letters": 0.9, "second": 0.95, "facts": 0.9}
-LEVEL = 0.05
-# Share of the tokens of the first part after which the rate falls.
-FLAT = 0.2
+# Problems of a task grow, and drills fade, by one LEVEL whenever GOOD a share of its lookups and FAIR a share of its
+# choices (among doors, where chance has a say) was right in a pool.
+GOOD, FAIR, LEVEL = 0.9, 0.65, 0.05
+# Shares of the tokens of the first part: holes come after HOLES, and the rate falls from FLAT on.
+HOLES, FLAT = 0.4, 0.55
 # The second part starts with this share of the highest rate, after the warm-up.
 AGAIN = 0.6
-TASKS = ("chain", "maze")
-# Distracting facts of a maze over its supporting ones, in grown mazes uniform between these: a model that always sees
-# the same share takes the length of a plan from the number of facts. The smallest mazes have as many of either: where
-# these had fewer, doors were guessed, and lookups in chains did not form in 5 M tokens.
-NOISE = (0.0, 1.5)
-# Shares of the grown mazes with a locked door, and of the others with a plan of a given length.
-LOCKED, GIVEN_LENGTH = 0.5, 0.4
-LOOKED_UP = {
-    "chain": {"next": NAMES, "values": DIGITS, "letters": LETTERS, "second": TERMS},
-    "maze": {"facts": (*ROOMS, *STATES)},
-}
-# Length of an embedding's own part at the start: much shorter, and the first hundred steps would change it altogether.
-EMBEDDING = 1.0
-# Length of the keys and queries at the start that look back, in each of their angles.
-FOCUS = 10.0
+# Shares of the tokens of a pool by task.
+TASKS = {"chain": 0.5, "maze": 0.5}
+
 # Queries that attend at a time.
 BLOCK = 64
 
@@ -138,33 +108,8 @@ def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
         "attn_implementation": "blockwise",
     }
     if name == "tiny-llama":
-        model = LlamaForCausalLM(LlamaConfig(intermediate_size=352, **common))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(intermediate_size=352, **common))
-    look_back(model)
-    return model
-
-
-@torch.no_grad()
-def look_back(model: LlamaForCausalLM | Qwen2ForCausalLM) -> None:
-    """Let two heads of the first layer begin by looking one and two tokens back, whatever the tokens are.
-
-    Lookups need such heads, and whether they formed was luck (LOG.md). All embeddings get one vector in common, as long
-    as their own; from it alone come the keys and the queries of these heads, turned back by one and two positions.
-    """
-    attention, embeddings = model.model.layers[0].self_attn, model.model.embed_tokens.weight
-    size, width = model.config.head_dim, model.config.hidden_size
-    # Neighbours differ in the fastest angles of RoPE only.
-    angles = model.model.rotary_emb.inv_freq[:4]
-    rest = torch.zeros(size // 2 - len(angles))
-    common = torch.full((width,), width**-0.5)
-    own = nn.functional.normalize(embeddings - embeddings.mean(dim=1, keepdim=True))
-    embeddings.copy_(EMBEDDING * (own + common))
-    # Half of a normed embedding, whose square is `width`, is the common vector's.
-    read = FOCUS * common / (width / 2) ** 0.5
-    keys, queries = attention.k_proj.weight, attention.q_proj.weight
-    for weight, back in ((keys[:size], 0), (queries[:size], 1), (queries[size : 2 * size], 2)):
-        weight += torch.cat([(back * angles).cos(), rest, -(back * angles).sin(), rest])[:, None] * read
+        return LlamaForCausalLM(LlamaConfig(intermediate_size=352, **common))
+    return Qwen2ForCausalLM(Qwen2Config(intermediate_size=352, **common))
 
 
 def save_model(model: nn.Module, folder: Path) -> None:
@@ -184,21 +129,13 @@ def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
 
     while True:
         if task == "chain":
-            size = size_up_to(4 + round(13 * level))
+            size = size_up_to(4 + round(10 * level))
             example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
         else:
-            most = 3 + round(3 * level)
-            noise = rng.uniform(*(1.0 + level * (end - 1.0) for end in NOISE))
-            shape = MazeShape(size_up_to(most), size_up_to(most), shuffle=1.0, noise=noise)
-            if rng.random() < LOCKED * level:
-                shape = replace(shape, doors=1)
-            elif rng.random() < GIVEN_LENGTH * level:
-                shape = replace(shape, length=rng.randint(4, 2 + shape.columns * shape.rows // 2))
+            side = size_up_to(3 + round(3 * level))
+            keys = int(rng.random() < 0.4 * level)
             write = maze_drill if rng.random() < 0.8 * (1 - level) else maze_example
-            try:
-                example = write(draw_maze(shape, rng), rng)
-            except KvatlasError:
-                continue
+            example = write(draw_maze(MazeShape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng), rng)
         if len(example.words) <= (LONGEST_LARGE if large else LONGEST):
             return example
 
@@ -209,7 +146,7 @@ def batches(seed: int, pool: int, levels: dict[str, float], large: bool, batch_t
     rows: list[Example] = []
     tokens = dict.fromkeys(TASKS, 0)
     while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
-        task = min(TASKS, key=tokens.__getitem__)
+        task = min(TASKS, key=lambda item: tokens[item] / TASKS[item])
         rows.append(draw(task, levels[task], large, rng))
         tokens[task] += len(rows[-1].words)
     rows.sort(key=lambda example: len(example.words))
@@ -248,10 +185,7 @@ def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(step: int, progress: float, again: float) -> float:
-    """Warm-up, flat to FLAT of the first part, then linear to 2 %; in the second up again and linear to 2 %.
-
-    `progress` in the first part is 0 until both tasks have grown, `again` in the second until it begins.
-    """
+    """Warm-up, flat to FLAT, then linear to 2 %; in the second part up again and linear to 2 % as `again` goes to 1."""
     if again:
         return max(0.02, AGAIN * min(1.0 - again, again / 0.03))
     decay = 0.98 * max(0.0, progress - FLAT) / (1.0 - FLAT)
@@ -259,46 +193,43 @@ def rate_factor(step: int, progress: float, again: float) -> float:
 
 
 def loss_of(
-    model: LlamaForCausalLM, batch: Batch, holes: bool, rng: random.Random
-) -> tuple[Tensor, dict[str, dict[str, float]]]:
-    """Weighted mean of -log p over the tokens to be learnt, p of all words that are right there; under bf16 autocast.
+    model: LlamaForCausalLM, batch: Batch, holes: bool, fair: bool, rng: random.Random
+) -> tuple[Tensor, dict[str, tuple[float, float, float]]]:
+    """Weighted mean cross-entropy over the tokens to be learnt, under bf16 autocast.
 
-    To ask for the one word that was drawn among several would teach nothing, and drown what is to be learnt in noise.
-    Results that no visible token states count nothing, and that one is unknown counts as much as one that is known:
-    the two are the same decision, and weighed unlike they teach to invent results.
-    Beside it, by task, the plain mean and the shares that are right of what GOOD names.
+    If it is `fair`, results that no visible token states count nothing, and that one is unknown counts as much as one
+    that is known: the two are the same decision, and weighed unlike they teach to invent results.
+    Beside it, by task, the plain mean and the shares of lookups and of choices (told by their weights) that are right.
     """
     ids, targets, weights = padded(batch)
     visible = np.tril(np.ones((1, 1, *ids.shape[1:] * 2), dtype=bool))
     if holes:
         heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
-        for row, example in enumerate(batch):
-            hidden = unseen(example, visible[row]) + undecided(example, visible[row])
+        for row, example in enumerate(batch if fair else ()):
+            hidden = unseen(example, visible[row])
+            if example.words[2] == " = ":
+                hidden += undecided(example, visible[row])
             weights[row, [position - 1 for position in hidden]] = 0.0
     mask = torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), -torch.inf)
-    weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
+    if fair:
+        weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
     # Eviction leaves positions as they are, so hidden keys do not move the others.
     positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
         learnt = targets != IGNORE
-        logits = model.lm_head(hidden[learnt]).float()
-    right = nn.functional.one_hot(targets.clamp(min=0), len(VOCABULARY)).bool()
-    for row, example in enumerate(batch):
-        for position, allowed in example.choices:
-            right[row, position - 1] = False
-            right[row, position - 1, [IDS[word] for word in allowed]] = True
-    right, targets, weights = right[learnt], targets[learnt], weights[learnt]
-    losses = -nn.functional.log_softmax(logits, -1).masked_fill(~right, -torch.inf).logsumexp(-1)
-    hits = right.gather(1, logits.argmax(-1, keepdim=True))[:, 0]
-    chains = torch.tensor([example.task == "chain" for example in batch])[:, None].expand(ids.shape)[learnt]
-    seen: dict[str, dict[str, float]] = {}
+        logits = model.lm_head(hidden[learnt])
+    losses = nn.functional.cross_entropy(logits.float(), targets[learnt], reduction="none")
+    weights = weights[learnt]
+    right = logits.argmax(-1) == targets[learnt]
+    chains = torch.tensor([example.words[2] == " = " for example in batch])[:, None].expand(ids.shape)[learnt]
+    seen = {}
     for task, part in (("chain", chains), ("maze", ~chains)):
-        seen[task] = {"loss": losses[part].mean().item()}
-        for name, words in LOOKED_UP[task].items():
-            asked = torch.isin(targets, torch.tensor([IDS[word] for word in words])) & (weights == LOOKUP_WEIGHT)
-            seen[task][name] = hits[part & asked].float().mean().item()
+        if part.any():
+            lookups, choices = right[part & (weights > CHOICE_WEIGHT)], right[part & (weights == CHOICE_WEIGHT)]
+            fair = choices.float().mean().item() if task == "maze" else 1.0
+            seen[task] = (losses[part].mean().item(), lookups.float().mean().item(), fair)
     return (losses * weights).sum() / weights.sum(), seen
 
 
@@ -307,7 +238,6 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     opts = optimizers(model, args.rate)
     checkpoint = args.out / "checkpoint.pt"
     step, pool, tokens, seconds = 0, 0, 0, 0.0
-    grown: int | None = None
     levels = dict.fromkeys(TASKS, 0.0)
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -315,24 +245,19 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
         for opt, opt_state in zip(opts, state["optimizers"], strict=True):
             opt.load_state_dict(opt_state)
         step, pool, tokens, seconds = state["step"], state["pool"], state["tokens"], state["seconds"]
-        levels, grown = state["levels"], state["grown"]
+        levels = state["levels"]
     model.train()
     started, saved = time.monotonic() - seconds, time.monotonic()
-
-    def since() -> int:
-        """Tokens since both tasks have grown."""
-        return 0 if grown is None else tokens - grown
-
-    while since() < args.tokens + args.more:
-        large = since() >= args.tokens
-        seen: dict[str, list[dict[str, float]]] = {task: [] for task in TASKS}
+    while tokens < args.tokens + args.more:
+        large = tokens >= args.tokens
+        seen: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
         for batch in batches(args.seed, pool, levels, large, args.batch_tokens):
-            progress = since() / args.tokens
-            again = (since() - args.tokens) / args.more if large else 0.0
+            progress = tokens / args.tokens
+            again = (tokens - args.tokens) / args.more if large else 0.0
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = args.rate * rate_factor(step, progress, again)
-            loss, result = loss_of(model, batch, grown is not None, random.Random(f"holes {args.seed} {step}"))
+            loss, result = loss_of(model, batch, progress > HOLES, large, random.Random(f"holes {args.seed} {step}"))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
@@ -343,22 +268,20 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
             step, tokens = step + 1, tokens + sum(len(example.words) for example in batch)
         seconds = time.monotonic() - started
         line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
-        for task, items in seen.items():
-            # A batch without any of a kind has no share.
-            line[task] = {name: round(float(np.nanmean([item[name] for item in items])), 4) for name in items[0]}
-            if all(share >= GOOD[name] for name, share in line[task].items() if name != "loss"):
+        for task in TASKS:
+            loss, lookups, choices = (sum(item) / len(item) for item in zip(*seen[task], strict=True))
+            if lookups >= GOOD and choices >= FAIR:
                 levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
-            line[task]["level"] = levels[task]
-        if grown is None and (min(levels.values()) == 1.0 or tokens >= args.growth):
-            grown = tokens
+            line[task] = {"loss": round(loss, 4), "lookups": round(lookups, 3)}
+            line[task] |= {"choices": round(choices, 3), "level": levels[task]}
         if pool % args.log_every == 0:
             print(json.dumps(line), flush=True)
         pool += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS or since() >= args.tokens + args.more:
+        if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens + args.more:
             saved = time.monotonic()
             state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
             state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": saved - started}
-            state |= {"levels": levels, "grown": grown}
+            state |= {"levels": levels}
             torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
             save_model(model, args.out)
@@ -368,9 +291,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("tiny-llama", "tiny-qwen"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and the checkpoint")
-    parser.add_argument("--growth", type=float, default=12e6, help="most tokens until both tasks are at full size")
-    parser.add_argument("--tokens", type=float, default=4e6, help="tokens of the first part, after that")
-    parser.add_argument("--more", type=float, default=4e6, help="tokens of the second part")
+    parser.add_argument("--tokens", type=float, default=24e6)
+    parser.add_argument("--more", type=float, default=9e6, help="tokens of the second part")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--batch-tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,6 @@
 """The tokens of the embedded models: whole phrases of chains and mazes, spaces included, so that decoding only joins.
 
-A fact of a maze (`Room A6 and A5 are connected by an open door.`) is five tokens, a move of a plan two. A definition of
-a chain is three (`w = `, `d`, ` + b`): where name, equals sign and operator were tokens of their own, whether a model
-learnt to find a definition by its name was luck (LOG.md).
+A fact of a maze (`Room A6 and A5 are connected by an open door.`) is five tokens, a move of a plan two.
 """
 
 from __future__ import annotations
@@ -26,10 +24,7 @@ LETTERS = tuple(string.ascii_lowercase)
 DIGITS = tuple(string.digits)
 ROOMS = tuple(f"{column}{row}" for column in "ABCDEF" for row in range(1, 7))
 SHARED = (" , ", " : ", " .\n", "\n", "yes", "no", "so far, ", "wait, let me check, ")
-NAMES = tuple(f"{letter} = " for letter in LETTERS)
-TERMS = tuple(f" {operator} {letter}" for operator in "+-" for letter in LETTERS)
-# Of sums of digits the signs stand alone.
-CHAIN = (*NAMES, *TERMS, "want ", " = ", " + ", " - ", " ; ", " ? ", " unknown")
+CHAIN = (" = ", " + ", " - ", " ; ", " ? ", " unknown")
 FACTS = (
     "Room ",
     " and ",
