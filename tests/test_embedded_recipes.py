@@ -87,18 +87,6 @@ def test_every_result_is_where_it_says(recipes: SimpleNamespace) -> None:
             assert example.words[first] == name.split(" ")[0]
 
 
-def test_where_several_words_are_right_all_of_them_are_asked_for(recipes: SimpleNamespace) -> None:
-    chain, *mazes = examples(recipes, 5)
-    assert chain.choices == ()
-    for maze in mazes:
-        doors = set(re.findall(r"Room (\w\d) and (\w\d)", "".join(maze.words[: maze.prompt])))
-        assert maze.choices
-        for position, right in maze.choices:
-            room = maze.words[position - 2]
-            assert maze.words[position] in right
-            assert all({(room, other), (other, room)} & doors for other in right)
-
-
 def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(recipes: SimpleNamespace) -> None:
     batch = examples(recipes, 4)
     hidden = 0
@@ -119,7 +107,7 @@ def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(re
     assert hidden > 0
 
 
-def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) -> None:
+def test_results_that_no_visible_token_states_are_listed(recipes: SimpleNamespace) -> None:
     result = 0
     for example in examples(recipes, 6):
         length = len(example.words)
@@ -127,31 +115,35 @@ def test_results_that_nothing_visible_states_are_told(recipes: SimpleNamespace) 
         assert recipes.masks.unseen(example, everything) == []
         nothing = everything.copy()
         nothing[:, :, example.prompt :] = np.eye(length, dtype=bool)[:, example.prompt :]
-        told = recipes.masks.unseen(example, nothing)
+        listed = recipes.masks.unseen(example, nothing)
         text = " ".join(example.words[: example.prompt])
         first: dict[str, int] = {}
         expected = []
         for name, start, end in example.results:
             # Values that the prompt gives can be read there.
-            if first.setdefault(name, start) != start and not re.search(rf"(^| ){name} =  \d", text):
+            if first.setdefault(name, start) != start and not re.search(rf"(^| ){name}  =  \d", text):
                 expected += range(start, end)
-        assert told == expected
-        result += len(told)
+        assert listed == expected
+        result += len(listed)
     assert result > 20
 
 
-def test_what_a_chain_wants_without_seeing_what_it_wanted_is_told(recipes: SimpleNamespace) -> None:
+def test_lines_begun_without_a_visible_result_are_not_asked_for(recipes: SimpleNamespace) -> None:
     for example in examples(recipes, 6):
         length, thinking = len(example.words), example.words.index("</think>")
         everything = np.tril(np.ones((2, length, length), bool))
         assert recipes.masks.undecided(example, everything) == []
-        for number, goal in enumerate(example.goals):
-            assert example.words[goal - 1] == "want "
-            hidden = everything.copy()
-            hidden[:, goal + 1 :, goal] = False
-            last = number == len(example.goals) - 1
-            after = [thinking] if last else [example.goals[number + 1] - 1, example.goals[number + 1]]
-            assert recipes.masks.undecided(example, hidden) == after
+        lines = [
+            position for position in range(example.prompt + 1, thinking + 1) if example.words[position - 1] == " .\n"
+        ]
+        assert lines[-1] == thinking
+        hidden = everything.copy()
+        _, _, last = example.results[2]
+        hidden[:, last + 1 :, example.prompt : last] = False
+        # One of the first three results is stated nowhere else, or not at once.
+        undecided = recipes.masks.undecided(example, hidden)
+        assert undecided
+        assert set(undecided) <= {line for line in lines if line > last}
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
@@ -181,7 +173,7 @@ def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
 
     def train(more: int) -> list[dict]:
         monkeypatch.syspath_prepend(RECIPES)
-        words = ["--model", name, "--out", str(tmp_path), "--growth", "2000", "--tokens", "2000", "--more", str(more),
+        words = ["--model", name, "--out", str(tmp_path), "--tokens", "4000", "--more", str(more),
                  "--batch-tokens", "600", "--log-every", "1"]  # fmt: skip
         monkeypatch.setattr(sys, "argv", [str(RECIPES / "train.py"), *words])
         runpy.run_path(str(RECIPES / "train.py"), run_name="__main__")

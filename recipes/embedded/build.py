@@ -1,6 +1,6 @@
-"""Builds the embedded models from nothing: weights, importance head, query statistics and provenance, side by side.
+"""Build the embedded models from nothing: weights, importance head, query statistics and provenance, side by side.
 
-    python recipes/embedded/build.py --out OUT --seed 1
+    python recipes/embedded/build.py --out OUT --seed 1 --models tiny-llama
 
 One process and one thread for each model. Started again, training goes on from the last checkpoints. Without --out
 the shipped models are replaced; their model cards are kept.
@@ -71,14 +71,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/embedded"), help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="where the finished model folders go")
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", default="24e6", help="training tokens of each model in the first part")
     parser.add_argument("--more", default="9e6", help="and in the second")
     options = parser.parse_args()
     started = time.monotonic()
-    folders = {name: options.work / f"{name}-seed{options.seed}" for name in NAMES}
+    folders = {name: options.work / f"{name}-seed{options.seed}" for name in options.models}
     common = ["--seed", str(options.seed), "--tokens", options.tokens, "--more", options.more]
-    together([[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in NAMES])
+    together([[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in options.models])
     trained = time.monotonic()
     together([[str(HERE / "predictor.py"), "--model", f"hf:{folder}"] for folder in folders.values()])
     together(
