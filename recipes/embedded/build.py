@@ -79,7 +79,9 @@ def main() -> None:
     started = time.monotonic()
     folders = {name: options.work / f"{name}-seed{options.seed}" for name in options.models}
     common = ["--seed", str(options.seed), "--tokens", options.tokens, "--more", options.more]
-    together([[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in options.models])
+    together(
+        [[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in options.models]
+    )
     trained = time.monotonic()
     together([[str(HERE / "predictor.py"), "--model", f"hf:{folder}"] for folder in folders.values()])
     together(
