@@ -34,7 +34,7 @@ __all__ = [
     "sweep",
 ]
 
-#: Statistics and transformers take seconds to import, and only who uses them waits.
+#: Statistics and transformers take seconds to import, so both are imported at first use.
 _HOMES = dict.fromkeys(("Description", "Map", "Run", "open_run", "run", "sweep"), "kvatlas.api")
 _HOMES["generate"] = "kvatlas.integrations.transformers"
 

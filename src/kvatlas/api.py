@@ -1,6 +1,6 @@
-"""The Python API: open or make a run, then read its maps, cells, traces, comparisons, and report.
+"""The Python API: open or make a run, then read its maps, cells, traces, comparisons and report.
 
-Everything here is in the package itself: `import kvatlas; run = kvatlas.open_run("runs/demo")`.
+The package `kvatlas` exports it: `import kvatlas; run = kvatlas.open_run("runs/demo")`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from kvatlas.results import Expected
     from kvatlas.sweeps import Progress
 
 T = TypeVar("T")
 
 
 class Map(core.Map):
-    """A map that draws itself; a notebook shows it as a heatmap. Its values are shares in [0, 1]."""
+    """A map with a plot; notebooks show it as a heatmap. Values are shares in [0, 1]."""
 
     def plot(self, path: str | Path | None = None, *, columns: int | None = None, dark: bool = False) -> Figure:
-        """The heatmap, as a matplotlib figure; written to `path` too (PNG, SVG, PDF), with its numbers as CSV.
+        """Return the heatmap as a matplotlib figure; with `path` (PNG, SVG, PDF) also write it, with a CSV of its data.
 
-        `columns` is 1 or 2 for a figure as wide as that many columns of a paper. KvatlasError for another suffix, and
-        for a map without cells.
+        `columns` is 1 or 2 for a figure as wide as that many columns of a paper. Raises KvatlasError for another
+        suffix, and for a map without cells.
         """
         from kvatlas.figures.heatmap import map_figure
         from kvatlas.figures.style import Look, save
@@ -54,7 +55,7 @@ class Map(core.Map):
 
 
 class Description(Result):
-    """A result as text with `str`, and as the JSON of `kvatlas describe --json`."""
+    """A result: `str` gives its text, `to_json` the data of `kvatlas describe --json`."""
 
     to_json = Result.to_dict
 
@@ -67,10 +68,10 @@ class Description(Result):
 
 
 class Run:
-    """A run: the traces of a sweep, looked at by one metric.
+    """The traces of a sweep, measured by one metric; `data` is the input of the statistics.
 
-    `data` is what statistics take. Raises KvatlasError, in one sentence, for whatever is wrong: traces that are missing
-    (unless opened as partial), a metric that the run does not have, a run without two axes where a map is asked for.
+    Methods raise KvatlasError for missing traces (unless the run was opened as partial), for a metric that the run does
+    not have, and for maps of a run without two axes.
     """
 
     def __init__(self, data: RunData, scratch: tempfile.TemporaryDirectory[str] | None = None) -> None:
@@ -90,22 +91,19 @@ class Run:
         return self.data.folder
 
     def by(self, metric: str, *, partial: bool | None = None, fix: Mapping[str, Any] | None = None) -> Run:
-        """The same run by another metric; `partial` and `fix` as in `open_run`, unchanged where not given."""
-        data = replace(
-            self.data,
-            metric=metric,
-            partial=self.data.partial if partial is None else partial,
-            fix=self.data.fix if fix is None else fix,
-        )
-        return Run(data, self._scratch)
+        """Return the same run by another metric; `partial` and `fix` as in `open_run`, None leaves them unchanged."""
+        changes: dict[str, Any] = {
+            name: value for name, value in (("partial", partial), ("fix", fix)) if value is not None
+        }
+        return Run(replace(self.data, metric=metric, **changes), self._scratch)
 
     def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Map]:
-        """One map for each model, benchmark and policy, with its plateau; with `mean` the means over benchmarks."""
+        """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
         maps = self._analysis.means if mean else self._analysis.maps
         return [_as(Map, map_) for map_ in of_policy(maps, policy)]
 
     def cells(self) -> pd.DataFrame:
-        """A row for each setting of each model and benchmark, baselines too.
+        """Return a row for each setting of each model and benchmark, baselines included.
 
         Columns: model, benchmark, policy, the settings' parameters, baseline, value, low and high (shares in [0, 1],
         95 % interval), problems, samples, mean_kv_tokens, peak_kv_tokens, output_tokens, truncated (traces), seconds.
@@ -115,46 +113,42 @@ class Run:
         return pd.DataFrame([_row(cell.expected, cell.cell()) for cell in self.data.cells if cell.measured])
 
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:
-        """All stored traces, one at a time; without tokens and text where `texts` is false."""
+        """Yield all stored traces; without their tokens and texts if `texts` is false."""
         with self.data.store() as store:
             yield from (trace for _, trace in store.traces(texts=texts))
 
     def compare(self, first: str, second: str) -> list[Comparison]:
-        """First minus second on the same problems and samples, with 95 % interval and p-value, in [-1, 1].
+        """Return first minus second on the same problems and samples, with 95 % interval and p-value, in [-1, 1].
 
         Two policies (`"dynts", "random"`) or two models are compared over all pairs of cells with equal parameters,
-        once for each model or policy. Other names are words that fit one setting each, such as `"full"` and
-        `"dynts local_window=16 ratio=0.3"`, with the model's name where there are several.
+        once for each model or policy. Other names are words that match one setting each, such as `"full"` and
+        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several.
         """
-        made = [c for c in self._comparisons() if (c.first, c.second) == (first, second)]
-        if made:
-            return made
+        known = () if self.data.is_line else self._analysis.comparisons
+        if found := [pair for pair in known if (pair.first, pair.second) == (first, second)]:
+            return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         difference = paired_difference(system.compared, other.compared)
         models = ", ".join(dict.fromkeys((system.model, other.model)))
         benchmarks = dict.fromkeys(benchmark for benchmark, _ in system.outcomes)
         return [Comparison(models, ", ".join(benchmarks), self.data.metric, first, second, 1, difference)]
 
-    def _comparisons(self) -> Sequence[Comparison]:
-        return [] if self.data.is_line else self._analysis.comparisons
-
     def recommend(self) -> list[Choice]:
-        """For each model the cheapest settings among those that are shown to lose at most a margin against the full
-        cache.
+        """Return, for each model, the cheapest settings shown to lose at most a margin against the full cache.
 
-        The margin is `lose_at_most` of `open_run`, else the sweep's own, 3 points. `losses` has what each setting
-        loses; without a full cache it is None, and the settings are those statistically tied with the best.
-        `by_memory` and `by_time` are cells (None where a cost is unknown, or nothing can be chosen: `vacuous` says
-        why), `may_lose` by how much a setting may be below the best with 95 % confidence, a share in [0, 1].
+        The margin is `lose_at_most` of `open_run`, by default the sweep's own (3 points). `losses` holds the loss of
+        each setting; it is None without a full cache, and the settings are then those statistically tied with the best.
+        `by_memory` and `by_time` are cells, or None if a cost is unknown or `vacuous` says why no setting can be
+        recommended. `may_lose` is the largest loss against the best at 95 % confidence, a share in [0, 1].
         """
         return list(self._analysis.choices)
 
     def describe(self) -> Description:
-        """The result of the run: peaks, tests, plateaus, trends, comparisons, recommendations."""
+        """Return the result of the run: peaks, tests, plateaus, trends, comparisons, recommendations."""
         return _as(Description, analyse([self._analysis]))
 
     def report(self, path: str | Path, **options: Any) -> Path:
-        """Write the self-contained HTML page; `options` as in `kvatlas.report.app.page.write_report`."""
+        """Write the self-contained HTML page; `options` are those of `kvatlas.report.app.page.write_report`."""
         from kvatlas.report.app.page import write_report
 
         return write_report(self._analysis, Path(path), **options)[0]
@@ -170,9 +164,9 @@ def open_run(
 ) -> Run:
     """Open the run in a folder.
 
-    `metric` is `pass@1` (the default), `progress`, `pass@K`, `avg@K`, `maj@K`, or what the benchmark measures
-    itself. With `partial` missing traces are noted on maps and no error. `fix` holds axes beyond two to one value each,
-    such as `{"kv_budget": 288}`. `lose_at_most` points may be lost by what is recommended. KvatlasError for a folder
+    `metric` is `pass@1` (the default), `progress`, `pass@K`, `avg@K`, `maj@K`, or a metric of the benchmark. With
+    `partial` maps note missing traces instead of raising an error. `fix` holds axes beyond two to one value each, such
+    as `{"kv_budget": 288}`. A recommended setting may lose `lose_at_most` points. Raises KvatlasError for a folder
     without a run.
     """
     return Run(RunData.open(path, metric, partial, fix, lose_at_most))
@@ -189,12 +183,12 @@ def sweep(
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Run a sweep into the folder `out`, resume it, or add it to the run there: only what is missing is decoded.
+    """Run a sweep into the folder `out`, resume it, or add it to the run there: only missing traces are decoded.
 
-    `spec` is a spec as data, or the path of a YAML file. `workers` processes decode `batch_size` sequences at a time
-    each; by default as many as pay and fit. `on_trace` is called after each stored trace. With `replace` the run shows
-    this spec alone from now on; its other traces stay in the store. KvatlasError for a wrong spec, and for a run of
-    other models, benchmarks or sampling, before anything is decoded.
+    `spec` is a spec as data, or the path of a YAML file. Each of the `workers` processes decodes `batch_size` sequences
+    at a time; by default as many as pay and fit. `on_trace` is called after each stored trace. With `replace` the run
+    contains this spec alone; its other traces stay in the store. Raises KvatlasError before decoding for a wrong spec,
+    and for a run of other models, benchmarks or sampling.
     """
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode
@@ -225,10 +219,11 @@ def run(
 ) -> Run:
     """Decode one setting of a policy on one or more benchmarks.
 
-    `parameters` are the policy's: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own. `problems`
-    takes the first ones only. The setting is added to a run in `out`, or takes the place of what it shows (`replace`);
-    without `out` the traces are gone when the returned run is. KvatlasError for what the model, the benchmark or the
-    policy cannot do, and for a run of other models, benchmarks or sampling.
+    `parameters` are those of the policy: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own.
+    `problems` limits each benchmark to its first problems. The setting is added to a run in `out`, or takes the place
+    of its settings (`replace`); without `out` the traces are deleted with the returned run. Raises KvatlasError for a
+    setting that the model, the benchmark or the policy cannot do, and for a run of other models, benchmarks or
+    sampling.
     """
     from kvatlas.sweeps.spec import setting_spec
 
@@ -247,27 +242,23 @@ def run(
     )
     scratch = tempfile.TemporaryDirectory(prefix="kvatlas-") if out is None else None
     folder = scratch.name if scratch else out or ""
-    made = sweep(spec, folder, replace=replace, workers=workers, batch_size=batch_size)
-    return Run(made.data, scratch)
+    return Run(sweep(spec, folder, replace=replace, workers=workers, batch_size=batch_size).data, scratch)
 
 
 def _as(kind: type[T], value: Any) -> T:
-    """The same fields as another class."""
+    """Return the fields of a dataclass as another class."""
     return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
 
 
-def _row(expected: Any, cell: core.Cell) -> dict[str, Any]:
+def _row(expected: Expected, cell: core.Cell) -> dict[str, Any]:
+    numbers = {name: getattr(cell.estimate, name) for name in ("value", "low", "high", "problems", "samples")}
     return {
         "model": expected.model,
         "benchmark": expected.benchmark,
         "policy": cell.setting.policy,
         **cell.setting.values,
         "baseline": expected.baseline,
-        "value": cell.estimate.value,
-        "low": cell.estimate.low,
-        "high": cell.estimate.high,
-        "problems": cell.estimate.problems,
-        "samples": cell.estimate.samples,
+        **numbers,
         "mean_kv_tokens": cell.mean_kv_tokens,
         "peak_kv_tokens": cell.peak_kv_tokens,
         "output_tokens": cell.output_tokens_mean,

@@ -1,4 +1,4 @@
-"""The words of kvatlas as frozen data, shared by every room; imports no other module of kvatlas.
+"""The terms of kvatlas as frozen data, shared by every room; imports no other module of kvatlas.
 
 Lengths are in tokens, shares and grades in [0, 1]. Only figures, texts and CSV maps are in percent.
 """
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 
 class KvatlasError(Exception):
-    """A wrong spec, file, model or setting, in one sentence: the field, the expected value, the given one."""
+    """An error of a spec, file, model or setting in one sentence: the field, the expected value, the given one."""
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error of Python, the system or a library, short enough for a sentence."""
+    """Return the first line of an error's message, cut to the length of a clause."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     line = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
@@ -29,9 +29,9 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def refusal(sentence: str) -> Iterator[None]:
-    """Turn all that foreign code raises into `sentence` with the reason.
+    """Turn every error of foreign code into `sentence` with the reason.
 
-    That includes the panics of libraries written in Rust, which are no `Exception`.
+    Panics of libraries written in Rust derive from BaseException only.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def refusal(sentence: str) -> Iterator[None]:
 
 
 class Status(StrEnum):
-    """The status of a grade. All but `ok` count as wrong."""
+    """The status of a grade. Every status except `ok` counts as wrong."""
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -51,12 +51,12 @@ class Status(StrEnum):
 
     @property
     def answered(self) -> bool:
-        """Return whether the trace came to an answer: it was not truncated, and an answer was found."""
+        """Return True if the trace ended by itself and holds an answer."""
         return self not in (Status.TRUNCATED, Status.NO_ANSWER)
 
 
 class Outcome(StrEnum):
-    """The outcome of a trace, as text for people."""
+    """The outcome of a trace, as readers see it."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -77,10 +77,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer, and how it came about.
+    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer and the status.
 
-    `metrics` holds what else a benchmark measures: numbers (those in [0, 1] can be mapped and compared) and texts,
-    by name.
+    `metrics` holds further measurements of a benchmark by name: numbers (those in [0, 1] can be mapped and compared)
+    and texts.
     """
 
     correct: bool
@@ -91,7 +91,7 @@ class Grade:
 
     @property
     def verdict(self) -> Outcome:
-        """The outcome of the trace, for people."""
+        """The outcome of the trace."""
         if self.status is Status.OK:
             return Outcome.CORRECT if self.correct else Outcome.WRONG
         return Outcome[self.status.name]
@@ -99,9 +99,9 @@ class Grade:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rule of the next token: temperature, then top-k, then top-p (the published order).
+    """The sampling of the next token: temperature, then top-k, then top-p (the published order).
 
-    Temperature 0 is greedy. `top_k` 0 and `top_p` 1.0 switch that step off.
+    Temperature 0 is greedy. `top_k` 0 and `top_p` 1.0 switch those steps off.
     """
 
     temperature: float = 0.6
@@ -119,7 +119,7 @@ class Setting:
 
     @classmethod
     def of(cls, policy: str, **parameters: Any) -> Setting:
-        """The setting with its parameters in canonical (sorted) order."""
+        """Return the setting with its parameters in canonical (sorted) order."""
         return cls(policy, tuple(sorted(parameters.items())))
 
     @property
@@ -129,7 +129,7 @@ class Setting:
 
     @cached_property
     def id(self) -> str:
-        """Canonical text of the setting: equal settings have equal ids."""
+        """The canonical text of the setting: equal settings have equal ids."""
         return canonical({"policy": self.policy, **self.values})
 
     def __str__(self) -> str:
@@ -137,15 +137,17 @@ class Setting:
         return f"{self.policy}({inner})" if inner else self.policy
 
 
-SERVED = Setting("served")  # a model behind an API, of whose cache nothing is known
+#: The setting of a model behind an API, whose cache is unknown.
+SERVED = Setting("served")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of a trace; None where it is not known, as of traces that another program decoded.
+    """The cost of a trace. A cost is None if it is unknown, as for traces that another program decoded.
 
-    `peak_kv_tokens` and `mean_kv_tokens` count cached tokens per sequence, prompt included, after each step, before it
-    is compressed. `thinking_tokens` are 0 where nothing opens thinking; `seconds` is its share of its batches' time.
+    `peak_kv_tokens` and `mean_kv_tokens` count the cached tokens of a sequence after each step and before compression,
+    prompt included. `thinking_tokens` is 0 if no tag opens thinking. `seconds` is the trace's share of the wall time of
+    its batches.
     """
 
     prompt_tokens: int | None
@@ -159,7 +161,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Usage(Costs):
-    """The cost of a generation of our engine: all of it is known."""
+    """The cost of a generation of kvatlas's engine, which knows every count."""
 
     prompt_tokens: int
     output_tokens: int
@@ -171,10 +173,11 @@ class Usage(Costs):
 
 @dataclass(frozen=True)
 class EvictionTrace:
-    """The fate of each cached token: the prompt's, then the new ones without the last, which is never cached.
+    """The evictions of the cached tokens: prompt first, then the new tokens except the last, which is never cached.
 
-    A policy chooses `holders` times over: for the whole model, each layer or each KV head. `left[i]` is the number of
-    new tokens written when the last holder dropped token i, 0 if one held it to the end; `held[i]` is how many did.
+    A policy makes `holders` independent choices: one for the model, or one for each layer or KV head. `left[i]` is the
+    number of new tokens when the last holder evicted token i, or 0 if a holder kept it to the end. `held[i]` is the
+    number of holders that kept it to the end.
     """
 
     holders: int
@@ -184,11 +187,11 @@ class EvictionTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """One generation: the new tokens (prompt excluded, end token included), its text, its grade, its cost.
+    """One generation: its new tokens (prompt excluded, end token included), text, grade and cost.
 
-    `eviction_trace` is None where nobody saw the cache: a remote model's trace, or one read without its tokens.
-    `written` is a digest of the tokens, which traces from a store have even without them: equal digests, equal texts.
-    `made_with` names the versions that decoded it, as JSON; it is empty where nobody noted them.
+    `eviction_trace` is None for traces of remote models and for traces that were read without their tokens. `written`
+    is a digest of the tokens; a store also gives it for traces without tokens. `made_with` names the versions that
+    decoded the trace, as JSON; it is empty if they are unknown.
     """
 
     model: str
@@ -206,18 +209,18 @@ class Trace:
 
 
 def percent(share: float | None) -> float | None:
-    """A share in percent, to four places, as JSON and CSV files have it."""
+    """Return a share in percent with four decimals, the form of JSON and CSV files."""
     return None if share is None else round(100 * share, 4)
 
 
 def rounded(value: float | None, places: int) -> float | None:
-    """A number to so many places."""
+    """Return the value with so many decimals."""
     return None if value is None else round(value, places)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval and standard error, both clustered by problem; None where nothing is known."""
+    """A mean with its 95 % interval and standard error, both clustered by problem; unknown values are None."""
 
     value: float
     low: float | None
@@ -227,17 +230,17 @@ class Estimate:
     se_clustered: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
-        """Value and interval in percent."""
+        """Return value and interval in percent."""
         return {"value": percent(self.value), "low": percent(self.low), "high": percent(self.high)}
 
 
 @dataclass(frozen=True)
 class BudgetAudit:
-    """The choice that the first compression of a setting leaves to its policy, over so many `problems`.
+    """The number of older tokens that a policy may keep at the first compression of a setting, over `problems`.
 
-    `median` and `worst` (the smallest) count the places for older tokens that compete, which are thinking tokens alone
-    while the prompt is kept. In the share `none` of the problems there is no place; in the share `no_choice`, which
-    includes these, all competing tokens go or all stay, so that every policy keeps the same tokens.
+    `median` and `worst` (the minimum) count these places; only thinking tokens compete for them while the prompt is
+    kept. `none` is the share of problems without any place. `no_choice`, which includes `none`, is the share in which
+    all competing tokens are kept or all are evicted, so that every policy keeps the same tokens.
     """
 
     problems: int
@@ -247,12 +250,12 @@ class BudgetAudit:
     no_choice: float
 
     def to_dict(self) -> dict[str, float | None]:
-        """The same with shares in percent."""
+        """Return the fields with shares in percent."""
         return {**asdict(self), "none": percent(self.none), "no_choice": percent(self.no_choice)}
 
 
 class Vacuous(StrEnum):
-    """Reasons why traces cannot tell settings apart."""
+    """A reason why traces cannot tell settings apart."""
 
     UNCOMPRESSED = "uncompressed"
     IDENTICAL = "identical"
@@ -261,11 +264,11 @@ class Vacuous(StrEnum):
 
 @dataclass(frozen=True)
 class Validity:
-    """Counts that say whether the traces of some settings can show a difference at all.
+    """Counts of traces from which follows if they can show a difference between settings.
 
-    `bounded` of the `traces` belong to `settings` with a KV budget, and `compressed` of these were compressed at least
-    once. `no_answer` and `truncated` count over all traces. `identical` are groups of settings, by their ids, that
-    wrote the same tokens for every problem and sample; `same` tells that all settings with a KV budget did.
+    `bounded` traces belong to `settings` with a KV budget; `compressed` of these were compressed at least once.
+    `no_answer` and `truncated` count over all traces. `identical` lists groups of setting ids whose tokens are equal
+    for every problem and sample; `same` is True if this holds for all settings with a KV budget.
     """
 
     traces: int
@@ -284,7 +287,7 @@ class Validity:
 
     @property
     def vacuous(self) -> Vacuous | None:
-        """The reason why no setting can be recommended from these traces; None where one can."""
+        """The reason why these traces cannot support a recommendation, or None."""
         if self.bounded and not self.compressed:
             return Vacuous.UNCOMPRESSED
         if self.traces and self.unanswered == self.traces:
@@ -293,7 +296,7 @@ class Validity:
 
     @property
     def reason(self) -> str | None:
-        """The same reason as a clause; None where a setting can be recommended."""
+        """The reason of `vacuous` as a clause, or None."""
         return {
             None: None,
             Vacuous.UNCOMPRESSED: f"none of the {self.bounded:,} traces under a KV budget was compressed",
@@ -302,17 +305,16 @@ class Validity:
         }[self.vacuous]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as data, with the reason why nothing can be recommended."""
+        """Return the counts with `vacuous` as data."""
         return {**asdict(self), "identical": [list(group) for group in self.identical], "vacuous": self.vacuous}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting on a map: the estimate, and what the setting costs (means over traces; None on a CSV map).
+    """One setting on a map: the estimate and the costs of the setting (means over traces; None on a CSV map).
 
-    `seconds_mean` is measured: a trace's share of the wall time of the batches that it was part of. `unmeasured` counts
-    traces of which the metric is unknown: they are no part of the estimate. `audit` says what its budget leaves to the
-    policy.
+    `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
+    unknown; the estimate leaves them out.
     """
 
     setting: Setting
@@ -326,7 +328,7 @@ class Cell:
     audit: BudgetAudit | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The cell as JSON, CSV files and pages have it: values in percent, unknown ones None."""
+        """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
         estimate = self.estimate
         return {
             "setting": str(self.setting),
@@ -346,7 +348,7 @@ class Cell:
 
 
 class NoteKind(StrEnum):
-    """The subject of a note on a map; `WARNINGS` have the colour of warnings."""
+    """The subject of a note on a map; notes of the kinds in `WARNINGS` are drawn as warnings."""
 
     VACUOUS = "vacuous"
     PARTIAL = "partial"
@@ -366,14 +368,14 @@ WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL, NoteKind.MIXED)
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence that belongs to a map or a description, and what it is about."""
+    """A sentence about a map or a description, with its subject."""
 
     kind: NoteKind
     text: str
 
     @property
     def is_warning(self) -> bool:
-        """True if the map cannot be read without it."""
+        """True if a reader must see the note before the map."""
         return self.kind in WARNINGS
 
     def __str__(self) -> str:
@@ -385,7 +387,7 @@ CellCoord = tuple[Any, Any]
 
 
 class MapName(NamedTuple):
-    """The name of a map. The mean over several benchmarks has the benchmark `mean of N`."""
+    """The name of a map. The benchmark of a mean map is `mean of N`."""
 
     model: str
     benchmark: str
@@ -393,12 +395,12 @@ class MapName(NamedTuple):
 
     @classmethod
     def of_mean(cls, model: str, benchmarks: int, policy: str) -> MapName:
-        """The name of a mean over so many benchmarks."""
+        """Return the name of a mean over so many benchmarks."""
         return cls(model, mean_of(benchmarks), policy)
 
 
 def mean_of(benchmarks: int) -> str:
-    """The benchmark of a mean map, in files too."""
+    """Return the benchmark of a mean map, as files have it too."""
     return f"mean of {benchmarks}"
 
 
@@ -406,11 +408,11 @@ def mean_of(benchmarks: int) -> str:
 class Map:
     """A metric over two axes of the grid, for one model and one benchmark (or the mean over several).
 
-    `axes` holds the two parameters in the order (vertical, horizontal) with their values ascending; `cells` is keyed
-    by the pair of values in that order. `baselines` are settings outside the grid, by their text. `validity` is that
-    of the cells; None where there are no traces. `averaged` counts the benchmarks of a mean map, 0 for a single one.
-    `plateau` holds the cells that are statistically tied with the best; None where no test was made. `keeps` holds
-    those that are shown to lose at most the `margin` against the full cache; None where there is none.
+    `axes` holds the two parameters in the order (vertical, horizontal) with ascending values; `cells` is keyed by the
+    pair of values in that order. `baselines` are settings outside the grid, by their text. `validity` is None if there
+    are no traces. `averaged` counts the benchmarks of a mean map and is 0 for a map of one benchmark. `plateau` holds
+    the cells that are statistically tied with the best, `keeps` those shown to lose at most the `margin` against the
+    full cache; both are None if they were not tested.
     """
 
     model: str
@@ -439,23 +441,23 @@ class Map:
 
     @property
     def full(self) -> Cell | None:
-        """The full cache, where it is a baseline."""
+        """The cell of the full cache, if it is a baseline."""
         return next((cell for cell in self.baselines.values() if cell.setting.policy == "full"), None)
 
     @property
     def remarks(self) -> tuple[Note, ...]:
-        """Its notes, after the reason why its traces can show nothing, if there is one."""
+        """The notes, preceded by the reason why the traces cannot show a difference, if any."""
         reason = self.validity.reason if self.validity else None
         return (Note(NoteKind.VACUOUS, f"VACUOUS: {reason}"), *self.notes) if reason else self.notes
 
     @property
     def best(self) -> CellCoord:
-        """The place of the highest cell; of equal ones the first."""
+        """The coordinates of the highest cell; the first of equal ones."""
         return max(self.cells, key=lambda coord: self.cells[coord].estimate.value)
 
 
 class Check(StrEnum):
-    """The outcome of a check: nothing to do, a warning, or a reason not to start."""
+    """The outcome of a check; `failed` means that a sweep cannot start."""
 
     OK = "ok"
     WARNING = "warning"
@@ -464,7 +466,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a check before a sweep, and what to do about it (empty if nothing)."""
+    """One result of a check before a sweep, with advice if there is something to do."""
 
     name: str
     status: Check
@@ -476,10 +478,10 @@ class Finding:
 
 
 def canonical(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values have equal texts, on every machine."""
+    """Return JSON with sorted keys and no spaces: equal values have equal texts on every machine."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical text, in hexadecimal."""
+    """Return the SHA-256 of the canonical text in hexadecimal."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()

@@ -1,10 +1,10 @@
-"""What the machine leaves to this process: memory, below the limits of the system and of control groups."""
+"""Memory that is free for this process, below the limits of the system and of control groups."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: Files of a control group by its version: its limit, what it takes, and which line of its statistics is cached files.
+#: Files of a control group by its version: limit, usage, and the line of the statistics that counts cached files.
 _GROUPS = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -12,7 +12,7 @@ _GROUPS = {
 
 
 def free_memory(device: str = "cpu") -> int | None:
-    """Bytes that this process may still take on a device; None where the system does not say."""
+    """Return the bytes that this process may still allocate on a device; None if the system does not tell."""
     if device != "cpu":
         import torch
 
@@ -34,9 +34,10 @@ def free_memory(device: str = "cpu") -> int | None:
 
 
 def left_in_group(root: Path = Path("/")) -> int | None:
-    """Bytes below the memory limits of this process' control groups, version 1 or 2; None where there is no limit.
+    """Return the bytes left below the memory limits of this process's control groups; None without a limit.
 
-    A container's limit. Every group above one's own has one, too; cached files that may be dropped are free.
+    Containers limit memory this way, in version 1 or 2. Groups above the own one have limits, too; cached files that
+    the system may drop count as free.
     """
     remaining = []
     try:
@@ -52,7 +53,7 @@ def left_in_group(root: Path = Path("/")) -> int | None:
         else:
             continue
         own = top / path.strip("/")
-        # Within a container the path may be the host's: its own limit is then at the top.
+        # In a container the path may be that of the host; the container's limit is then at the top.
         for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
             try:
                 most = int((group / limit).read_text())

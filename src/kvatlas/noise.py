@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a number depends on what it is for, never on what was drawn before it.
+"""Counter-based random numbers, which depend on their key and counter and not on earlier draws.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in integer tensor arithmetic, so
-that the same numbers come out on every device, for any batch and any order.
+that the numbers are the same on every device, for any batch and any order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def stream_key(*parts: str | int) -> int:
-    """A 63-bit key of a stream of random numbers, from what identifies it."""
+    """Return the 63-bit key of the random stream that `parts` identify."""
     return int.from_bytes(hashlib.blake2b(canonical(list(parts)).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def philox(key: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four words of 32 bits for each 64-bit key and 128-bit counter (all int64, broadcast together)."""
+    """Return four 32-bit words for each 64-bit key and 128-bit counter (all int64, broadcast together)."""
     k0, k1 = key & _LOW, (key >> 32) & _LOW
     for _ in range(10):
         low0, high0 = _multiply(c0, _MULTIPLIERS[0])
@@ -37,13 +37,13 @@ def philox(key: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple
 
 
 def _multiply(word: Tensor, constant: int) -> tuple[Tensor, Tensor]:
-    # Products of two 32-bit words overflow the sign of int64, their 64 bits are right all the same.
+    # Products of two 32-bit words may overflow int64; their 64 bits are correct nevertheless.
     product = word * constant
     return product & _LOW, (product >> 32) & _LOW
 
 
 def uniform(stream: Tensor, length: int, position: Tensor, choice: Tensor) -> Tensor:
-    """Numbers in (0, 1), float64, for tokens at `position` when `length` tokens were written; `choice` from 1 up."""
+    """Return numbers in (0, 1), float64, for tokens at `position` after `length` new tokens; `choice` is >= 1."""
     import torch
 
     zero = torch.zeros_like(position)
@@ -52,24 +52,20 @@ def uniform(stream: Tensor, length: int, position: Tensor, choice: Tensor) -> Te
 
 
 def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64, keyed by (stream, position, token id); the arguments broadcast together.
+    """Return standard Gumbel noise, float64, keyed by (stream, position, token id); the arguments broadcast together.
 
-    Keyed by the token's id, not by its place among the candidates, so that two settings whose logits agree choose the
-    same token even where top-k or top-p cut differently.
+    The key is the id of a token and not its rank, so that two settings with equal logits choose the same token even if
+    top-k or top-p cut differently.
     """
-    import torch
-
-    return -torch.log(-torch.log(_token_uniform(stream, position, token)))
-
-
-def _token_uniform(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     import torch
 
     kernels = native.load()
     rows = token.shape[0] if token.dim() == 2 else -1
     # On a CPU the arithmetic on tensors of int64 costs more than the layers of a small model.
     if kernels and token.is_cpu and stream.shape == position.shape == (rows, 1) and token.stride(1) == 1:
-        return kernels.uniform(stream.flatten(), position.flatten(), token)
-    zero = torch.zeros_like(position + token)
-    word, *_ = philox(stream, zero + position, zero + token, zero, zero)
-    return (word.double() + 0.5) / 2.0**32
+        numbers = kernels.uniform(stream.flatten(), position.flatten(), token)
+    else:
+        zero = torch.zeros_like(position + token)
+        word, *_ = philox(stream, zero + position, zero + token, zero, zero)
+        numbers = (word.double() + 0.5) / 2.0**32
+    return -torch.log(-torch.log(numbers))

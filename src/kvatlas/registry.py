@@ -1,4 +1,4 @@
-"""The one registry class: policies, benchmarks and executors are found by name, third parties' by entry points."""
+"""The registry of policies, benchmarks and executors by name; third parties add theirs by entry points."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class PluginWarning(UserWarning):
-    """A third party's entry point cannot be used and is left out."""
+    """The entry point of a third party cannot be used and is left out."""
 
 
 class Registry(Generic[T]):
-    """Names to objects, imported when first asked for (`"package.module:attribute"`).
+    """Objects by name, imported at first use from addresses `"package.module:attribute"`.
 
-    `noun` is the word for an entry in error sentences, `group` the entry-point group that third parties add to,
-    `fault(name, object)` says what is wrong with an object of theirs, or nothing.
+    `noun` names an entry in error sentences, `group` is the entry-point group of third parties, and
+    `fault(name, object)` returns what is wrong with their object as a clause, or "".
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Registry(Generic[T]):
         return addresses
 
     def names(self) -> list[str]:
-        """All names, ours first, in the order in which they were registered; nothing is imported for them."""
+        """Return all names in the order of registration, our own first, without importing the objects."""
         return list(self._addresses)
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Names and objects; a plug-in that cannot be used is left out with a warning that names it."""
+        """Yield names and objects; plug-ins that cannot be used are left out with a warning."""
         for name in self.names():
             try:
                 item = self.get(name)
@@ -60,12 +60,11 @@ class Registry(Generic[T]):
                 yield name, item
 
     def listed(self) -> str:
-        """All names that `get` takes, for an error sentence."""
+        """Return the names that `get` accepts, for an error sentence."""
         return ", ".join(name for name, _ in self.items())
 
     def get(self, name: str) -> T:
-        """The object behind a name; KvatlasError lists the valid names when there is none, and says why a plug-in
-        cannot be used."""
+        """Return the object of a name; KvatlasError for an unknown name or a plug-in that cannot be used."""
         address = self._addresses.get(name)
         if address is None:
             raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.")

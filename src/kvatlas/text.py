@@ -1,46 +1,47 @@
-"""Texts at the edges: hostile text made visible, formulas guarded, values read as people write them.
+"""Untrusted text made visible, spreadsheet formulas guarded, values read from text.
 
-Text that models and files wrote is hostile wherever it is shown: control characters, escapes, marks that turn the
-direction of writing, private and unpaired characters are written out as `⟨U+001B⟩`, so that no text steers a terminal,
-a figure, a table or a page. Values of parameters are read by the declared type of the field, never guessed.
+Text of models and files is untrusted. Control characters, escapes, marks that change the direction of writing, private
+and unpaired characters are written as `⟨U+001B⟩`, so that no text controls a terminal, a figure, a table or a page.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import Any, TextIO
+
+#: Unicode categories of hidden characters.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 
 
 def visible(value: Any) -> Any:
-    """A text with hidden characters written out, line feeds and tabs as they are; what is no text, unchanged.
+    """Return a text with hidden characters written out, except line feeds and tabs; other values unchanged.
 
-    Nor is markup of templates (`__html__`), whose texts were made visible when they went in.
+    Markup of templates (`__html__`) stays unchanged, too: its texts were made visible when they were inserted.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     if value.replace("\n", "").replace("\t", "").isprintable():
         return value
-    return "".join(f"⟨U+{ord(mark):04X}⟩" if _hidden(mark) else mark for mark in value)
-
-
-def _hidden(mark: str) -> bool:
-    return mark not in "\n\t" and unicodedata.category(mark) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+    return "".join(
+        f"⟨U+{ord(mark):04X}⟩" if mark not in "\n\t" and unicodedata.category(mark) in _HIDDEN else mark
+        for mark in value
+    )
 
 
 class VisibleStream:
-    """A text stream through which only visible text goes; all but writing is the stream's own.
+    """A text stream that writes only visible text and forwards everything else to the stream it wraps.
 
-    Rich draws with escapes of its own, so it writes to the stream itself (`rich_proxied_file` is its name for that);
-    what it is given is to be made visible before.
+    Rich writes escapes of its own to the inner stream, which it finds as `rich_proxied_file`; its texts must be made
+    visible before.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
-        """Write a text made visible; the number of its characters."""
+        """Write a text made visible and return its number of characters."""
         self.rich_proxied_file.write(visible(text))
         return len(text)
 
@@ -50,25 +51,25 @@ class VisibleStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        # Bytes would go past.
+        # Bytes would not be filtered.
         if name in ("buffer", "detach"):
             raise AttributeError(name)
         return getattr(self.rich_proxied_file, name)
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """The stream itself, for text that has to come out as it is: only where that is no terminal."""
+    """Return the inner stream for text that must not change, unless it is a terminal."""
     raw: TextIO = getattr(stream, "rich_proxied_file", stream)
     return stream if raw.isatty() else raw
 
 
 def guarded(value: Any) -> Any:
-    """A value of a CSV file: a text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Return a value for a CSV file: texts that a spreadsheet would run as a formula get a leading apostrophe."""
     return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
 
 
 def unguarded(text: str) -> str:
-    """The inverse of `guarded`."""
+    """Return the text that `guarded` was given."""
     return text[1:] if text[:1] == "'" and _is_formula(text[1:]) else text
 
 
@@ -84,20 +85,25 @@ def _is_formula(text: str) -> bool:
 
 
 def read_value(owner: type, name: str, text: str) -> Any:
-    """The value that `text` spells for a field of a dataclass.
+    """Return the value that `text` spells for a field of a dataclass, by the declared type of the field.
 
-    A text stays as it is, a number is read as one, all else as YAML. What cannot be read stays text as well, and so
-    does the value of an unknown field: the sentence of whoever checks it then names what was given.
+    Text fields take the text, numeric fields a number, all others YAML. Text that cannot be read stays text, as does
+    the value of an unknown field, so that later checks can quote it.
     """
     declared = next((field for field in fields(owner) if field.name == name), None)
-    if declared is None or _is_text(declared):
+    if declared is None or isinstance(declared.default, str):
         return text
-    value = number(text) if _types(declared) <= {"int", "float"} else text
+    # Annotations are texts in modules that postpone them.
+    kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
+    types = set(re.findall(r"\w+", kind)) - {"None", "Optional", "typing"}
+    if types == {"str"}:
+        return text
+    value = number(text) if types <= {"int", "float"} else text
     return spelled(text) if isinstance(value, str) else value
 
 
 def number(text: str) -> int | float | str:
-    """The number that a text spells in ASCII digits; else the text."""
+    """Return the number that a text spells in ASCII digits, else the text."""
     for kind in (int, float) if text.isascii() else ():
         try:
             return kind(text)
@@ -107,21 +113,10 @@ def number(text: str) -> int | float | str:
 
 
 def spelled(text: str) -> Any:
-    """The value of a text without a declared type: read as YAML; else the text."""
+    """Return the value of a text read as YAML, else the text."""
     import yaml
 
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
-
-
-def _is_text(declared: Field[Any]) -> bool:
-    return _types(declared) == {"str"} or isinstance(declared.default, str)
-
-
-def _types(declared: Field[Any]) -> set[str]:
-    """Names of the types of a field, None left out; annotations are text in modules that postpone them."""
-    kind = declared.type
-    text = kind.__name__ if isinstance(kind, type) else str(kind)
-    return set(re.findall(r"\w+", text)) - {"None", "Optional", "typing"}

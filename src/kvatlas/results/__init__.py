@@ -1,4 +1,4 @@
-"""The SQLite store of a run, what it is to hold, and its export."""
+"""The SQLite store of a run, its manifest of promised traces, and its export."""
 
 from kvatlas.results.manifest import Expected, Manifest
 from kvatlas.results.records import Key, TraceColumns

@@ -1,4 +1,4 @@
-"""What a run is to hold: the cells that a sweep promised, against which missing ones are noticed."""
+"""The manifest of a run: the cells that its sweeps promised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvatlas.core import Setting
 
 @dataclass(frozen=True)
 class Expected:
-    """One cell that a run is to hold: every problem, `samples` times. `baseline` cells are outside the grid."""
+    """One promised cell: every problem, `samples` times. `baseline` cells are outside the grid."""
 
     model: str
     benchmark: str
@@ -23,18 +23,18 @@ class Expected:
 
     @property
     def name(self) -> tuple[str, str, Setting]:
-        """The same for no two cells of a run."""
+        """Model, benchmark and setting, which identify a cell of a run."""
         return self.model, self.benchmark, self.setting
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The promise of one sweep. `axes` are the grid's parameters with their values, the first one vertical.
+    """The promise of a sweep. `axes` are the parameters of the grid with their values, the vertical one first.
 
-    `about[benchmark][problem]` is what the benchmark says about a problem's difficulty (a maze's L, B, N, S).
-    `allocation` is empty where all cells are to have all problems; an adaptive sweep tells its `blocks`, the number of
-    `problems` of each benchmark, and by model whether and why it `stopped`. Its cells have the first so many problems
-    of one order each, and what they are promised grows while it runs.
+    `about[benchmark][problem]` describes the difficulty of a problem (L, B, N, S of a maze). `allocation` is empty if
+    all cells have all problems. For an adaptive sweep it holds `blocks`, the number of `problems` of each benchmark,
+    and `stopped`, the reason of the end by model; each cell then has the first problems of one order, more of them as
+    the sweep goes on.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -46,7 +46,7 @@ class Manifest:
     screened: bool = False
 
     def unlike(self, earlier: Manifest) -> str:
-        """Where an earlier sweep differs in what all cells of a run share, as a clause; empty if it is the same."""
+        """Return the differences in models, benchmarks, sampling, seed and allocation as a clause, or ""."""
         here, there = self._shared(), earlier._shared()
         differing = [name for name in here if here[name] != there.get(name, here[name])]
         return " and ".join(f"{name} {there[name]} (this spec: {here[name]})" for name in differing)
@@ -62,15 +62,15 @@ class Manifest:
         }
 
     def others(self, earlier: Manifest) -> list[Expected]:
-        """The cells of an earlier sweep that this one lacks, without those of imported logs."""
+        """Return the cells of an earlier sweep that this one lacks, without those of imported logs."""
         mine, imported = {cell.name for cell in self.expected}, earlier.provenance.get("imported", {})
         lacking = [cell for cell in earlier.expected if cell.name not in mine]
         return [cell for cell in lacking if f"{cell.model} {cell.benchmark}" not in imported]
 
     def joined(self, earlier: Manifest) -> Manifest:
-        """This promise together with that of an earlier sweep that is not `unlike`.
+        """Return this promise joined with that of an earlier sweep that is not `unlike`.
 
-        All cells have the problems and samples of the larger one; a cell on the grid of one of them stays on it.
+        All cells have the problems and samples of the larger sweep; a cell on the grid of one sweep stays on it.
         """
         others, spec, axes = self.others(earlier), dict(self.spec), dict(self.axes)
         old, mine = ({cell.name: cell for cell in manifest.expected} for manifest in (earlier, self))
@@ -92,7 +92,7 @@ class Manifest:
             axes = dict(earlier.axes)
             for name, values in self.axes:
                 axes[name] = tuple(dict.fromkeys((*axes.get(name, ()), *values)))
-            # Each cell by itself: null keeps those of the grid from being crossed with axes that they lack.
+            # Each cell alone: null keeps cells of the grid from being crossed with axes that they lack.
             alone = dict.fromkeys((name in grid, cell.setting) for name, cell in cells.items() if name in names)
             spec |= {
                 "settings": [
@@ -113,7 +113,7 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the store; problem lists are written once per benchmark, and how many of them a cell has."""
+        """Return plain data for the store: problem lists once for each benchmark, and their number for each cell."""
         problems: dict[str, list[str]] = {}
         for cell in self.expected:
             if len(cell.problems) > len(problems.get(cell.benchmark, ())):
@@ -139,7 +139,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """The inverse of `to_json`."""
+        """Return the manifest that `to_json` gave."""
         problems = {benchmark: tuple(ids) for benchmark, ids in data["problems"].items()}
         expected = tuple(
             Expected(

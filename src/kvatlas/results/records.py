@@ -21,27 +21,30 @@ from numpy.typing import NDArray
 
 from kvatlas.core import Costs, EvictionTrace, Grade, Setting, Status, Trace, Usage
 
-#: The columns of a trace in their order; the last three are large.
+#: The columns of a trace in order; the last three are large.
 COLUMNS = (
     "run_key", "setting", "model", "benchmark", "problem", "sample",
     "correct", "progress", "answer", "status", "metrics", "usage", "tokens", "text", "fate",
 )  # fmt: skip
-#: What a trace cost, in the order of its fields.
+#: The costs of a trace, in the order of their fields.
 COSTS = tuple(field.name for field in fields(Costs))
 
 
 def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
-    """The values of `COLUMNS`."""
-    return (
-        *small_of(run_key, trace),
-        array("i", trace.tokens).tobytes(),
-        zlib.compress(trace.text.encode(), 1),
-        _packed(trace.eviction_trace),
-    )
+    """Return the values of `COLUMNS`.
+
+    The eviction trace is packed as the number of holders, then `left`, then `held` unless there is one holder.
+    """
+    evictions, packed = trace.eviction_trace, b""
+    if evictions is not None:
+        numbers = array("i", (evictions.holders, *evictions.left, *(evictions.held if evictions.holders > 1 else ())))
+        packed = zlib.compress(numbers.tobytes(), 1)
+    text = zlib.compress(trace.text.encode(), 1)
+    return (*small_of(run_key, trace), array("i", trace.tokens).tobytes(), text, packed)
 
 
 def small_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
-    """The values of `COLUMNS` without the large ones."""
+    """Return the values of `COLUMNS` without the large ones."""
     grade = trace.grade
     return (
         run_key,
@@ -60,11 +63,13 @@ def small_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
 
 
 def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
-    """The inverse of `row_of`; ValueError, KeyError, TypeError or zlib.error for what no trace ever was."""
+    """Return the trace that `row_of` was given; ValueError, KeyError, TypeError or zlib.error for other rows."""
     _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, eviction_trace = row
     correct, progress, answer, status, metrics = grade
     ids = array("i")
     ids.frombytes(tokens)
+    # Stores of earlier versions hold further counts.
+    costs = {name: value for name, value in json.loads(usage).items() if name in COSTS}
     return Trace(
         model=model,
         benchmark=benchmark,
@@ -74,7 +79,7 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
         grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
-        usage=_usage(json.loads(usage)),
+        usage=Costs(**costs) if None in costs.values() else Usage(**costs),
         eviction_trace=_unpacked(eviction_trace),
         written=written,
         made_with=sys.intern(made_with),
@@ -88,7 +93,7 @@ def _setting(identity: str) -> Setting:
 
 
 def checksum(*row: Any) -> str:
-    """A digest of all values of a row, each with its length."""
+    """Return a digest of all values of a row, each with its length."""
     digest = hashlib.blake2b(digest_size=8)
     for value in row:
         piece = value if isinstance(value, bytes) else repr(value).encode()
@@ -97,24 +102,8 @@ def checksum(*row: Any) -> str:
 
 
 def digest(tokens: bytes) -> str:
-    """By which tokens are told apart without being read."""
+    """Return a digest that tells the tokens of traces apart."""
     return hashlib.blake2b(tokens, digest_size=16).hexdigest()
-
-
-def _usage(stored: dict[str, Any]) -> Costs:
-    """Older stores hold counts that nothing reads any more."""
-    known = {name: stored[name] for name in COSTS}
-    return Costs(**known) if None in known.values() else Usage(**known)
-
-
-def _packed(eviction_trace: EvictionTrace | None) -> bytes:
-    """Holders, then `left`; then `held`, unless one holder makes it plain."""
-    if eviction_trace is None:
-        return b""
-    numbers = array("i", (eviction_trace.holders, *eviction_trace.left))
-    if eviction_trace.holders > 1:
-        numbers.extend(eviction_trace.held)
-    return zlib.compress(numbers.tobytes(), 1)
 
 
 def _unpacked(packed: bytes) -> EvictionTrace | None:
@@ -130,16 +119,16 @@ def _unpacked(packed: bytes) -> EvictionTrace | None:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-#: What names one trace in the store: run key, setting id, benchmark, problem, sample.
+#: The key of a trace in the store: run key, setting id, benchmark, problem, sample.
 Key = tuple[str, str, str, str, int]
-#: A number, a record and the values of its metrics.
+#: A row number, a record and the values of its metrics.
 Row = tuple[int, bytes, bytes]
 
-#: The numbers of statuses; 0 is a trace that is missing.
+#: The numbers of statuses; 0 is a missing trace.
 STATUS = {status: number for number, status in enumerate(Status, 1)}
 _NAMES = ("run_key", "setting", "model", "benchmark", "problem", "made_with", "metrics")
-#: One trace. Names are places in a list of texts, `metrics` that of its metrics' names; costs are NaN where they are
-#: unknown; `answer` tells answers apart and is 0 for none; `written` is the digest of the tokens, 0 where unknown.
+#: One trace. Names are indices into a list of texts, `metrics` that of its metrics' names. Unknown costs are NaN.
+#: `answer` is a digest of the answer, 0 without one; `written` is the digest of the tokens, 0 if unknown.
 RECORD = np.dtype(
     [
         *((name, "<i4") for name in (*_NAMES, "sample")),
@@ -150,38 +139,36 @@ RECORD = np.dtype(
 )
 _PACKED = Struct("<8i2B8dQ16s")
 _UNKNOWN = bytes(16)
-#: Records that are joined at once.
+#: Records joined at a time.
 _CHUNK = 10_000
 
 
 def record(small: Sequence[Any], written: bytes, made_with: str, number: Callable[[str], int]) -> tuple[bytes, bytes]:
-    """A trace as bytes: its `RECORD`, and the values of its metrics.
+    """Return a trace as bytes: its `RECORD`, and the values of its metrics.
 
-    `small` are the columns of a row without the large ones, `number` gives the place of a text.
+    `small` are the columns of a row without the large ones, `number` returns the index of a text.
     """
     run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, metrics, usage = small
     known = {name: value for name, value in json.loads(metrics).items() if value is not None}
     kinds = {name: isinstance(value, str) for name, value in known.items()}
     values = [float(number(value) if kinds[name] else value) for name, value in known.items()]
-    costs = json.loads(usage)
+    costs, code = json.loads(usage), 0
+    if answer is not None:
+        code = int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "little") or 1
     body = _PACKED.pack(
         *map(number, (run_key, setting, model, benchmark, problem, made_with, json.dumps(kinds))),
         *(sample, STATUS[status], bool(correct), progress),
         *(math.nan if costs[name] is None else costs[name] for name in COSTS),
-        0 if answer is None else _answer(answer),
+        code,
         written or _UNKNOWN,
     )
     measured = np.array(values, "<f8").tobytes()
     return body + zlib.crc32(measured, zlib.crc32(body)).to_bytes(4, "little"), measured
 
 
-def _answer(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
-
-
 @dataclass(frozen=True)
 class TraceColumns:
-    """Traces in the order in which they were written; `records` has the fields of `RECORD`, `names` the texts."""
+    """Traces in the order of writing; `records` has the fields of `RECORD`, `names` the texts."""
 
     records: NDArray[np.void]
     measured: Floats
@@ -193,30 +180,23 @@ class TraceColumns:
 
     @classmethod
     def of(cls, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceColumns:
-        """The columns of traces with their run keys."""
+        """Return the columns of traces with their run keys."""
         if isinstance(traces, TraceColumns):
             return traces
         numbers: dict[str, int] = {}
-        rows = (
-            (
-                0,
-                *record(
-                    small_of(run_key, trace),
-                    bytes.fromhex(trace.written),
-                    trace.made_with,
-                    lambda text: numbers.setdefault(text, len(numbers)),
-                ),
-            )
-            for run_key, trace in traces
-        )
-        _, records, measured = join(rows)
+
+        def row(run_key: str, trace: Trace) -> Row:
+            small, written = small_of(run_key, trace), bytes.fromhex(trace.written)
+            return (0, *record(small, written, trace.made_with, lambda text: numbers.setdefault(text, len(numbers))))
+
+        _, records, measured = join(row(*each) for each in traces)
         return cls(records, measured, tuple(numbers))
 
     def __len__(self) -> int:
         return len(self.records)
 
     def by_cell(self) -> dict[tuple[str, str, str], Ints]:
-        """The places of the traces by run key, setting id and benchmark."""
+        """Return the indices of the traces by run key, setting id and benchmark."""
         count, names = len(self.names), self.records[["run_key", "setting", "benchmark"]]
         codes = (names["run_key"].astype(int) * count + names["setting"]) * count + names["benchmark"]
         order = np.argsort(codes, kind="stable")
@@ -230,7 +210,7 @@ class TraceColumns:
         }
 
     def metrics(self) -> dict[str, Floats]:
-        """The metrics by name: a number for each trace, NaN where it has none or a text."""
+        """Return the metrics by name: a number for each trace, NaN for missing values and texts."""
         codes, which = np.unique(self.records["metrics"], return_inverse=True)
         kinds: list[dict[str, bool]] = [json.loads(self.names[code]) for code in codes]
         widths = np.array([len(own) for own in kinds], int)[which]
@@ -245,7 +225,7 @@ class TraceColumns:
 
 
 def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
-    """The last number of the rows, and their records and values; ValueError for what is not what was written."""
+    """Return the last row number, the records and the values; ValueError for a row that fails its checksum."""
     last, joined, measured, rows = 0, bytearray(), bytearray(), iter(rows)
     while chunk := list(islice(rows, _CHUNK)):
         part = b"".join([body for _, body, _ in chunk])

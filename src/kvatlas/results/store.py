@@ -1,4 +1,4 @@
-"""The SQLite store of a run: one row per trace, one transaction per finished trace, a second start resumes."""
+"""The SQLite store of a run: one row for each trace, one transaction for each finished trace."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import COLUMNS, Key, Row, TraceColumns, checksum, join, record, row_of, trace_of
 from kvatlas.results.records import digest as digest_of_tokens
 
-#: Rises whenever the tables change. Stores of `READABLE` versions are read, and get what they lack when written to.
+#: Rises whenever the tables change. Stores of `READABLE` versions are read, and upgraded before they are written.
 SCHEMA_VERSION = 5
 READABLE = range(3, SCHEMA_VERSION + 1)
 FILE, LOCK = "run.sqlite", "run.lock"
-#: Seconds to wait for another process' transaction, and between two checkpoints.
+#: Seconds to wait for the transaction of another process, and between two checkpoints.
 BUSY, CHECKPOINT = 60.0, 1.0
-#: Begins the metric of a trace that was graded again; the grader's name follows.
+#: Prefix of the metric of a regraded trace, before the name of the grader.
 GRADED = "graded:"
-#: Begins what the problems under a run key were; divides the key of traces that were set aside.
+#: Prefix of the problem digests of a run key, and separator in the key of traces that are set aside.
 _CONTENTS, _ASIDE = "contents:", "~"
 
 _TABLES = """
@@ -42,8 +42,8 @@ CREATE TABLE traces (
     PRIMARY KEY (run_key, setting, benchmark, problem, sample)
 );
 """
-#: What versions added: 4 a checksum for each trace, and with what it was made, as a number; 5 its small columns once
-#: more, so that they are read and checked without its tokens and text (results/records.py).
+#: Additions by version: 4 a checksum and the versions of each trace; 5 its small columns once more, which are read and
+#: checked without tokens and text (results/records.py).
 _ADDED = {
     4: """
 ALTER TABLE traces ADD COLUMN checksum TEXT;
@@ -63,12 +63,12 @@ _SOUND = f"(checksum IS NULL OR checksum = checksum({_ALL}))"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
 _NO_DAMAGE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
-#: What names a problem of one cell: run key, setting id, benchmark, problem.
+#: The key of a problem in one cell: run key, setting id, benchmark, problem.
 ProblemKey = tuple[str, str, str, str]
 
 
 class Store:
-    """A run's results. Only the driver of a sweep writes; any number of readers may look at the same time."""
+    """The results of a run. Only the driver of a sweep writes; any number of readers may read at the same time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lock_file: IO[str] | None = None) -> None:
         self._connection, self._held = connection, lock_file
@@ -77,47 +77,41 @@ class Store:
         self._places: dict[str, int] = {}
         self._number = lru_cache(1 << 16)(self._numbered)
         self._checked = time.monotonic()
-        # So that tokens are told apart, and damage is seen, without any of it being kept in memory.
+        # Digests and checksums are computed in SQLite, so that queries need not return tokens and texts.
         connection.create_function("digest", 1, digest_of_tokens, deterministic=True)
         connection.create_function("checksum", len(COLUMNS), checksum, deterministic=True)
 
     @classmethod
     def create(cls, folder: Path, made_with: Mapping[str, str] | None = None) -> Store:
-        """Open the store of a run for writing, making folder and file where they are missing.
+        """Open the store of a run for writing; a missing folder or file is made.
 
-        `made_with` are the versions that every new trace gets. KvatlasError where another process writes it.
+        New traces get the versions `made_with`. Raises KvatlasError if another process writes the run.
         """
         check_folder(folder)
         path = folder / FILE
-        with _disk_sentences(path):
+        with _disk_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.ExitStack() as failed:
-                lock_file = lock(folder / LOCK)
-                if lock_file is not None:
-                    failed.enter_context(lock_file)
-                store = cls._written(path, lock_file, made_with or {})
-                failed.pop_all()
-        return store
-
-    @classmethod
-    def _written(cls, path: Path, lock_file: IO[str] | None, made_with: Mapping[str, str]) -> Store:
-        connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
-        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            # Tables and version in one transaction: a kill in between leaves an empty file, never half a store.
-            connection.execute("PRAGMA journal_mode=WAL")
-            added = " ".join(_ADDED.values())
-            connection.executescript(f"BEGIN; {_TABLES} {added} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        version = _check_version(connection, path)
-        connection.execute("PRAGMA synchronous=NORMAL")
-        store = cls(connection, path, lock_file)
-        if version < SCHEMA_VERSION:
-            store._upgrade(version)
-        store._made_with = canonical(dict(made_with)) if made_with else ""
-        store._checkpoint()
+            lock_file = lock(folder / LOCK)
+            if lock_file is not None:
+                failed.enter_context(lock_file)
+            connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
+            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                # Tables and version in one transaction: a killed process leaves an empty file, never half a store.
+                connection.execute("PRAGMA journal_mode=WAL")
+                tables = " ".join((_TABLES, *_ADDED.values()))
+                connection.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            version = _check_version(connection, path)
+            connection.execute("PRAGMA synchronous=NORMAL")
+            store = cls(connection, path, lock_file)
+            if version < SCHEMA_VERSION:
+                store._upgrade(version)
+            store._made_with = canonical(dict(made_with)) if made_with else ""
+            store._checkpoint()
+            failed.pop_all()
         return store
 
     def _upgrade(self, version: int) -> None:
-        """Add what the store of an earlier version lacks, for which all of its traces are read."""
+        """Add the tables and columns of later versions; this reads all traces."""
         with self._damage_sentences(), self._transaction():
             added = (_ADDED[later] for later in range(version + 1, SCHEMA_VERSION + 1))
             for statement in filter(str.strip, "".join(added).split(";")):
@@ -127,7 +121,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """Open the store of an existing run for reading, on a read-only medium too."""
+        """Open the store of an existing run for reading, also on a read-only medium."""
         check_folder(folder)
         path = folder / FILE
         if not path.is_file():
@@ -137,7 +131,7 @@ class Store:
             try:
                 _check_version(connection, path)
             except sqlite3.OperationalError:
-                # Readers of a write-ahead log write beside it. Where nothing may be written nobody else writes either.
+                # Readers of a write-ahead log write beside it. A read-only medium has no other writer either.
                 log = path.with_name(FILE + "-wal")
                 if log.is_file() and log.stat().st_size:
                     raise
@@ -159,7 +153,7 @@ class Store:
         self.close()
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Write what the run is to hold, in place of an earlier promise."""
+        """Write the manifest in place of an earlier one."""
         text = json.dumps(manifest.to_json())
         with _disk_sentences(self.path):
             rows = [("manifest", text), ("manifest_digest", digest(text))]
@@ -167,21 +161,21 @@ class Store:
             self._checkpoint()
 
     def manifest(self) -> Manifest:
-        """What the run is to hold; KvatlasError for a store in which no sweep was ever started, or a damaged one."""
+        """Return the manifest; KvatlasError for a store without a sweep, or a damaged one."""
         with self._damage_sentences():
             entries = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
             if "manifest" not in entries:
                 raise KvatlasError(f"The run {str(self.path.parent)!r} is empty: no sweep was started in it.")
             if entries.get("manifest_digest", digest(entries["manifest"])) != digest(entries["manifest"]):
-                raise ValueError("what the run is to hold is not what was written")
+                raise ValueError("the manifest is not what was written")
             return Manifest.from_json(json.loads(entries["manifest"]))
 
     def add(self, run_key: str, trace: Trace) -> None:
-        """Write one finished trace, on disk when this returns; one that names its versions keeps them."""
+        """Write one finished trace to disk; a trace with `made_with` keeps it."""
         self.add_all([(run_key, trace)])
 
     def add_all(self, traces: Iterable[tuple[str, Trace]]) -> None:
-        """Write traces with their run keys as `add` does, all of them or none."""
+        """Write traces with their run keys in one transaction."""
         with self._transaction():
             for run_key, trace in traces:
                 self._put(row_of(run_key, trace), trace.made_with or self._made_with)
@@ -191,28 +185,30 @@ class Store:
 
     def _put(self, row: Sequence[Any], made_with: str) -> None:
         run_key, setting, _, benchmark, problem, sample, *_ = row
+        execute, environment = self._connection.execute, None
         key = run_key, setting, benchmark, problem, sample
-        self._connection.execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
-        values = (*row, checksum(*row), self._environment_of(made_with) if made_with else None)
+        execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
+        if made_with:
+            execute("INSERT OR IGNORE INTO environments (made_with) VALUES (?)", (made_with,))
+            (environment,) = execute("SELECT id FROM environments WHERE made_with = ?", (made_with,)).fetchone()
+        values = (*row, checksum(*row), environment)
         marks = ",".join("?" * len(values))
-        number = self._connection.execute(
-            f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})", values
-        ).lastrowid
-        written = digest_of_tokens(row[-3])
-        made = record(row[:-3], bytes.fromhex(written), made_with, self._number)
-        self._connection.execute("INSERT INTO records VALUES (?, ?, ?)", (number, *made))
+        query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})"
+        number = execute(query, values).lastrowid
+        small = record(row[:-3], bytes.fromhex(digest_of_tokens(row[-3])), made_with, self._number)
+        execute("INSERT INTO records VALUES (?, ?, ?)", (number, *small))
 
     def contents(self, run_key: str) -> dict[str, str]:
-        """Digests of the problems whose traces are under a run key."""
+        """Return the digests of the problems whose traces are stored under a run key."""
         with self._damage_sentences():
             query = "SELECT value FROM meta WHERE name = ?"
             row = self._connection.execute(query, (_CONTENTS + run_key,)).fetchone()
             return {} if row is None else dict(json.loads(row[0]))
 
     def set_aside(self, contents: Mapping[str, Mapping[str, str]]) -> None:
-        """Keep under each run key the traces of problems with these digests alone.
+        """Keep only traces of problems with these digests under each run key.
 
-        Traces of a problem that had another one are set aside; they come back when the problem has that one again.
+        Traces of a problem with another digest are set aside, and restored when the problem has that digest again.
         """
         before = {key: self.contents(key) for key in contents}
         with self._transaction():
@@ -225,7 +221,7 @@ class Store:
                 self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
 
     def _move(self, key: str, to: str, problem: str) -> None:
-        # What is damaged stays, and is told when it is read.
+        # Damaged traces stay, and are reported when they are read.
         query = f"{self._select(_ALL)} WHERE run_key = ? AND problem = ?"
         for *row, _, made_with, sound in self._connection.execute(query, (key, problem)).fetchall():
             if sound:
@@ -239,7 +235,7 @@ class Store:
     def put_grading(
         self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]
     ) -> None:
-        """Write the metrics of traces that were graded again, and how, all or nothing."""
+        """Write the metrics of regraded traces, and a record of the grading, in one transaction."""
         place = COLUMNS.index("metrics")
         with self._transaction():
             for key, values in metrics.items():
@@ -250,29 +246,29 @@ class Store:
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (GRADED + name, json.dumps(record)))
 
     def gradings(self) -> dict[str, dict[str, Any]]:
-        """How the traces were graded again, by metric."""
+        """Return the records of gradings by their metric."""
         with self._damage_sentences():
             rows = self._connection.execute("SELECT name, value FROM meta WHERE name LIKE ?", (GRADED + "%",))
             return {name: json.loads(value) for name, value in rows}
 
     def tokens_per_second(self) -> float:
-        """The decoding rate of one worker, over all traces; KvatlasError for a store without any."""
+        """Return the decoding rate of one worker over all traces; KvatlasError for a store without traces."""
         tokens = seconds = 0.0
         for columns in self.columns():
             known = (columns.records["seconds"] > 0) & (columns.records["output_tokens"] >= 0)
             tokens += float(columns.records["output_tokens"][known].sum())
             seconds += float(columns.records["seconds"][known].sum())
         if not seconds:
-            raise KvatlasError(f"The run {str(self.path.parent)!r} holds no trace to measure a rate from.")
+            raise KvatlasError(f"The run {str(self.path.parent)!r} has no trace to measure a rate from.")
         return tokens / seconds
 
     def keys(self) -> set[Key]:
-        """The keys (run key, setting id, benchmark, problem, sample) of all traces in the store."""
+        """Return the keys of all traces in the store."""
         with self._damage_sentences():
             return set(self._connection.execute(f"SELECT {_ORDER} FROM traces"))
 
     def samples(self) -> dict[ProblemKey, frozenset[int]]:
-        """The samples of all traces in the store, by (run key, setting id, benchmark, problem)."""
+        """Return the samples of all traces in the store by (run key, setting id, benchmark, problem)."""
         with self._damage_sentences():
             rows = self._connection.execute(
                 "SELECT run_key, setting, benchmark, problem, group_concat(sample) FROM traces GROUP BY 1, 2, 3, 4"
@@ -283,19 +279,19 @@ class Store:
             }
 
     def columns(self, most: int = 20_000) -> Iterator[TraceColumns]:
-        """All traces as they are now, without their tokens and texts, at most so many at once.
+        """Yield all traces without tokens and texts, at most so many at a time.
 
-        Raises KvatlasError where they are not what was written; of a store of an earlier version all is read for it.
+        Raises KvatlasError for damaged traces; in a store of an earlier version this reads whole traces.
         """
         with self._damage_sentences():
             self._connection.execute("BEGIN")  # a sweep may write meanwhile
             try:
                 (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
-                last, found, added = 0, 0, most
-                while added == most:
-                    last, columns = self._columns(last, most)
-                    added = len(columns)
-                    found += added
+                last, found, size = 0, 0, most
+                while size == most:
+                    last, columns = self.added(last, most)
+                    size = len(columns)
+                    found += size
                     yield columns
                 if found != count:
                     raise ValueError(f"{count:,} traces are stored and {found:,} are listed")
@@ -303,10 +299,9 @@ class Store:
                 self._connection.execute("COMMIT")
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
-        """All traces with their run keys, in key order; without their tokens and text if `texts` is false.
+        """Yield traces with their run keys in key order; without tokens and text if `texts` is false.
 
-        Traces that were set aside are left out.
-        Raises KvatlasError for a trace that is not what was written.
+        Traces that are set aside are left out. Raises KvatlasError for a damaged trace.
         """
         columns = _ALL if texts else ", ".join((*COLUMNS[:-3], "x'', x'', x''"))
         with self._damage_sentences():
@@ -315,42 +310,35 @@ class Store:
                 yield row[0], self._trace(row)
 
     def version(self) -> int:
-        """A number that is another one once another connection has written to the store."""
+        """Return a number that changes when another connection writes to the store."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def added(self, after: int, most: int) -> tuple[int, TraceColumns]:
-        """At most so many traces written after that row, and the row of the last one."""
+        """Return the row number of the last trace and at most so many traces written after the row `after`."""
         with self._damage_sentences():
-            return self._columns(after, most)
-
-    def _columns(self, after: int = 0, most: int = -1) -> tuple[int, TraceColumns]:
-        if self._version < SCHEMA_VERSION:
-            rows = self._made_rows(lambda text: self._places.setdefault(text, len(self._places)), after, most)
-            last, records, measured = join(rows)
-        else:
-            query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
-            last, records, measured = join(self._connection.execute(query, (after, most)))
-            self._read_names()
-        return max(last, after), TraceColumns(records, measured, tuple(self._places))
+            if self._version < SCHEMA_VERSION:
+                rows = self._made_rows(lambda text: self._places.setdefault(text, len(self._places)), after, most)
+                last, records, measured = join(rows)
+            else:
+                query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
+                last, records, measured = join(self._connection.execute(query, (after, most)))
+                query = "SELECT * FROM names WHERE id >= ? ORDER BY id"
+                for number, text, check in self._connection.execute(query, (len(self._places),)):
+                    if number != len(self._places) or check != _sum(number, text):
+                        raise ValueError(f"name {number} is not what was written")
+                    self._places[text] = number
+            return max(last, after), TraceColumns(records, measured, tuple(self._places))
 
     def _made_rows(self, number: Callable[[str], int], after: int = 0, most: int = -1) -> Iterator[Row]:
-        """The rows of `records` that traces without them would have; ValueError for one that is damaged."""
+        """Yield the rows of `records` for traces without them; ValueError for a damaged trace."""
         query = f"{self._select(f'rowid, {_SMALL}')} WHERE rowid > ? ORDER BY rowid LIMIT ?"
         for row, *small, written, made_with, sound in self._connection.execute(query, (after, most)):
             if not sound:
                 raise ValueError(_changed(small))
             yield row, *record(small, bytes.fromhex(written), made_with, number)
 
-    def _read_names(self) -> None:
-        """Read the names that were written since the last time; ValueError for one that is damaged."""
-        rows = self._connection.execute("SELECT * FROM names WHERE id >= ? ORDER BY id", (len(self._places),))
-        for number, text, check in rows:
-            if number != len(self._places) or check != _sum(number, text):
-                raise ValueError(f"name {number} is not what was written")
-            self._places[text] = number
-
     def _numbered(self, text: str) -> int:
-        """The number of a name, a new one where it has none."""
+        """Return the number of a name; an unknown name is added."""
         row = self._connection.execute("SELECT id FROM names WHERE text = ?", (text,)).fetchone()
         if row is not None:
             return int(row[0])
@@ -359,13 +347,13 @@ class Store:
         return int(number)
 
     def text(self, key: Key) -> str:
-        """The text of a trace, its checksum not looked at; empty if it is not there."""
+        """Return the text of a trace without checking it; empty if the trace is missing."""
         with self._damage_sentences():
             row = self._connection.execute(f"SELECT text FROM traces WHERE {_KEY}", key).fetchone()
             return zlib.decompress(row[0]).decode() if row and row[0] else ""
 
     def trace(self, key: Key) -> Trace:
-        """One trace, whole; KeyError if it is not there."""
+        """Return one whole trace; KeyError if it is missing."""
         with self._damage_sentences():
             row = self._connection.execute(f"{self._select(_ALL)} WHERE {_KEY}", key).fetchone()
             trace = None if row is None else self._trace(row)
@@ -374,14 +362,14 @@ class Store:
         return trace
 
     def copy(self, folder: Path) -> int:
-        """Copy the run, also while it is written, into a new folder, and return the number of traces.
+        """Copy the run into a new folder and return the number of traces; the run may be written meanwhile.
 
         Raises KvatlasError if there is a run in that folder, or if the store is damaged.
         """
         if (folder / FILE).exists():
             raise KvatlasError(f"There is a run in {str(folder)!r} already; name a new folder.")
         with self._damage_sentences():
-            # All traces are read, so that no damage is copied.
+            # Reading all traces makes sure that no damage is copied.
             deque(self.traces(), maxlen=0)
             (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
         with Store.create(folder) as other:
@@ -394,7 +382,7 @@ class Store:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def _select(self, columns: str) -> str:
-        """A query of these columns, then of each trace's digest, its versions, and whether it is what was written."""
+        """Return a query of these columns, the digest of the tokens, the versions, and if the checksum holds."""
         if self._version < 4:
             return f"SELECT {columns}, digest(tokens), '', 1 FROM traces"
         made_with = "(SELECT made_with FROM environments WHERE id = environment)"
@@ -406,21 +394,14 @@ class Store:
             raise ValueError(_changed(row))
         return trace_of(tuple(values), written, made_with)
 
-    def _environment_of(self, text: str) -> int:
-        self._connection.execute("INSERT OR IGNORE INTO environments (made_with) VALUES (?)", (text,))
-        (number,) = self._connection.execute("SELECT id FROM environments WHERE made_with = ?", (text,)).fetchone()
-        return int(number)
-
     def _checkpoint(self) -> None:
-        """Bring the log's transactions into the file, so that a copy of it alone is a store."""
+        """Move the transactions of the log into the file, so that a copy of the file is a store."""
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         self._checked = time.monotonic()
 
-    # -- damage ----------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All that is written in it, or nothing."""
+        """Write everything or nothing."""
         with _disk_sentences(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -434,11 +415,11 @@ class Store:
 
     @contextmanager
     def _damage_sentences(self) -> Iterator[None]:
-        """Turn what cannot be read into one sentence."""
+        """Turn errors of reading into one sentence."""
         try:
             yield
         except (sqlite3.DatabaseError, *_DAMAGE) as error:
-            # Texts that are no UTF-8 any more come without a code.
+            # Errors for texts that are not UTF-8 have no code.
             if getattr(error, "sqlite_errorcode", 0) & 255 in _NO_DAMAGE:
                 raise _unusable(self.path, error) from error
             raise KvatlasError(
@@ -448,7 +429,7 @@ class Store:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise KvatlasError where no run can be in `folder`, before anything is computed for it."""
+    """Raise KvatlasError if `folder` cannot hold a run."""
     try:
         if folder.exists() and not folder.is_dir():
             raise KvatlasError(f"The run folder {str(folder)!r} is a file; name a folder, new or of an earlier run.")
@@ -486,7 +467,7 @@ def _unusable(path: Path, error: BaseException) -> KvatlasError:
 
 @contextmanager
 def _disk_sentences(path: Path) -> Iterator[None]:
-    """Turn what the disk says (full, read-only, not a database) into one sentence; nothing committed is lost."""
+    """Turn errors of the disk (full, read-only, not a database) into one sentence."""
     try:
         yield
     except (OSError, sqlite3.DatabaseError) as error:
@@ -494,9 +475,9 @@ def _disk_sentences(path: Path) -> Iterator[None]:
 
 
 def lock(path: Path) -> IO[str] | None:
-    """The open file that holds the lock until it is closed; None where the system has no such locks.
+    """Return the open file that holds the lock until it is closed; None on systems without such locks.
 
-    Raises KvatlasError that names the process that has it.
+    Raises KvatlasError with the name of the process that holds the lock.
     """
     try:
         import fcntl
