@@ -111,7 +111,7 @@ def test_a_ratio_is_told_as_what_it_keeps() -> None:
     # Of 2,176 - 100 - 128 thinking tokens 1,826 stay, and the window: 1,954 beside the prompt.
     with pytest.raises(KvatlasError, match="with prompts of 100 tokens, kv_budget 1954 and every 122"):
         export_setting(thinking, "triattention-vllm", prompt=100)
-    with pytest.raises(KvatlasError, match="How long prompts are is not known"):
+    with pytest.raises(KvatlasError, match="The length of prompts is unknown"):
         export_setting(thinking, "triattention-vllm")
     window = Setting.of("window", kv_budget=64, local_window=8, every=8)
     for asked, target, sentence in [
@@ -152,4 +152,4 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert code == 2
     assert "local_window is 8 and can be 1" in err
     assert kvatlas(*words, "--to", "tensorrt-llm", "--nearest")[0] == 0
-    assert "Not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()
+    assert "not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()

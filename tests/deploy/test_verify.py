@@ -197,9 +197,9 @@ def test_a_faulty_endpoint_is_told_by_what_it_answers(run: Path, long_run: Path,
 @pytest.mark.parametrize(
     ("cell", "sentence"),
     [
-        ("random", "what 'random' keeps depends on more than the text"),
+        ("random", "the choice of 'random' depends on more than the text"),
         ("full", "never compresses"),
-        ("window local_window=16", "are not those of the run"),
+        ("window local_window=16", "differ here from those of the run"),
     ],
 )
 def test_texts_that_cannot_be_compared_end_in_a_sentence(
@@ -241,7 +241,7 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
     (url, asked), out = stand(limited), tmp_path / "out"
     code, _, err = verify(url, run, "--concurrency", 1)
     assert code == 2
-    assert "asks to wait for 3600 s; what was answered before is kept" in err
+    assert "asks to wait for 3600 s; earlier answers are kept" in err
     assert len(traces_of(out)) == 4
     patient, before = True, len(asked)
     assert verify(url, run, "--concurrency", 1)[0] == 1
@@ -259,13 +259,13 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
     ("code", "headers", "body", "sentence"),
     [
         (401, {}, b"{}", "asks for a key; name its variable with --key-env"),
-        (404, {}, b"no", "this is no OpenAI-compatible API"),
-        (302, {"Location": "http://127.0.0.1:1/"}, b"", "leads to another address"),
-        (200, {}, b"data: {\n\ndata: nonsense\n\n", "answers what no OpenAI-compatible API does"),
-        (200, {}, b"[" * 100_000, "answers what no OpenAI-compatible API does"),
+        (404, {}, b"no", "this is not an OpenAI-compatible API"),
+        (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
+        (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),
+        (200, {}, b"[" * 100_000, "does not answer as an OpenAI-compatible API"),
         (200, {}, b'{"data": [{"id": "a"}, {"id": "b"}]}', "several models; name one with --served"),
         # To questions:
-        (200, {}, b'{"choices": [{"delta": {}}]}', "answers what no OpenAI-compatible API does"),
+        (200, {}, b'{"choices": [{"delta": {}}]}', "does not answer as an OpenAI-compatible API"),
         (400, {}, b"top_k is unknown", "(HTTP 400) refuses the request: top_k is unknown"),
     ],
 )
@@ -295,10 +295,10 @@ def test_top_k_is_sent_unless_an_endpoint_lacks_it(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("ftp://host",), "is no address"),
-        (("http://host:99999",), "is no address"),
+        (("ftp://host",), "is not an address"),
+        (("http://host:99999",), "is not an address"),
         (("http://user:secret@host",), "keys come from the environment"),
-        (("http://127.0.0.1:9",), "cannot be asked"),
+        (("http://127.0.0.1:9",), "cannot be reached"),
         (("http://127.0.0.1:9", "--key-env", "NOT_THERE"), "The environment has no variable 'NOT_THERE'"),
         (("http://127.0.0.1:9", "--cell", "h2o"), "fits none of the"),
         (("http://127.0.0.1:9", "--lose-at-most", "0"), "lose_at_most is a number of points"),

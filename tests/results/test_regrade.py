@@ -122,7 +122,7 @@ def test_an_audit_lists_what_math_verify_judges_otherwise_and_a_person_overrules
 def test_what_cannot_be_graded_again_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown grader 'mine'"):
         regrade(run, "mine")
-    with pytest.raises(KvatlasError, match="'other-001' of 'mine', is no problem of this run"):
+    with pytest.raises(KvatlasError, match="'other-001' of 'mine' is not in this run"):
         regrade(run, overruled=[Overruled("mine", "other-001", "3", True)])
     (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
     with pytest.raises(KvatlasError, match="The problems of mine are not those that the run was made with"):

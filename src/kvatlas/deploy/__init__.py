@@ -1,1 +1,1 @@
-"""A setting for another engine, and proof that an endpoint serves it."""
+"""Export of a setting to another engine, and the check that an endpoint serves it."""

@@ -1,6 +1,6 @@
-"""A run's problems for an OpenAI-compatible endpoint: its answers are graded by the run's grader and kept as a run.
+"""Answers of an OpenAI-compatible endpoint to the problems of a run, graded by the run's grader and stored as a run.
 
-The key of the endpoint never stands in a file or a message.
+The key of the endpoint is never written to a file or a message.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
 
-#: Bytes of an answer that are read; seconds for one; seconds that an endpoint may ask to wait.
+#: The largest answer in bytes, the seconds until a timeout, and the longest Retry-After in seconds.
 MAX_BYTES, SECONDS, LONGEST_WAIT = 2**26, 1800.0, 120.0
 #: HTTP statuses after which the same request is sent again.
 _AGAIN = (429, 500, 502, 503, 504)
 _TRIES = 6
-_KEPT = "what was answered before is kept, and the same command goes on from there"
+_KEPT = "earlier answers are kept, and the same command goes on from there"
 
 
 #: The text of an answer with its thinking in tags, its finish reason, and its usage.
@@ -36,7 +36,7 @@ Answer = tuple[str, str, Costs]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key goes to the address that was given and to no other."""
+    """Refuse redirects, so that the key is sent to the given address only."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -57,14 +57,14 @@ class Endpoint:
                 raise ValueError
         except ValueError:
             expected = "expected http://HOST:PORT or https://HOST, with or without /v1"
-            raise KvatlasError(f"{self.url!r} is no address: {expected}.") from None
+            raise KvatlasError(f"{self.url!r} is not an address; {expected}.") from None
         if parts.username or parts.password or parts.query or parts.fragment:
             raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
         self._open = urllib.request.build_opener(_NoRedirect).open
 
     def check_model(self) -> None:
-        """Find the only model that is served, or the one that was named; raises KvatlasError with those there are."""
+        """Find the only model of the endpoint, or check the given one; KvatlasError lists the models it has."""
         body = self._json("models")
         rows = body.get("data")
         if not isinstance(rows, list):
@@ -73,13 +73,13 @@ class Endpoint:
         if not self.model and len(names) == 1:
             self.model = names[0]
         if self.model not in names:
-            asked = f"no model {self.model!r}" if self.model else "several models"
-            raise KvatlasError(f"{self.url} has {asked}; name one with --served: {', '.join(names) or 'none'}.")
+            fault = f"no model {self.model!r}" if self.model else "several models"
+            raise KvatlasError(f"{self.url} has {fault}; name one with --served: {', '.join(names) or 'none'}.")
 
     def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> Answer:
         """Return the answer to one user message; `sampling` are fields of the request.
 
-        The costs of its cache, which `kvatlas serve` adds to an answer, are read, too.
+        Cache costs are read from the field that `kvatlas serve` adds to an answer.
         """
         messages = [{"role": "user", "content": question}]
         began = time.monotonic()
@@ -99,11 +99,11 @@ class Endpoint:
         numbers += [value if isinstance(value, int | float) else None for value in (*cached, time.monotonic() - began)]
         return text, finish, Costs(*numbers)
 
-    def _json(self, path: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _json(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
-        data = None if asked is None else json.dumps(asked).encode()
+        data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
         for attempt in range(1, _TRIES + 1):
             try:
@@ -111,17 +111,17 @@ class Endpoint:
                     text = self._hidden(answer.read(MAX_BYTES))
                 break
             except urllib.error.HTTPError as error:
-                said = self._hidden(error.read(2000))
+                message = self._hidden(error.read(2000))
                 if error.code not in _AGAIN or attempt == _TRIES:
-                    raise KvatlasError(self._refusal(path, error.code, said)) from None
+                    raise KvatlasError(self._refusal(path, error.code, message)) from None
                 try:
                     wait = max(0.0, float(error.headers.get("Retry-After", "")))
                 except ValueError:
-                    # There is none, or it is a date.
+                    # The header is missing, or a date.
                     wait = 2.0 ** (attempt - 1)
             except (OSError, ValueError) as error:
                 cause = self._hidden(reason(getattr(error, "reason", error)).encode())
-                raise KvatlasError(f"{self.url} cannot be asked ({cause}); {_KEPT}.") from None
+                raise KvatlasError(f"{self.url} cannot be reached ({cause}); {_KEPT}.") from None
             if wait > LONGEST_WAIT:
                 raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
             time.sleep(wait)
@@ -133,28 +133,28 @@ class Endpoint:
             raise self._nonsense(path, body)
         return body
 
-    def _refusal(self, path: str, code: int, said: str) -> str:
-        refused = f"refuses the request: {reason(ValueError(said))}"
+    def _refusal(self, path: str, code: int, message: str) -> str:
+        refusal = f"refuses the request: {reason(ValueError(message))}"
         if code in (401, 403):
-            refused = "does not take the key" if self.key else "asks for a key; name its variable with --key-env"
+            refusal = "does not accept the key" if self.key else "asks for a key; name its variable with --key-env"
         elif 300 <= code < 400:
-            refused = "leads to another address; give that one, keys are not sent on"
+            refusal = "redirects to another address; give that one, keys are not sent on"
         elif code == 404 and path == "models":
-            refused = "is not there, so this is no OpenAI-compatible API"
+            refusal = "does not exist, so this is not an OpenAI-compatible API"
         elif code in _AGAIN:
-            refused = f"is busy or fails, {_TRIES} times; {_KEPT}"
-        return f"{self.url}/{path} (HTTP {code}) {refused}."
+            refusal = f"is busy or failed {_TRIES} times; {_KEPT}"
+        return f"{self.url}/{path} (HTTP {code}) {refusal}."
 
     def _nonsense(self, path: str, body: object) -> KvatlasError:
-        return KvatlasError(f"{self.url}/{path} answers what no OpenAI-compatible API does: {str(body)[:120]!r}.")
+        return KvatlasError(f"{self.url}/{path} does not answer as an OpenAI-compatible API: {str(body)[:120]!r}.")
 
     def _hidden(self, body: bytes) -> str:
-        """The text without the key, should a server repeat it."""
+        """Return the text without the key, which a server might repeat."""
         text = body.decode(errors="replace")
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
 
 
-#: A problem and sample that is to be asked.
+#: A cell, a problem and a sample to ask for.
 Question = tuple[Expected, Problem, int]
 #: Traces by benchmark, problem and sample.
 Traces = Mapping[tuple[str, str, int], Trace]
@@ -171,20 +171,20 @@ def ask(
     top_k: bool = True,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> Traces:
-    """Ask what is missing, keep every answer as it comes, and return all answers of this endpoint.
+    """Ask for the missing answers, store each as it comes, and return all answers of this endpoint.
 
-    `problems` takes the first of each benchmark, `samples` the first of each problem; `top_k` is sent, too, which not
-    all endpoints know. `on_trace` is called with the number of answers that are there, and of all. Raises KvatlasError
-    if the endpoint cannot be asked: what was answered is kept, and a second call goes on.
+    `problems` limits each benchmark to its first problems, `samples` each problem to its first samples. Some endpoints
+    do not know the field `top_k`. `on_trace` is called with the numbers of present and of all answers. Raises
+    KvatlasError if the endpoint cannot be reached; stored answers are kept, and a second call goes on.
     """
     endpoint.check_model()
     setting = Setting.of("served", endpoint=endpoint.url, model=endpoint.model)
     spec = reference.run.manifest.spec
     sampling = dict(reference.sampling)
-    asked = reference.benchmarks()
+    by_name = reference.benchmarks()
     cells = []
     for cell in reference.cells:
-        identity = [setting.id, endpoint.model, benchmarks.identity(asked[cell.benchmark]), sampling, top_k]
+        identity = [setting.id, endpoint.model, benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
         key = digest(["verify", *identity, spec["seed"]])[:32]
         count = min(samples or cell.samples, cell.samples)
         ids = cell.problems[:problems]
@@ -199,37 +199,43 @@ def ask(
         except KvatlasError:
             margin = {"lose_at_most": 100 * reference.run.margin}
             before = Manifest((), (), margin, {"kvatlas": __version__}, source.about)
-        # In place of earlier cells of the same name, beside those of other endpoints.
+        # These cells replace earlier ones of the same name; those of other endpoints stay.
         names = {cell.name for cell in cells}
         others = [cell for cell in before.expected if cell.name not in names]
         verified = {"against": str(reference.setting), "model": reference.model}
         provenance = {**before.provenance, "verified": verified}
         store.put_manifest(replace(before, expected=(*others, *cells), provenance=provenance))
-        missing = list(_questions(cells, asked, spec["problems"], store.keys()))
+        missing = list(_questions(cells, by_name, spec["problems"], store.keys()))
         total = sum(len(cell.problems) * cell.samples for cell in cells)
 
         def answer(question: Question) -> Answer:
             cell, problem, sample = question
-            # 31 bits: what all servers take for a seed.
+            # All servers accept seeds of 31 bits.
             seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32
-            return endpoint.ask(asked[cell.benchmark].prompt(problem), fields, seed)
+            return endpoint.ask(by_name[cell.benchmark].prompt(problem), fields, seed)
 
-        for number, (question, answered) in enumerate(_answers(answer, missing, concurrency), total - len(missing) + 1):
-            store.add(question[0].run_key, _trace(question, asked[question[0].benchmark], *answered))
+        for number, (question, (text, finish, usage)) in enumerate(
+            _answers(answer, missing, concurrency), total - len(missing) + 1
+        ):
+            cell, problem, sample = question
+            grade = benchmarks.grade_text(by_name[cell.benchmark], problem, text, finish == "length")
+            grade = replace(grade, metrics={"finish": finish})
+            trace = Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, usage)
+            store.add(cell.run_key, trace)
             on_trace(number, total)
         keys = {cell.run_key for cell in cells}
         return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
 
 
 def _questions(
-    cells: Sequence[Expected], asked: Mapping[str, Benchmark], limit: int | None, done: set[Key]
+    cells: Sequence[Expected], by_name: Mapping[str, Benchmark], limit: int | None, done: set[Key]
 ) -> Iterator[Question]:
     for sample in range(max(cell.samples for cell in cells)):
         for cell in cells:
-            known = {problem.id: problem for problem in asked[cell.benchmark].problems(limit)}
+            known = {problem.id: problem for problem in by_name[cell.benchmark].problems(limit)}
             for id_ in cell.problems:
                 if id_ not in known:
-                    raise KvatlasError(f"{cell.benchmark} has no problem {id_!r} here; the run was made with others.")
+                    raise KvatlasError(f"{cell.benchmark} has no problem {id_!r} here; the run has other problems.")
                 if sample < cell.samples and (cell.run_key, cell.setting.id, cell.benchmark, id_, sample) not in done:
                     yield cell, known[id_], sample
 
@@ -237,7 +243,7 @@ def _questions(
 def _answers(
     ask_one: Callable[[Question], Answer], questions: Sequence[Question], concurrency: int
 ) -> Iterator[tuple[Question, Answer]]:
-    """Answers as they come, `concurrency` questions under way; after a failure those under way are still taken."""
+    """Yield answers as they come, with `concurrency` open questions; after a failure the open ones are still taken."""
     failures: list[KvatlasError] = []
     pool = ThreadPoolExecutor(concurrency)
     try:
@@ -257,9 +263,3 @@ def _answers(
         pool.shutdown(cancel_futures=True)
     if failures:
         raise failures[0]
-
-
-def _trace(question: Question, benchmark: Benchmark, text: str, finish: str, usage: Costs) -> Trace:
-    cell, problem, sample = question
-    grade = replace(benchmarks.grade_text(benchmark, problem, text, finish == "length"), metrics={"finish": finish})
-    return Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, usage)

@@ -1,13 +1,15 @@
-"""A cell of a run, and the configuration of an engine that is to serve it."""
+"""Export of a run's cell as the configuration of another serving engine."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
 
 from kvatlas import benchmarks, policies
 from kvatlas.benchmarks import Benchmark
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """A model and a setting of a run, with the cells that hold its problems, and how they are sampled."""
+    """A model and a setting of a run, with the cells that hold its problems, and their sampling."""
 
     run: RunData
     model: str
@@ -38,77 +40,79 @@ class MeasuredCell:
     def of(cls, folder: Path, name: str = "") -> MeasuredCell:
         """Return the cell that words name (as `compare --only`), else the recommended one.
 
-        Raises KvatlasError if there is not exactly one, or the run was no sweep.
+        Raises KvatlasError if there is not exactly one such cell, or if the run is not a sweep.
         """
         run = RunData.open(folder)
         if not run.manifest.spec:
-            raise KvatlasError(f"{str(folder)!r} was no sweep: how its problems were asked is not known.")
+            raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
         if name:
             (system,) = choose(systems_of([run], "pass@1"), [name])
             model, setting = system.model, system.setting
         else:
-            model, setting = _recommended(run)
+            from kvatlas.stats.run_analysis import RunAnalysis
+
+            choices = [(choice.model, choice.by_memory) for choice in RunAnalysis(run).choices if choice.by_memory]
+            if len(choices) != 1:
+                found = "; ".join(f"{model} {cell.setting}" for model, cell in choices) or "none"
+                raise KvatlasError(f"Expected one recommended setting, the run has: {found}. Name a cell with --cell.")
+            model, setting = choices[0][0], choices[0][1].setting
         cells = tuple(cell for cell in run.manifest.expected if (cell.model, cell.setting) == (model, setting))
         return cls(run, model, setting, cells, run.manifest.spec["sampling"])
 
     def traces(self, setting: Setting) -> dict[tuple[str, str, int], Trace]:
-        """Return the run's traces of a setting by benchmark, problem and sample; empty if it has none."""
+        """Return the traces of a setting by benchmark, problem and sample."""
         cells = select(self.run.cells, model=self.model, setting=setting)
         with self.run.store() as store:
             return {key[2:]: store.trace(key) for key in sorted(key for cell in cells for key in cell.stored_keys())}
 
+    def handle(self) -> ModelHandle | None:
+        """Return the model, or None if it is not available here."""
+        for entry in self.run.manifest.spec["models"]:
+            with contextlib.suppress(KvatlasError):
+                if (model := ModelSpec(**entry).find()).name == self.model:
+                    return model
+        return None
+
     def benchmarks(self) -> dict[str, Benchmark]:
-        """Return the benchmarks as the run asked them; raises KvatlasError if this version asks or grades otherwise."""
+        """Return the benchmarks of the run; KvatlasError if this version has other prompts or grades for them."""
         recorded = {entry[0]: list(entry) for entry in self.run.manifest.provenance.get("benchmarks", ())}
-        by_name = {}
+        by_name, model = {}, self.handle()
         for entry in self.run.manifest.spec["benchmarks"]:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
-                raise KvatlasError(f"{benchmark.name} is asked or graded otherwise here than in the run; sweep anew.")
-            by_name[benchmark.name] = benchmarks.asked_of(benchmark, self._reads())
+                raise KvatlasError(f"{benchmark.name} has other prompts or grades here than in the run; sweep again.")
+            by_name[benchmark.name] = benchmarks.asked_of(benchmark, model.reads if model else lambda _: True)
         return by_name
-
-    def _reads(self) -> Callable[[str], bool]:
-        for entry in self.run.manifest.spec["models"]:
-            with contextlib.suppress(KvatlasError):
-                model = ModelSpec(**entry).find()
-                if model.name == self.model:
-                    return model.reads
-        return lambda _: True
-
-
-def _recommended(run: RunData) -> tuple[str, Setting]:
-    from kvatlas.stats.run_analysis import RunAnalysis
-
-    choices = RunAnalysis(run).choices
-    settings = [(choice.model, choice.by_memory.setting) for choice in choices if choice.by_memory is not None]
-    if len(settings) != 1:
-        there = "; ".join(f"{model} {setting}" for model, setting in settings) or "none"
-        raise KvatlasError(f"The run recommends not one setting but: {there}. Name a cell with --cell.")
-    return settings[0]
 
 
 @dataclass(frozen=True)
 class Target:
-    """An engine: the policies it has, the parameters it takes, and its configuration.
+    """An engine: its policies, the parameters that it takes, and its configuration.
 
-    `only` are parameters with the one value that they have there; all others that `takes` does not name must have the
-    default of the policy. `windows` names the parameter that is a policy's local window there, or its length.
-    `text` is filled with the parameters; `source` documents its format.
+    `only` are parameters that have one fixed value there. Parameters that are neither in `only` nor in `takes` must
+    have the default of the policy. `windows` gives, by policy, the parameter that is the local window there, or its
+    length. `text` is filled with the parameters, `presses` are the classes of kvpress; `source` documents the format.
     """
 
     policies: tuple[str, ...]
-    only: Mapping[str, Any]
     takes: tuple[str, ...]
     text: str
     source: str
+    only: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ".sh"
     remark: str = ""
     windows: Mapping[str, str | int] = field(default_factory=dict)
+    presses: Mapping[str, str] = field(default_factory=dict)
+
+
+TARGETS = {
+    name: Target(**entry)
+    for name, entry in yaml.safe_load(Path(__file__).with_name("targets.yaml").read_text("utf-8")).items()
+}
 
 
 class Exported(NamedTuple):
-    """The configuration, the setting that it is in our own terms, and the differences from the one asked for."""
+    """The configuration, the exported setting, and its differences from the setting of the run."""
 
     text: str
     setting: Setting
@@ -118,18 +122,18 @@ class Exported(NamedTuple):
 def export_setting(
     setting: Setting, name: str, prompt: int | None = None, nearest: bool = False, statistics: str = "stats.pt"
 ) -> Exported:
-    """Return the setting for the target of that name.
+    """Return the setting as the configuration of a target.
 
-    `prompt` is a typical prompt's length, for budgets that count it; `statistics` is the file that is named for them.
-    Raises KvatlasError for an unknown target or policy and, unless the `nearest` will do, for all that the target
-    cannot express, each with the nearest that it can.
+    `prompt` is the typical length of a prompt, for budgets that count it; `statistics` is the file that the
+    configuration names. Raises KvatlasError for an unknown target or policy and, unless `nearest`, for each parameter
+    that the target cannot express.
     """
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
     target, policy = TARGETS[name], policies.of(setting)
     base = policy.name.partition("@")[0]
     if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"{setting} never compresses: there is nothing to tell {name}; serve without compression.")
+        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
     if base not in target.policies:
         raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
     values, changed = _kept(policy, target.only.get("budget_over"), prompt)
@@ -144,21 +148,22 @@ def export_setting(
     if changed and not nearest:
         raise KvatlasError(f"{name} cannot express {setting}: {'; '.join(changed)}. --nearest writes that.")
     values = {word: str(able[word]) if word == "scope" else able[word] for word in values}
-    said = {word: str(value).lower() if isinstance(value, bool) else value for word, value in values.items()}
-    said |= {
+    words = {word: str(value).lower() if isinstance(value, bool) else value for word, value in values.items()}
+    press = target.presses.get(base, "")
+    words |= {
         "file": statistics,
         "prompt_counts": str(values["budget_over"] == "cache").lower(),
-        "press": _PRESSES.get(base, "").format(**values),
-        "kind": _PRESSES.get(base, "").partition("(")[0],
+        "press": press.format(**values),
+        "kind": press.partition("(")[0],
         "buffer": max(256, 2 * values.get("queries", 0)),
     }
-    return Exported(target.text.format(**said), policies.of(Setting.of(base, **values)).setting, tuple(changed))
+    return Exported(target.text.format(**words), policies.of(Setting.of(base, **values)).setting, tuple(changed))
 
 
 def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tuple[dict[str, Any], list[str]]:
-    """The parameters with the budget as tokens that are kept and an interval, and what is not the same then.
+    """Return the parameters with the budget as kept tokens and an interval, and the changes that this means.
 
-    A ratio is exact where it and the target's budget count the same, and else with a typical prompt.
+    A ratio is exact if it counts the same tokens as the target's budget; otherwise a typical prompt is assumed.
     """
     values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
     del values["ratio"], values["ratio_over"]
@@ -168,52 +173,51 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     beside = over or counted if only is None else only == "thinking"
     exact = over == counted == beside
     if not exact and prompt is None:
-        raise KvatlasError("How long prompts are is not known here: make a map with every, and without ratio.")
+        raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
     before = 0 if exact or prompt is None else prompt
     total = policy.kv_budget + (before if counted else 0)
     aside = before if over else 0
     kept = policy.local_window + aside + share(policy.ratio, max(0, total - policy.local_window - aside))
     now = {"kv_budget": kept - (before if beside else 0), "every": total - kept}
     if now["kv_budget"] <= policy.local_window or now["every"] < 1:
-        raise KvatlasError(f"Of {total} tokens {kept} stay: there is nothing to choose, so nothing to tell an engine.")
+        raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
     text = f"kv_budget {policy.kv_budget} with ratio {policy.ratio} counts otherwise and is, with prompts of {prompt}"
     changed = [] if exact else [f"{text} tokens, kv_budget {now['kv_budget']} and every {now['every']}"]
     return {**values, **now, "budget_over": "thinking" if beside else "cache"}, changed
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:
-    """Write a run's cell, by words or the recommended one, for a target; return the files.
+    """Write a cell of a run, named by words or the recommended one, for a target; return the files.
 
-    The configuration begins with a comment: the cell with its values and intervals, and its differences from the map's.
+    The configuration begins with a comment: the cell with its values and intervals, and the changes.
     """
     reference = MeasuredCell.of(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
     typical = int(median(known)) if (known := [count for count in prompts if count is not None]) else None
     statistics = folder.absolute() / "statistics.pt"
-    made, engine = export_setting(reference.setting, target, typical, nearest, str(statistics)), TARGETS[target]
+    export, engine = export_setting(reference.setting, target, typical, nearest, str(statistics)), TARGETS[target]
     lines = [f"{reference.model} under {reference.setting}"]
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
-            shown = traces.cell().estimate
-            between = "" if shown.low is None else f" (95 % CI {100 * shown.low:.1f} to {100 * (shown.high or 0):.1f})"
-            lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * shown.value:.1f} %{between}, n = {traces.stored}")
+            mean = traces.cell().estimate
+            between = "" if mean.low is None else f" (95 % CI {100 * mean.low:.1f} to {100 * (mean.high or 0):.1f})"
+            lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{between}, n = {traces.stored}")
     lines.append(f"Format: {engine.source}.")
-    if made.changed:
-        lines.append(f"Not that cell but the nearest: {'; '.join(made.changed)}.")
-        lines.append(f"In kvatlas' terms it is {made.setting}; a map of it says what it loses.")
+    if export.changed:
+        lines.append(f"This is not that cell but the nearest: {'; '.join(export.changed)}.")
+        lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
     lines += [engine.remark] if engine.remark else []
-    lines.append("Prove it: kvatlas deploy verify URL --against RUN --out SERVED")
+    lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"{target}{engine.suffix}"]
-    written[0].write_text("".join(f"# {line}\n" for line in lines) + made.text, encoding="utf-8")
+    written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
     policy = policies.of(reference.setting)
     if isinstance(policy, TriAttention):
         import torch
 
-        models = [ModelSpec(**entry).find() for entry in reference.run.manifest.spec["models"]]
-        model = next((candidate for candidate in models if candidate.name == reference.model), None)
+        model = reference.handle()
         if model is None:
-            raise KvatlasError(f"The model {reference.model!r} is not here, so its statistics cannot be written.")
+            raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
         policy.check(model)
         torch.save(_statistics(policy.file(model), model), statistics)
         written.append(statistics)
@@ -221,7 +225,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
 
 
 def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
-    """Our query statistics as the authors' calibration has them: `metadata` and, for each query head, `stats`.
+    """Return the query statistics in the form of the authors' calibration: `metadata`, and `stats` for each query head.
 
     `stats["layerLL_headHH"]` holds q_mean_real, q_mean_imag and q_abs_mean [planes] (github.com/WeianMao/triattention,
     docs/calibration.md and triattention/sglang/stats_loader.py at 6dfdd97).
@@ -240,74 +244,3 @@ def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     counts = {"num_traces": 1, "head_dim": 2 * planes, "num_attention_heads": heads}
     counts["num_key_value_heads"] = model.shape.kv_heads
     return {"metadata": {**counts, **text, "sampled_heads": every_head}, "stats": stats}
-
-
-_PRESSES = {
-    "keydiff": "KeyDiffPress()",
-    "random": "RandomPress()",
-    "streaming": "StreamingLLMPress(n_sink={sinks})",
-    "tova": "TOVAPress()",
-    "snapkv": "SnapKVPress(window_size={queries}, kernel_size={kernel})",
-}
-_TRIATTENTION = """\
-export ENABLE_TRIATTENTION=true
-export TRIATTN_RUNTIME_KV_BUDGET={kv_budget}
-export TRIATTN_RUNTIME_DIVIDE_LENGTH={every}
-export TRIATTN_RUNTIME_WINDOW_SIZE={local_window}
-export TRIATTN_RUNTIME_PRUNING_MODE=per_layer_per_head
-export TRIATTN_RUNTIME_PROTECT_PREFILL={keep_prompt}
-export TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET={prompt_counts}
-export TRIATTN_RUNTIME_SPARSE_STATS_PATH={file}
-"""
-_TAKEN = ("kv_budget", "every", "local_window", "keep_prompt", "budget_over", "statistics")
-TARGETS = {
-    "tensorrt-llm": Target(
-        ("triattention",),
-        {"budget_over": "thinking", "every_from": "prompt"},
-        ("kv_budget", "every", "statistics"),
-        "backend: pytorch\nkv_cache_compression_config:\n  algorithm: triattention\n  budget: {kv_budget}\n"
-        "  beta: {every}\n  eviction_mode: per_layer_perhead\n  normalize_scores: true\n  calibration_path: {file}\n"
-        "kv_cache_config:\n  enable_block_reuse: true\n  use_kv_cache_manager_v2: true\n",
-        "TriAttentionKvCacheCompressionConfig, TensorRT-LLM's page on TriAttention",
-        suffix=".yaml",
-        windows={"triattention": 1},
-    ),
-    "triattention-vllm": Target(
-        ("triattention",),
-        {},
-        _TAKEN,
-        _TRIATTENTION,
-        "github.com/WeianMao/triattention, README.md (configuration reference) and "
-        "triattention/vllm/runtime/runner.py at 6dfdd97",
-    ),
-    "triattention-sglang": Target(
-        ("triattention",),
-        {},
-        _TAKEN,
-        _TRIATTENTION,
-        "github.com/WeianMao/triattention, docs/sglang.md; the variables of its vLLM runtime",
-        remark="Its page names budget, divide length and statistics alone; the rest may do nothing.",
-    ),
-    "r-kv-vllm": Target(
-        ("rkv",),
-        {"keep_prompt": False, "every_from": "prompt", "scope": "global", "unlike": "first"},
-        ("kv_budget", "every", "queries", "kernel", "mix"),
-        "export VLLM_V1_R_KV_BUDGET={kv_budget}\nexport VLLM_V1_R_KV_BUFFER={every}\n"
-        "export VLLM_V1_R_KV_WINDOW={queries}\nexport VLLM_V1_R_KV_KERNEL={kernel}\n"
-        "export VLLM_V1_R_KV_MIX_LAMBDA={mix}\n",
-        "github.com/Zefan-Cai/R-KV, vLLM/README.md and vLLM/docs/IMPLEMENTATION.md at 0123002",
-        remark="It waits for budget + buffer tokens before its first compression.",
-        windows={"rkv": "queries"},
-    ),
-    "kvpress": Target(
-        ("snapkv", "tova", "keydiff", "streaming", "random"),
-        {"keep_prompt": False, "every_from": "prompt", "pooling": "avg"},
-        ("kv_budget", "every", "local_window", "sinks", "queries", "kernel"),
-        "from kvpress import DecodingPress, {kind}\n\npress = DecodingPress(\n    base_press={press},\n"
-        "    compression_interval={every},\n    target_size={kv_budget},\n"
-        "    hidden_states_buffer_size={buffer},\n)\n",
-        "github.com/NVIDIA/kvpress, kvpress/presses/decoding_press.py of 0.5.5",
-        suffix=".py",
-        windows={"snapkv": "queries", "tova": 1, "keydiff": 1, "random": 1},
-    ),
-}

@@ -1,6 +1,6 @@
-"""An endpoint's answers against a cell and the full cache: one report, as data and as sentences.
+"""Comparison of an endpoint's answers with a cell and the full cache, as data and as sentences.
 
-Answers at temperature 0 are read here under the cell, token by token, to see where it would have written others.
+Answers at temperature 0 are read here under the cell, token by token, to find tokens that the cell would not write.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from kvatlas.sweeps.spec import parse_spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Below this p-value lengths differ: with the two sides of Pass@1 a sound endpoint is blamed in under 5 %.
+#: Below this p-value lengths differ; together with Pass@1, a correct endpoint fails in less than 5 % of checks.
 LENGTH_P = 0.005
 #: Below this p-value texts depart at the first compression.
 TEXT_P = 0.01
-#: The share of tokens far from the likeliest that numerics do not reach.
+#: A share of tokens far from the likeliest that is larger than numerical noise.
 MANY = 0.01
 #: Texts that are read together.
 BATCH_SIZE = 8
-#: More new tokens than any text has.
+#: A number of new tokens that no text reaches.
 _NEVER = 2**31 - 1
 
 
 def report(
     reference: MeasuredCell, served: Traces, margin: float, texts: Sequence[Departures] | None = None
 ) -> dict[str, Any]:
-    """Compare an endpoint's answers with the run; losses in percent. `texts` come from `read_texts`.
+    """Compare an endpoint's answers with the run; losses in percent. `texts` are the result of `read_texts`.
 
-    Each of the `checks` has a name, is good or not, and has a sentence. The endpoint is not that cell if `alarmed`.
+    Each of the `checks` has a `name`, `good` and a `sentence`. If `alarmed`, the endpoint does not serve that cell.
     """
     cell = reference.traces(reference.setting)
     full = {} if reference.setting.policy == "full" else reference.traces(Setting.of("full"))
@@ -64,7 +64,7 @@ def report(
 
 
 def as_text(report: dict[str, Any], name: str) -> str:
-    """The report as sentences; `name` is the endpoint's."""
+    """Return the report as sentences; `name` is that of the endpoint."""
     points = f"{report['margin']:g} points"
     verdicts = {
         Equivalence.EQUIVALENT: f"equivalent within {points}",
@@ -109,11 +109,11 @@ def _check(name: str, good: bool, sentence: str) -> dict[str, Any]:
 
 
 def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
-    """A prompt that is shorter or longer than the run's went through another template or tokenizer."""
+    """Compare the lengths of prompts, which differ with another template or tokenizer."""
     pairs = [(cell[key].usage.prompt_tokens, trace.usage.prompt_tokens) for key, trace in served.items() if key in cell]
     known = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
     if not known:
-        return _check("usage", False, "The endpoint does not say how long its prompts are (usage.prompt_tokens).")
+        return _check("usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens).")
     shifts = Counter(shift for shift in known if shift)
     if not shifts:
         return _check("prompts", True, f"All {len(known):,} prompts are as long as in the run.")
@@ -129,7 +129,7 @@ def _finishes(served: Traces, most: int) -> dict[str, Any]:
         f"were cut (finish reason length) before {most:,} tokens": [
             name == "length" and count is not None and count < most for name, count in answers
         ],
-        f"are longer than the {most:,} tokens that were asked for": [(count or 0) > most for _, count in answers],
+        f"are longer than the limit of {most:,} tokens": [(count or 0) > most for _, count in answers],
         "come without usage.completion_tokens": [count is None for _, count in answers],
     }
     bad = "; ".join(f"{sum(found):,} {text}" for text, found in faults.items() if any(found))
@@ -148,15 +148,15 @@ def _lengths(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
     )
     shift = length_shift(mine, theirs)
     good = shift.p >= LENGTH_P
-    end = ", as chance has it" if good else ": it writes otherwise than that cell"
+    end = ", which chance explains" if good else ": it does not write as that cell does"
     text = f"Answers are {most * shift.value:+,.0f} tokens longer on average than in the run (p {shift.p:.2g}){end}."
     return [_check("lengths", good, text)]
 
 
 def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
-    """Answers at temperature 0, token by token: the same model before the first compression, the same cache after."""
+    """Check answers at temperature 0: the same model before the first compression, the same cache after it."""
     if not texts:
-        return [_check("texts", True, "No text reaches a second token behind a first compression: texts say nothing.")]
+        return [_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
     tokens, other, far = (
         [sum(getattr(text, name)[side] for text in texts) for side in (0, 1)] for name in ("tokens", "other", "far")
     )
@@ -170,7 +170,7 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     after = f"After it {shares[1]}, in {parted:,} texts, by up to {gaps[1]:.2g} nats"
     after += f" (before by {gaps[0]:.2g}; p {p:.2g})"
     if p < TEXT_P:
-        after += ": from the first compression on its cache is another"
+        after += ": its cache differs from the first compression on"
     elif not parted:
         after += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
     return [
@@ -188,10 +188,10 @@ def read_texts(
     concurrency: int = 8,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Departures]:
-    """Ask for so many answers at temperature 0, kept as a run in `folder`, and read them here under the cell.
+    """Ask for so many answers at temperature 0, store them as a run in `folder`, and read them here under the cell.
 
-    Raises KvatlasError, before anything is asked, if the model is not here as the run had it, or the policy's choice is
-    no function of the text.
+    Raises KvatlasError before the first request if the model of the run is not available here, or if the choices of
+    the policy depend on more than the text.
     """
     model, policy = _model_and_policy(reference)
     greedy = _greedy(reference, policy, problems)
@@ -211,10 +211,10 @@ def read_texts(
 
 
 def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ...], str]]) -> list[Departures]:
-    """Compare texts, each with its prompt's tokens, with the policy's greedy decoding, every token before it given.
+    """Compare each token of the texts (prompt tokens, text) with the policy's greedy choice after the same tokens.
 
-    As many tokens are read behind the first compression as before it; texts that end before it are left out. So are the
-    first token and the last, where servers strip blanks.
+    As many tokens are read after the first compression as before it; texts that end before it are left out, and so are
+    the first and the last token, where servers strip blanks.
     """
     import torch
 
@@ -237,19 +237,19 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ..
 
 
 def _uncompressed(policy: Policy, prompt: int) -> int:
-    """New tokens up to the first compression, the whole cache in view; `_NEVER` if there is none."""
+    """Return the number of new tokens before the first compression, or `_NEVER`."""
     return _NEVER if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
 
 
 class _Notes:
-    """A logits processor that makes a generation follow a script, and notes the tokens that it would have written."""
+    """A logits processor that makes a generation follow a script, and counts tokens other than the likeliest."""
 
     def __init__(self, model: ModelHandle, prompt: int, script: tuple[int, ...], first: int) -> None:
         self.model, self.prompt, self.script, self.first = model, prompt, script, first
         self.near, self.other, self.far, self.gap = [0, 0], [0, 0], [0, 0], [0.0, 0.0]
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        """Logits [vocabulary] that leave the script's token alone."""
+        """Return logits [vocabulary] that allow only the script's token."""
         at = len(tokens) - self.prompt
         written, side = self.script[at], int(at >= self.first)
         (most, second), (likeliest, _) = (part.tolist() for part in logits.float().topk(2))
@@ -265,25 +265,25 @@ class _Notes:
         return forced
 
     def _same_text(self, at: int, likeliest: int) -> bool:
-        """Whether the text goes on with that token's, so that it was cut into other tokens when it was read again."""
+        """Return True if the text goes on with the text of that token, and was only tokenized differently here."""
         decode = self.model.tokenizer.decode
         ahead = str(decode(list(self.script[at - 1 : at + 16]), skip_special_tokens=False))
         return ahead.startswith(str(decode([self.script[at - 1], likeliest], skip_special_tokens=False)))
 
     def departures(self) -> Departures:
-        """The numbers before and after the first compression."""
+        """Return the counts before and after the first compression."""
         tokens = (self.first - 1, len(self.script) - self.first)
         return Departures(tokens, tuple(self.near), tuple(self.other), tuple(self.far), tuple(self.gap))
 
 
 def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
-    """The run's model in the type that the run had, and the cell's policy; raises KvatlasError if they are not here."""
+    """Return the model of the run with its data type, and the policy of the cell; KvatlasError if one is missing."""
     spec = parse_spec(dict(reference.run.manifest.spec))
     policy = policies.of(reference.setting)
     fault = "it never compresses" if policy.budget is None else ""
     if policy.drawn or Signal.ANSWER in policy.observes:
         needs = "depends on more than the text (random numbers, or a trace of the full cache)"
-        fault = f"what {policy.name!r} keeps {needs}"
+        fault = f"the choice of {policy.name!r} {needs}"
     if fault:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
     cell = reference.cells[0]
@@ -295,15 +295,15 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
             if run_key(spec, typed, benchmark, policy) == cell.run_key:
                 return typed, policy
     raise KvatlasError(
-        f"The texts of {reference.model!r} cannot be compared: here its weights, tokenizer or template, or the policy, "
-        "are not those of the run."
+        f"The texts of {reference.model!r} cannot be compared: its weights, tokenizer or template, or the policy, "
+        "differ here from those of the run."
     )
 
 
 def _greedy(reference: MeasuredCell, policy: Policy, problems: int) -> MeasuredCell:
-    """The same cell at temperature 0, on so many problems whose traces were compressed, each benchmark its share.
+    """Return the cell at temperature 0 on so many problems with compressed traces, divided among the benchmarks.
 
-    Answers are as long as they are read.
+    Answers are limited to the length that is read.
     """
     traces = reference.traces(reference.setting)
     prompts = {key[:2]: trace.usage.prompt_tokens or 0 for key, trace in traces.items() if trace.usage.compressions}

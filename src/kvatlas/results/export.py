@@ -1,11 +1,14 @@
-"""A run's traces and maps as files for other programs: CSV, JSON lines, Parquet."""
+"""Export of traces and maps to CSV, JSON lines and Parquet."""
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,11 +23,11 @@ _BATCH = 2_000
 
 
 def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None) -> int:
-    """Write a run in one of the `FORMATS` and return the number of rows (of maps: of maps).
+    """Write a run in one of the `FORMATS` and return the number of traces, or of maps.
 
-    `csv` writes the given `maps` of the run (see `csv_text`); `jsonl` and `parquet` write every trace of the store (see
-    `record`). The file appears whole or not at all. Raises KvatlasError for another format, a folder that holds no run,
-    and a file that cannot be written.
+    `csv` writes the given `maps` of the run (see `csv_text`); `jsonl` and `parquet` write all traces of the store (see
+    `record`). A failure leaves no partial file. Raises KvatlasError for an unknown format, a folder without a run, and
+    a file that cannot be written.
     """
     check_format(kind)
     if kind == "csv":
@@ -32,30 +35,35 @@ def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | Non
             raise KvatlasError("The csv export writes maps, and none were given; jsonl and parquet write traces.")
         write_maps(maps, out)
         return len(maps)
-    if isinstance(run, Store):
-        return _export_traces(run, kind, out)
-    with Store.open(run) as store:
-        return _export_traces(store, kind, out)
+    with nullcontext(run) if isinstance(run, Store) else Store.open(run) as store, replacing(out) as part:
+        if kind == "parquet":
+            return _write_parquet(store, part)
+        count = 0
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            for line in json_lines(store):
+                file.write(line + "\n")
+                count += 1
+        return count
 
 
 def check_format(kind: str) -> None:
-    """Raise KvatlasError for another format than one of `FORMATS`."""
+    """Raise KvatlasError if the format is not one of `FORMATS`."""
     if kind not in FORMATS:
         raise KvatlasError(f"Unknown export format {kind!r}; expected: {', '.join(FORMATS)}.")
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
-    """Write maps as one CSV map with intervals and costs (see `csv_text`), whole or not at all."""
+    """Write maps as one CSV map with intervals and costs (see `csv_text`)."""
     text = csv_text(maps)
     with replacing(out) as part:
         part.write_text(text, "utf-8", newline="")
 
 
 def csv_text(maps: Sequence[Map]) -> str:
-    """The maps as a CSV map in percent, largest vertical value first, with every column that `read_maps` knows.
+    """Return the maps as a CSV map in percent, largest vertical value first, with all columns of `read_maps`.
 
-    Baselines are rows without axis values whose policy is their text, once per benchmark. Raises KvatlasError if the
-    maps have unlike axes or metrics, which one table cannot hold.
+    Baselines are rows without axis values, once for each benchmark; their policy is the text of the setting. Raises
+    KvatlasError if the maps differ in axes or metric.
     """
     if not maps:
         raise KvatlasError("There is no map to write.")
@@ -64,37 +72,31 @@ def csv_text(maps: Sequence[Map]) -> str:
     for map_ in maps:
         if [name for name, _ in map_.axes] != axes or map_.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
-    lines: list[list[Any]] = [["model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS]]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+
+    def write(map_: Map, policy: str, row: Any, column: Any, cell: Cell) -> None:
+        fields = cell.to_dict()
+        values = map_.model, map_.benchmark, policy, row, column, *(fields[name] for name in ("value", *EXTRAS))
+        writer.writerow(map(guarded, values))
+
+    writer.writerow(map(guarded, ("model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS)))
     written = set()
     for map_ in maps:
-        rows, columns = map_.axes[0][1], map_.axes[1][1]
-        lines += [
-            [map_.model, map_.benchmark, map_.policy, row, column, *_fields(map_.cells[row, column])]
-            for row in reversed(rows)
-            for column in columns
-            if (row, column) in map_.cells
-        ]
+        for row, column in itertools.product(reversed(map_.axes[0][1]), map_.axes[1][1]):
+            if (row, column) in map_.cells:
+                write(map_, map_.policy, row, column, map_.cells[row, column])
         for name, cell in map_.baselines.items():
             if (map_.model, map_.benchmark, name) not in written:
                 written.add((map_.model, map_.benchmark, name))
-                lines.append([map_.model, map_.benchmark, name, "", "", *_fields(cell)])
-    return "".join(",".join(_quoted(value) for value in line) + "\n" for line in lines)
-
-
-def _fields(cell: Cell) -> list[Any]:
-    fields = cell.to_dict()
-    return [fields[name] for name in ("value", *EXTRAS)]
-
-
-def _quoted(value: Any) -> str:
-    text = "" if value is None else str(guarded(value))
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+                write(map_, name, "", "", cell)
+    return text.getvalue()
 
 
 def record(run_key: str, trace: Trace) -> dict[str, Any]:
-    """One trace as flat plain data.
+    """Return one trace as flat plain data.
 
-    A parameter of the setting whose name is taken gets the prefix `setting_`, a further metric the prefix `metric_`.
+    A parameter of the setting with the name of another column gets the prefix `setting_`, a metric `metric_`.
     """
     identity = {
         "model": trace.model,
@@ -130,24 +132,10 @@ def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
     }
 
 
-def _export_traces(store: Store, kind: str, out: Path) -> int:
-    with replacing(out) as part:
-        return _write_jsonl(store, part) if kind == "jsonl" else _write_parquet(store, part)
-
-
 def json_lines(store: Store) -> Iterator[str]:
-    """Every trace of a store as one line of JSON, in ASCII."""
+    """Yield each trace of a store as one line of JSON in ASCII."""
     for run_key, trace in store.traces():
         yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
-
-
-def _write_jsonl(store: Store, part: Path) -> int:
-    count = 0
-    with part.open("w", encoding="utf-8", newline="\n") as file:
-        for line in json_lines(store):
-            file.write(line + "\n")
-            count += 1
-    return count
 
 
 def _write_parquet(store: Store, part: Path) -> int:
@@ -169,9 +157,9 @@ def _write_parquet(store: Store, part: Path) -> int:
     kinds = {name: _kind(types[name] - {type(None)}) for name in names}
     arrow = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
     schema = pa.schema([(name, arrow[kind]) for name, kind in kinds.items()])
-    count = 0
+    count, records = 0, (record(run_key, trace) for run_key, trace in store.traces())
     with pq.ParquetWriter(part, schema, compression="zstd") as writer:
-        for batch in _batches(store):
+        while batch := list(itertools.islice(records, _BATCH)):
             rows = [{name: _as(kind, row.get(name)) for name, kind in kinds.items()} for row in batch]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             count += len(rows)
@@ -179,7 +167,7 @@ def _write_parquet(store: Store, part: Path) -> int:
 
 
 def _kind(types: set[type]) -> str:
-    """The narrowest column that holds all the values: a parameter may be a number in one policy and text in another."""
+    """Return the narrowest type of all values; a parameter may be a number in one policy and text in another."""
     if types == {bool}:
         return "bool"
     if types == {int}:
@@ -195,35 +183,24 @@ def _as(kind: str, value: Any) -> Any:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _batches(store: Store) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for run_key, trace in store.traces():
-        batch.append(record(run_key, trace))
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 def check_target(out: Path) -> None:
-    """Raise KvatlasError where no file can be written at `out`, before anything is computed for it."""
+    """Raise KvatlasError if no file can be written at `out`."""
     try:
         if out.is_dir():
             raise KvatlasError(f"{str(out)!r} is a folder; name a file to write.")
-        out.exists()  # which says so where the name is too long
+        out.exists()  # raises OSError if the name is too long
         near = next(folder for folder in out.absolute().parents if folder.exists())
         if not (near.is_dir() and os.access(near, os.W_OK)):
-            raise KvatlasError(f"{str(out)!r} cannot be written: {str(near)!r} is no folder that may be written to.")
+            raise KvatlasError(f"{str(out)!r} cannot be written: {str(near)!r} is not a writable folder.")
     except (OSError, ValueError) as error:
         raise KvatlasError(f"{str(out)!r} cannot be written ({reason(error)}).") from error
 
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A path next to `out` to write to; it takes the name `out` when all went well and is removed otherwise.
+    """Yield a path next to `out`, which replaces `out` on success and is removed after an error.
 
-    Missing folders are made. Raises KvatlasError where `out` is a folder or the disk refuses.
+    Missing folders are made. Raises KvatlasError if `out` cannot be written.
     """
     check_target(out)
     part = out.with_name(f".{out.name[:100]}.{uuid4().hex[:8]}.part")

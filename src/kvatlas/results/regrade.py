@@ -1,6 +1,6 @@
-"""Grading the stored traces of a run again: by another grader or version, with verdicts that a person overruled.
+"""Regrading of the stored traces of a run by another grader or version, with overruled verdicts.
 
-The first grade of a trace stays; the new verdict is a metric beside it, `graded:NAME`.
+The first grade of a trace stays; the new verdict is a further metric, `graded:NAME`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kvatlas.text import guarded, unguarded
 
 _YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
 _CLOSE, _OPEN = "</think>", "<think>"
-#: Characters of the end of an answer's text that people read.
+#: Characters at the end of an answer's text that stand for it.
 SHOWN = 400
 
 
 @dataclass(frozen=True)
 class Overruled:
-    """A person's verdict on an answer to a problem, wherever it was given; of a text without one it is the end."""
+    """A person's verdict on an answer to a problem in all traces; texts without an answer are named by their end."""
 
     benchmark: str
     problem: str
@@ -45,7 +45,7 @@ class Overruled:
 
 @dataclass
 class Regraded:
-    """The traces of one cell: all, right before and after, and those that changed to right and to wrong."""
+    """Counts of the traces of one cell: all, right before and after, changed to right and to wrong."""
 
     model: str
     benchmark: str
@@ -72,7 +72,7 @@ class Regraded:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An answer, given by so many traces, that math-verify judges otherwise; `text` is the end of one of them."""
+    """An answer of so many traces that math-verify judges differently; `text` is the end of one of them."""
 
     benchmark: str
     problem: str
@@ -92,7 +92,7 @@ class Disagreement:
 
 @dataclass
 class _Answers:
-    """The answers to one problem by their texts: their grades, and the number of traces that gave them."""
+    """The grades of the answers to one problem, and the numbers of traces that gave them, by the answer's text."""
 
     problem: Problem
     grades: dict[str, Grade] = field(default_factory=dict)
@@ -102,10 +102,10 @@ class _Answers:
 def regrade(
     folder: Path, grader: str = OWN, overruled: Sequence[Overruled] = (), audit: bool = False
 ) -> tuple[list[Regraded], list[Disagreement]]:
-    """Grade every trace of a run again and store the verdicts as the metric `graded:NAME`.
+    """Grade all traces of a run again and store the verdicts as the metric `graded:NAME`.
 
-    With `audit` the answers that math-verify judges otherwise are returned, too. KvatlasError for a run whose problems
-    are not there any more, or whose benchmarks have one grader only.
+    With `audit` also return the answers that math-verify judges differently. Raises KvatlasError if problems of the
+    run are missing, or if its benchmarks have only one grader.
     """
     check_grader(grader)
     with Store.open(folder) as store:
@@ -120,7 +120,7 @@ def regrade(
         for entry in overruled:
             if (entry.benchmark, entry.problem) not in problems:
                 raise KvatlasError(
-                    f"What is overruled, {entry.problem!r} of {entry.benchmark!r}, is no problem of this run."
+                    f"The overruled problem {entry.problem!r} of {entry.benchmark!r} is not in this run."
                 )
         verdicts = {(entry.benchmark, entry.problem, entry.answer): entry.correct for entry in overruled}
         cells: dict[tuple[str, str, str], Regraded] = {}
@@ -178,7 +178,7 @@ def read_overruled(path: Path) -> list[Overruled]:
 
 
 def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
-    """The models that can still be found: their tokenizers say where thinking ends."""
+    """Return the models that are available; their tokenizers find the end of thinking."""
     by_name = {}
     for entry in manifest.spec.get("models", ()):
         with suppress(KvatlasError):
@@ -188,7 +188,7 @@ def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
 
 
 def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
-    """The benchmarks of the run, under the grader."""
+    """Return the benchmarks of the run with the grader."""
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
     entries = manifest.spec.get("benchmarks") or [{"name": name} for name in names]
     recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
@@ -208,7 +208,7 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
 
 
 def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
-    """The text after the end of thinking; None where there is none."""
+    """Return the text after the end of thinking, or None."""
     if trace.grade.status is Status.TRUNCATED:
         return None
     if model is not None and trace.tokens:
@@ -218,12 +218,12 @@ def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
 
 
 def _named(grade: Grade, text: str) -> str:
-    """The name of an answer for people: the extracted answer, else the end of its text."""
+    """Return the extracted answer, else the end of the text."""
     return grade.answer or text.strip()[-SHOWN:]
 
 
 def _disagreements(asked: Mapping[str, Benchmark], answers: Mapping[tuple[str, str], _Answers]) -> list[Disagreement]:
-    """Answers that math-verify judges otherwise; not of letters and of problems without a short answer."""
+    """Return answers that math-verify judges differently, except letters and problems without a short answer."""
     looked = [
         (name, given.problem, text, grade, given.traces[text])
         for (name, _), given in answers.items()
