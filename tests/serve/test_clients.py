@@ -246,7 +246,7 @@ def test_a_full_line_and_a_graceful_end() -> None:
             assert body["error"]["message"] == "The server has stopped before this answer was finished."
         assert server.process.wait(30) == -signal.SIGTERM
         assert server.process.stdout is not None
-        assert server.process.stdout.read() == "Stopping: what is under way has 0.2 s to finish.\n"
+        assert server.process.stdout.read() == "Stopping: open answers have 0.2 s to finish.\n"
 
 
 def test_a_taken_port_is_told_in_a_sentence(server: Running) -> None:
@@ -255,7 +255,7 @@ def test_a_taken_port_is_told_in_a_sentence(server: Running) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == (
-        f"kvatlas: The address 127.0.0.1:{port} cannot be had; name another with --host and --port."
+        f"kvatlas: The address 127.0.0.1:{port} is not free; name another with --host and --port."
     )
 
 

@@ -54,7 +54,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-NAMED = (Generating.neutral, Generating.silent, ChatRequest.model_fields, ["prompt"])
+NAMED = (Generating.neutral, Generating.ignored, ChatRequest.model_fields, ["prompt"])
 FIELDS = st.sampled_from(list(dict.fromkeys(name for names in NAMED for name in names)))
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "w"}]},

@@ -89,7 +89,7 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
 
     count, (start, body) = asyncio.run(ask())
     assert (count, start["status"], dict(start["headers"])[b"connection"]) == (5, 413, b"close")
-    assert b"The body is larger than 4,194,304 bytes, the most that is read." in body["body"]
+    assert b"The body is larger than 4,194,304 bytes, the limit." in body["body"]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""One engine for many clients at once: an answer is the same whatever else is asked (HTTP server, Inspect, lm-eval)."""
+"""One engine for many clients (HTTP server, Inspect, lm-eval); answers do not depend on other requests."""

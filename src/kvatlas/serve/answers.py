@@ -1,4 +1,4 @@
-"""Bodies of answers as OpenAI's API shapes them: whole answers, pieces of streams, errors."""
+"""Bodies of answers in the form of OpenAI's API: whole answers, pieces of streams, errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvatlas.serve.service import RequestHandle
 
 
 class AnswerFormat:
-    """The bodies of one endpoint's answer `number`: `chat` or not, about the model of that name."""
+    """The bodies of the answer with the id `number` of the model `model`, as a chat completion or a completion."""
 
     #: The last event of a stream.
     done = b"data: [DONE]\n\n"
@@ -20,7 +20,7 @@ class AnswerFormat:
         self.head = {"id": number, "created": created, "model": model}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
-        """The body of a whole answer."""
+        """Return the body of a whole answer."""
         kind = "chat.completion" if self.chat else "text_completion"
         choices = [self._choice(index, handle) for index, handle in enumerate(handles)]
         return {**self.head, "object": kind, "choices": choices, "usage": usage_of(handles)}
@@ -35,21 +35,21 @@ class AnswerFormat:
         return {"index": index, "message": message, **about}
 
     def piece(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        """One event of a stream."""
+        """Return one event of a stream."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return event({**self.head, "object": kind, "choices": choices, **more})
 
     def begin(self, index: int) -> bytes:
-        """The first event of a chat's choice."""
+        """Return the first event of a choice of a chat."""
         delta = {"role": "assistant", "content": ""}
         return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
 
     def news(
         self, index: int, handle: RequestHandle, texts: tuple[str, str], tokens: Sequence[int], sent: int, offset: int
     ) -> bytes:
-        """The event of a choice for its new (thinking, answer), of all new `tokens` those behind the first `sent`.
+        """Return the event for new `texts` (thinking, answer) of a choice.
 
-        The answer goes on at character `offset`.
+        `tokens` are all new tokens, of which the first `sent` are sent; the answer goes on at character `offset`.
         """
         thinking, answer = texts
         about = {"finish_reason": None, "logprobs": self._logprobs(handle, tokens, sent, offset, bool(answer))}
@@ -60,19 +60,25 @@ class AnswerFormat:
         return self.piece([{"index": index, "delta": delta, **about}])
 
     def end(self, index: int, handle: RequestHandle) -> bytes:
-        """The last event of a choice."""
+        """Return the last event of a choice."""
         about = {"finish_reason": handle.reason(), "kvatlas": _cache_usage(handle)}
         return self.piece([{"index": index, **({"delta": {}} if self.chat else {"text": ""}), **about}])
 
     def _logprobs(
         self, handle: RequestHandle, tokens: Sequence[int], sent: int, offset: int, answered: bool
     ) -> dict[str, Any] | None:
-        """Log-probabilities of the answer's new tokens behind the first `sent`, without thinking and the end token."""
-        steerer, model = handle.steerer, handle.model
+        """Return log-probabilities of the answer's tokens after the first `sent`, without thinking and end token."""
+        steerer, model, tags = handle.steerer, handle.model, handle.model.thinking
         if steerer is None or handle.ask.steering.top_logprobs is None:
             return None
-        end = len(tokens) - int(bool(tokens) and tokens[-1] in model.stops)
-        noted = steerer.logprobs[max(sent, _answer_start(handle, tokens)) : end] if answered else []
+        start, end = 0, len(tokens) - int(bool(tokens) and tokens[-1] in model.stops)
+        if handle.ask.split and tags.close:
+            if tags.token is not None:
+                start = tokens.index(tags.token) + 1 if tags.token in tokens else 0
+            else:
+                parts = tags.split(tokens)
+                start = parts[1] if parts else 0
+        noted = steerer.logprobs[max(sent, start) : end] if answered else []
 
         def text(token: int) -> str:
             return str(model.tokenizer.decode([token], skip_special_tokens=False))
@@ -95,24 +101,13 @@ class AnswerFormat:
         }
 
 
-def _answer_start(handle: RequestHandle, tokens: Sequence[int]) -> int:
-    """The first new token of the answer."""
-    tags = handle.model.thinking
-    if not (handle.ask.split and tags.close):
-        return 0
-    if tags.token is not None:
-        return tokens.index(tags.token) + 1 if tags.token in tokens else 0
-    parts = tags.split(tokens)
-    return parts[1] if parts else 0
-
-
 def event(data: dict[str, Any]) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 def _cache_usage(handle: RequestHandle) -> dict[str, Any]:
-    """Tokens that the answer's cache held: our addition to a choice."""
+    """Return the numbers of cached tokens, an addition of kvatlas to a choice."""
     usage = handle.generation.result().usage
     return {
         "peak_kv_tokens": usage.peak_kv_tokens,
@@ -122,28 +117,22 @@ def _cache_usage(handle: RequestHandle) -> dict[str, Any]:
 
 
 def usage_of(handles: Sequence[RequestHandle]) -> dict[str, Any]:
-    """Tokens of all choices; a prompt that several answer counts once."""
+    """Return the numbers of tokens of all choices; a prompt with several answers counts once."""
+    usages = [handle.generation.result().usage for handle in handles]
     prompts = sum(len(prompt) for prompt in dict.fromkeys(handle.ask.prompt for handle in handles))
-    output = sum(handle.generation.result().usage.output_tokens for handle in handles)
+    output = sum(usage.output_tokens for usage in usages)
+    # If the prompt closes thinking the engine does not know it; the text then has no thinking.
+    thought = [handle.ask.opened is not False or handle.text()[0] for handle in handles]
+    reasoning = sum(usage.thinking_tokens for usage, some in zip(usages, thought, strict=True) if some)
     return {
         "prompt_tokens": prompts,
         "completion_tokens": output,
         "total_tokens": prompts + output,
-        "completion_tokens_details": {"reasoning_tokens": sum(map(_reasoning_tokens, handles))},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 
-def _reasoning_tokens(handle: RequestHandle) -> int:
-    """The engine does not know that a prompt closes thinking: the text says whether there was any."""
-    closed = handle.ask.opened is False and not handle.text()[0]
-    return 0 if closed else handle.generation.result().usage.thinking_tokens
-
-
 def error(message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None) -> Any:
-    """The body of an error; half characters of the request, which JSON can spell and UTF-8 cannot, are replaced."""
-
-    def whole(text: str) -> str:
-        return text.encode("utf-8", "replace").decode()
-
-    name = None if param is None else whole(param)
-    return {"error": {"message": whole(message), "type": kind, "param": name, "code": code}}
+    """Return the body of an error; unpaired surrogates of the request are replaced."""
+    body = {"message": message, "type": kind, "param": param, "code": code}
+    return {"error": {name: text and text.encode("utf-8", "replace").decode() for name, text in body.items()}}

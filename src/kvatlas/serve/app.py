@@ -1,4 +1,4 @@
-"""The endpoints: chat completions, completions, models, health, metrics. Each answer comes from the shared service."""
+"""The HTTP endpoints over the shared service: chat completions, completions, models, health, metrics."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from kvatlas.serve.service import (
 )
 from kvatlas.serve.text import Steering
 
-#: Characters for each position of the model, from which on a text is refused unread: five are usual.
+#: Texts with more characters for each position of the model are refused before tokenization; five are usual.
 MOST_PER_TOKEN = 32
-#: Seconds of the histograms, from a short answer of a small model to thinking for many minutes.
+#: Bucket limits of the histograms in seconds.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 Body = TypeVar("Body", bound=Generating)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in {
-        400: "The request is malformed or asks for what is not supported.",
+        400: "The request is malformed or not supported.",
         401: "The API key is missing or wrong.",
         403: "The Host header names another host than this one.",
-        404: "There is no such model.",
+        404: "The model is unknown.",
         413: "The body is too large.",
         429: "The queue is full.",
         503: "The server is stopping, or its engine has failed.",
@@ -56,7 +56,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def application(service: Service, name: str, api_key: str | None = None, hosts: Collection[str] = ()) -> FastAPI:
-    """The server's application over a service that was started; `name` is what clients call the model.
+    """Return the application over a service; `name` is the model's name for clients.
 
     `api_key` and `hosts` are those of `Gate`.
     """
@@ -65,7 +65,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         version=__version__,
         summary="OpenAI-compatible chat and text completions under KV-cache token selection.",
         responses=_ERRORS,
-        # Its pages would fetch their script and style from elsewhere.
+        # These pages would load scripts and styles from another host.
         docs_url=None,
         redoc_url=None,
     )
@@ -90,31 +90,31 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model that is served."""
+        """List the model."""
         return {"object": "list", "data": [handler.about]}
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> dict[str, Any]:
-        """The same by its name."""
+        """Describe the model."""
         handler.check_model(model)
         return handler.about
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Whether requests are taken."""
+        """Report if the server accepts requests."""
         if service.failure is not None or service.closing:
             raise HTTPException(503, "The server is stopping." if service.closing else "The engine has failed.")
         return {"status": "ok", "waiting": service.waiting, "decoding": service.decoding}
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """The state of the engine for Prometheus."""
+        """Report metrics in the format of Prometheus."""
         text = generate_latest(handler.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class Metrics(Collector):
-    """The metrics of one server for Prometheus: the engine's counters as they are now, and how long requests took."""
+    """The metrics of one server for Prometheus: counters of the engine, and durations of requests."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.registry = service, CollectorRegistry()
@@ -127,7 +127,7 @@ class Metrics(Collector):
         self.first = Histogram("kvatlas_first_token_seconds", "From request to first piece of a stream.", **own)
 
     def collect(self) -> Iterator[Metric]:
-        """The state of the engine."""
+        """Yield the state of the engine."""
         service, engine = self.service, self.service.engine
         if engine is None:
             return
@@ -146,11 +146,11 @@ class Metrics(Collector):
 
 
 class CompletionHandler:
-    """Turns bodies into requests for the service, and handles into answers."""
+    """The conversion of bodies to requests of the service, and of handles to answers."""
 
     def __init__(self, service: Service, name: str) -> None:
         self.service, self.name = service, name
-        # One thread reads prompts, so that other answers go on; one tokenizer is not for several at a time.
+        # One thread reads prompts beside the event loop; a tokenizer is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "kvatlas-prompts")
         self.metrics = Metrics(service)
         self.about = {
@@ -162,16 +162,16 @@ class CompletionHandler:
         }
 
     def check_model(self, model: str | None) -> None:
-        """Raise 404 for another model's name."""
+        """Raise 404 for another model."""
         if model is not None and model != self.name:
             raise HTTPException(404, f"There is no model {model!r}; expected {self.name!r}.")
 
     async def read(self, asks: Callable[[Body], list[GenerationRequest]], body: Body) -> list[GenerationRequest]:
-        """The requests of a body, read beside the event loop."""
+        """Return the requests of a body, read beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
 
     def _check_size(self, lengths: Sequence[int], choices: int | None) -> None:
-        """Raise KvatlasError for too many answers, and for prompts that are too long whatever their tokens are."""
+        """Raise KvatlasError for too many answers, and for prompts with too many characters."""
         count, most = len(lengths) * (choices or 1), self.service.batch_size + self.service.queue
         if count > most:
             raise KvatlasError(f"prompt and n ask for {count:,} answers at once; expected at most {most:,}.")
@@ -183,7 +183,7 @@ class CompletionHandler:
             )
 
     def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
-        """The requests of a conversation."""
+        """Return the requests of a conversation."""
         messages = [message.for_template() for message in body.messages]
         self._check_size([sum(len(message["content"]) for message in messages)], body.n)
         model, values = self.service.model, dict(body.chat_template_kwargs or {})
@@ -194,14 +194,14 @@ class CompletionHandler:
             if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
                 raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
         text = model.conversation(messages, values)
-        # Values of the template may close thinking in the prompt, or leave it to the model.
+        # Variables of the template may close thinking in the prompt, or leave it to the model.
         opened = text.rstrip().endswith(model.thinking.open) if values and model.thinking.open else None
         most = body.max_completion_tokens or body.max_tokens
         steering = self._steering(body, (body.top_logprobs or 0) if body.logprobs else None)
         return self._asks(body, model.tokens(text), most, steering, split=True, opened=opened)
 
     def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
-        """The requests of one prompt or several."""
+        """Return the requests of one or several prompts."""
         given = body.prompt
         prompts: Sequence[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         if not prompts:
@@ -247,15 +247,14 @@ class CompletionHandler:
         return [GenerationRequest(prompt, sampling, each, body.stops, split, opened, steering) for each in streams]
 
     async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
-        """The answer to a request, whole or as a stream; decoding ends where the client leaves."""
+        """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
         handles = self.service.ask(asks)
         chat = endpoint == "chat"
         shape = AnswerFormat(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            events = self._events(endpoint, shape, handles, with_usage, began)
-            return _Stream(events, handles)
+            return _Stream(self._events(endpoint, shape, handles, with_usage, began), handles)
         outcome = "gone"
         try:
             if not await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles))):
@@ -305,7 +304,7 @@ class CompletionHandler:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; whichever way they end, their requests leave with them, even if not one was sent."""
+    """Server-sent events whose requests are cancelled when the response ends."""
 
     def __init__(self, events: AsyncIterator[bytes], handles: list[RequestHandle]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -320,7 +319,7 @@ class _Stream(StreamingResponse):
 
 
 async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
-    """Wait for an answer, and say whether the client waited as well; if not, the answer is cancelled."""
+    """Wait for an answer; return False and cancel it if the client disconnects before."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""Fields that clients may send, named as in OpenAI's API: honoured, passed over if neutral, or refused by name."""
+"""The fields of requests, named as in OpenAI's API: supported, ignored if neutral, or refused by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_PROMPTS = 2048
 
 Count = Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-# Lists end at their first fault: a list of a million faults would be a million sentences.
+# Only the first fault of a list is reported.
 FirstFault = Field(fail_fast=True)
 Tokens = Annotated[list[int], FirstFault]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class StreamOptions(BaseModel):
-    """Usage in the last piece of a stream. Pieces are never padded, as obfuscation would."""
+    """The request for usage in the last piece of a stream. `include_obfuscation` has no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -30,7 +30,7 @@ class StreamOptions(BaseModel):
 
 
 class TextPart(BaseModel):
-    """A part of a message; text is the only kind."""
+    """A text part of a message."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -39,12 +39,11 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation; of an assistant's message only the content is read, not the thinking."""
+    """One message of a conversation; the thinking of earlier answers is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    #: Fields that are passed over.
-    silent: ClassVar[tuple[str, ...]] = ("name", "reasoning_content", "reasoning", "refusal", "annotations")
+    ignored: ClassVar[tuple[str, ...]] = ("name", "reasoning_content", "reasoning", "refusal", "annotations")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FirstFault]
@@ -54,20 +53,20 @@ class Message(BaseModel):
     def _known(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value not in (None, []) and name not in cls.silent}
+        return {name: value for name, value in data.items() if value not in (None, []) and name not in cls.ignored}
 
     def for_template(self) -> dict[str, str]:
-        """The message as chat templates read it."""
+        """Return the message in the form of chat templates."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class Generating(BaseModel):
-    """Fields of both endpoints; None and the neutral value ask for nothing."""
+    """Fields of both endpoints; None and neutral values have no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    #: Fields that are known and not honoured, with the values that ask for nothing.
+    #: Unsupported fields of the API, with their neutral values.
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "best_of": (1,),
         "min_p": (0, 0.0),
@@ -83,8 +82,8 @@ class Generating(BaseModel):
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
     }
-    #: Fields that change no answer.
-    silent: ClassVar[tuple[str, ...]] = (
+    #: Fields that do not change an answer.
+    ignored: ClassVar[tuple[str, ...]] = (
         "user",
         "metadata",
         "store",
@@ -111,20 +110,19 @@ class Generating(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, data: Any) -> Any:
-        """Leave out fields that ask for nothing; refuse those that are known and not honoured."""
+        """Drop neutral and ignored fields; refuse unsupported ones."""
         if not isinstance(data, dict):
             return data
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("texts hold half characters, which JSON can spell and no text can hold") from error
+            raise ValueError("texts hold unpaired surrogates, which are no characters") from error
         for name, neutral in cls.neutral.items():
             value = data.get(name)
-            # False equals 0 in Python, and means something else here.
+            # False equals 0 in Python, but not in JSON.
             if value is not None and not any(type(value) is type(default) and value == default for default in neutral):
                 raise ValueError(f"{name} is not supported")
-        left_out = {*cls.neutral, *cls.silent}
-        return {name: value for name, value in data.items() if name not in left_out}
+        return {name: value for name, value in data.items() if name not in {*cls.neutral, *cls.ignored}}
 
     @model_validator(mode="after")
     def _fits(self) -> Generating:
@@ -145,9 +143,8 @@ class ChatRequest(Generating):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    #: A value for the chat template.
+    #: Variables of the chat template; the second field takes any, such as `enable_thinking`.
     reasoning_effort: str | None = None
-    #: Further ones, such as `enable_thinking`.
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")

@@ -1,5 +1,4 @@
-"""The server around the application: refusals by host, key and size, errors as OpenAI's API shapes them, and running it
-until a signal ends it."""
+"""The server around the application: limits by host, key and size, errors in the form of OpenAI's API, and signals."""
 
 from __future__ import annotations
 
@@ -25,22 +24,22 @@ from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 #: Addresses that only this machine reaches.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-#: Bytes of a body.
+#: The largest body in bytes.
 MAX_BYTES = 4 * 2**20
-#: The rest of a body is not read: the connection ends with the answer.
+#: The connection ends with the answer, because the rest of the body is not read.
 _CLOSE = {"Connection": "close"}
-#: Seconds after which a refused client is advised to try again.
+#: Seconds after which a refused client should try again.
 _RETRY = {"Retry-After": "1"}
-_TOO_LARGE = f"The body is larger than {MAX_BYTES:,} bytes, the most that is read."
-#: Seconds beyond the grace period for connections to be told that their answer ends here.
+_TOO_LARGE = f"The body is larger than {MAX_BYTES:,} bytes, the limit."
+#: Seconds after the grace period in which open answers end with an error.
 _FAREWELL = 5
 
 
 class Gate:
-    """The application behind its limits. `hosts` are the names by which clients may call it, all if it is empty.
+    """The limits before the application. `hosts` are the accepted host names; if empty, all are.
 
-    A server on a loopback address without a key answers under its own names alone: a web page whose name was made to
-    lead there names its own host, and is refused.
+    A server on a loopback address without a key accepts only its own names, so that a web page whose host name leads
+    to the loopback address is refused (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None = None, hosts: Collection[str] = ()) -> None:
@@ -52,7 +51,11 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refused = self._host(headers) or self._key(headers, scope["path"]) or _length(headers)
+        length = headers.get("content-length", "0")
+        # A body without a length is measured while it is read.
+        large = length.isdecimal() and (len(length) > 12 or int(length) > MAX_BYTES)
+        refused = self._host(headers) or self._key(headers, scope["path"])
+        refused = refused or (JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None)
         size = 0
 
         async def limited() -> Message:
@@ -85,15 +88,8 @@ class Gate:
         return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
 
 
-def _length(headers: Headers) -> JSONResponse | None:
-    length = headers.get("content-length", "0")
-    # A body without a length is measured while it is read.
-    large = length.isdecimal() and (len(length) > 12 or int(length) > MAX_BYTES)
-    return JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None
-
-
 def add_error_handlers(app: FastAPI) -> None:
-    """Register the answers to malformed, refused and failed requests."""
+    """Register the error answers of the application."""
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, refusal: RequestValidationError) -> JSONResponse:
@@ -125,7 +121,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 class _Server(uvicorn.Server):
-    """At the first signal the open answers may finish within the grace period; then they end with a sentence."""
+    """A server that gives open answers a grace period after the first signal, then ends them with an error."""
 
     def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
         super().__init__(config)
@@ -133,7 +129,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
-            print(f"Stopping: what is under way has {self.grace:g} s to finish.", flush=True)
+            print(f"Stopping: open answers have {self.grace:g} s to finish.", flush=True)
             threading.Thread(target=self.service.close, args=(self.grace,), daemon=True).start()
         super().handle_exit(sig, frame)
 
@@ -144,9 +140,9 @@ class _Server(uvicorn.Server):
 
 
 def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
-    """Load the weights, serve until SIGINT or SIGTERM.
+    """Load the weights and serve until SIGINT or SIGTERM.
 
-    Raises KvatlasError if the address cannot be had, or if the engine fails.
+    Raises KvatlasError if the address cannot be bound, or if the engine fails.
     """
     config = uvicorn.Config(
         app,
@@ -161,9 +157,9 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
     try:
         sockets = [config.bind_socket()]
     except SystemExit as error:
-        raise KvatlasError(f"The address {host}:{port} cannot be had; name another with --host and --port.") from error
+        raise KvatlasError(f"The address {host}:{port} is not free; name another with --host and --port.") from error
     service.start()
-    # A reader of the line below may connect at once.
+    # Readers of the line below may connect at once.
     sockets[0].listen(config.backlog)
     number = sockets[0].getsockname()[1]
     print(f"Serving on http://{f'[{host}]' if ':' in host else host}:{number}/v1 (Ctrl-C stops)", flush=True)

@@ -1,7 +1,7 @@
-"""The asynchronous front of the engine: one thread decodes, clients ask from threads and from event loops.
+"""The asynchronous front of the engine: one thread decodes the requests of threads and event loops.
 
-A client gets a handle: its tokens as they are drawn, its generation when it is finished. Waiting requests stand in one
-bounded queue and enter the batch as rows become free. A cancelled one leaves the queue, or its row at the next step.
+A client gets a handle with the tokens so far and the future of the finished generation. Requests wait in one bounded
+queue and enter the batch as rows become free. A cancelled request leaves the queue, or its row at the next step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
     from kvatlas.engine import Engine, Generation, Request
 
-#: New tokens of a request that names no number: the published one.
+#: The default limit of new tokens of a request.
 MAX_NEW_TOKENS = Sampling().max_new_tokens
-#: Seconds between two pieces of the streams, for each sequence that is being decoded. All streams together then cost
-#: the event loop the same however many there are: under load a piece holds several tokens.
+#: Seconds between two pieces of a stream for each sequence that is being decoded. The event loop's work is then the
+#: same for any number of streams: under load a piece holds several tokens.
 PIECE_SECONDS = 0.0075
 
 
 class LengthError(KvatlasError):
-    """Prompt and new tokens are more than the model has positions for."""
+    """Prompt and new tokens exceed the positions of the model."""
 
 
 class BusyError(KvatlasError):
@@ -47,16 +47,16 @@ class BusyError(KvatlasError):
 
 
 class ClosedError(KvatlasError):
-    """The service takes no more, or its engine has failed."""
+    """The service is closed, or its engine has failed."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One generation to be decoded: token ids of the prompt, its sampling, its random stream, texts that end it.
+    """A request for one generation: token ids of the prompt, sampling, random stream, and stop texts.
 
-    With `split` thinking is told apart from the answer, and only the answer is searched for the texts of `stop`;
-    without it the whole text is searched. `opened` says whether the prompt opens thinking, by default whether the chat
-    template does; `steering` changes its logits.
+    With `split` thinking is separated from the answer, and `stop` is searched in the answer only, else in the whole
+    text. `opened` is True if the prompt opens thinking; None means as the chat template does. `steering` changes the
+    logits.
     """
 
     prompt: tuple[int, ...]
@@ -68,14 +68,14 @@ class GenerationRequest:
     steering: Steering = field(default_factory=Steering)
 
     def detokenizer(self, model: ModelHandle) -> Detokenizer:
-        """A new detokenizer for its tokens."""
+        """Return a new detokenizer for its tokens."""
         return Detokenizer(model, self.stop, self.split, self.opened)
 
 
 def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy:
-    """The policy of that name for this model; values that are None are left out, texts are read by their type.
+    """Return the policy for this model; None values are left out, texts are read by the declared type.
 
-    Raises KvatlasError for unknown or missing parameters, and for policies that look at a finished trace.
+    Raises KvatlasError for unknown or missing parameters, and for policies that need a finished trace.
     """
     owner = policies.policies.get(name)
     given = {
@@ -84,27 +84,27 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         if value is not None
     }
     if name == "full":
-        # So that one command line serves for the full cache too, as a baseline of the others.
+        # Options of the other policies are ignored, so that one command line also serves the full cache.
         shared = {field.name for field in fields(CompressingPolicy)}
         given = {parameter: value for parameter, value in given.items() if parameter not in shared}
     policy = policies.of(Setting.of(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
-            f"The policy {name!r} looks at the finished full-cache trace of the same sample, which only a sweep has."
+            f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
         )
     policy.check(model)
     return policy
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
-    """The random stream of the `sample`-th answer (from 0) to a prompt; without a seed an unpredictable one."""
+    """Return the random stream of the answer number `sample` (from 0) to a prompt; without a seed a random one."""
     if seed is None:
         return secrets.randbits(63)
     return stream_key("ask", seed, " ".join(map(str, prompt)), sample)
 
 
 def sampling_with(sampling: Sampling, **changes: Any) -> Sampling:
-    """The sampling with the `changes` that are not None; KvatlasError names a value that is out of its range."""
+    """Return the sampling with the `changes` that are not None; KvatlasError names a value out of range."""
     changed = replace(sampling, **{name: value for name, value in changes.items() if value is not None})
     limits = {
         "temperature": (changed.temperature, 0 <= changed.temperature <= 10, "a number in [0, 10]"),
@@ -118,35 +118,36 @@ def sampling_with(sampling: Sampling, **changes: Any) -> Sampling:
     return changed
 
 
-def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], wanted: int | None) -> int:
-    """New tokens for this prompt: `wanted`, else as many as the model has positions for, at most the published number.
+def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], limit: int | None) -> int:
+    """Return the limit of new tokens for a prompt, by default the free positions of the model or `MAX_NEW_TOKENS`.
 
-    Raises LengthError if prompt and new tokens are more than the model has positions for, KvatlasError if the prompt is
-    empty or no compression could get below the KV budget.
+    Raises LengthError if prompt and new tokens exceed the positions of the model, KvatlasError if the prompt is empty
+    or too long for the KV budget.
     """
     if not prompt:
         raise KvatlasError("The prompt is empty; expected one token or more.")
-    known = model.positions
-    left = MAX_NEW_TOKENS if known is None else known - len(prompt)
-    if left < 1 or (wanted is not None and known is not None and wanted > left):
+    positions = model.positions
+    left = MAX_NEW_TOKENS if positions is None else positions - len(prompt)
+    if left < 1 or (limit is not None and positions is not None and limit > left):
         raise LengthError(
-            f"The model has {known} positions: a prompt of {len(prompt)} tokens and {wanted or 1} new tokens are more."
+            f"The model has {positions} positions: a prompt of {len(prompt)} tokens and {limit or 1} new tokens are "
+            "more."
         )
     if isinstance(policy, CompressingPolicy):
         policy.check_prompt(len(prompt), "this prompt")
-    return min(MAX_NEW_TOKENS, left) if wanted is None else wanted
+    return min(MAX_NEW_TOKENS, left) if limit is None else limit
 
 
 @dataclass(eq=False)
 class RequestGroup:
-    """Requests that came together: those that wait, and the number of those that have a row."""
+    """The requests of one call: those that wait, and the number of those with a row."""
 
     waiting: deque[RequestHandle] = field(default_factory=deque)
     rows: int = 0
 
 
 class RequestHandle:
-    """One request on its way; `generation` is the future of the finished one."""
+    """One open request; `generation` is the future of its result."""
 
     def __init__(self, ask: GenerationRequest, service: Service, group: RequestGroup) -> None:
         self.ask, self.service, self.model, self.group = ask, service, service.model, group
@@ -159,22 +160,22 @@ class RequestHandle:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Its new tokens so far. The engine's own list may have one more, of which nothing is noted yet."""
+        """The new tokens so far; the engine's own list may have one more, whose log-probability is still missing."""
         return self._tokens[: self._noted]
 
     def cancel(self) -> None:
-        """End it, because its client has gone."""
+        """End the request, because its client has disconnected."""
         self._gone = True
         self.service.drop(self)
 
     def fail(self, error: KvatlasError) -> None:
-        """End it with an error."""
+        """End the request with an error."""
         self._gone = True
         with contextlib.suppress(InvalidStateError):
             self.generation.set_exception(error)
 
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
-        """The engine's side: note new tokens, say whether this ends here."""
+        """Take the new tokens from the engine; return True if the generation ends here."""
         if self.steerer is not None:
             self.steerer.note(tokens[-1])
         self._tokens, self._noted = tokens, len(tokens)
@@ -183,7 +184,7 @@ class RequestHandle:
         return self._gone or self._text.stopped
 
     async def finished(self) -> Generation[RequestHandle]:
-        """The finished generation; cancelled with the task that waits for it."""
+        """Wait for the generation; cancelling the waiting task cancels the request."""
         try:
             return await asyncio.wrap_future(self.generation)
         except asyncio.CancelledError:
@@ -191,30 +192,30 @@ class RequestHandle:
             raise
 
     def text(self) -> tuple[str, str]:
-        """(thinking, answer) of the finished generation."""
+        """Return (thinking, answer) of the finished generation."""
         return self.ask.detokenizer(self.model).push(self.generation.result().tokens, last=True)
 
     def reason(self) -> str:
-        """The reason why the finished generation ended: `stop` (its end token or a stop text) or `length`."""
+        """Return the finish reason: `stop` (end token or stop text) or `length`."""
         return "stop" if self.generation.result().finished or self._text.stopped else "length"
 
 
 async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
-    """(index of a handle, all its new tokens so far, whether these are the last), each time that it has more of them.
+    """Yield (index of a handle, all its new tokens so far, True if it is finished) whenever a handle has new tokens.
 
-    Raises the error of a generation. The busier the service, the rarer are pieces.
+    Raises the error of a generation. Pieces are rarer when the service is busy.
     """
     loop, news, left, sent = asyncio.get_running_loop(), asyncio.Event(), dict(enumerate(handles)), [0] * len(handles)
 
     def end(_: object) -> None:
-        # At once, because the next request of the same client has a row to fill. The loop may be closed by now.
+        # A finished answer is sent at once, so that the client can send its next request. The loop may be closed.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(news.set)
 
     for handle in handles:
         handle.generation.add_done_callback(end)
     while left:
-        # All streams look at the same moments, so that they rarely interrupt the thread that decodes.
+        # All streams wake at the same moments, so that they rarely interrupt the thread that decodes.
         period = PIECE_SECONDS * max(1, handles[0].service.decoding)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), period - loop.time() % period)
@@ -224,7 +225,7 @@ async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, l
             if handle.generation.done():
                 del left[index]
                 yield index, list(handle.generation.result().tokens), True
-            # A generation that starts again has fewer of them.
+            # A restarted generation has fewer tokens.
             elif len(tokens) > sent[index]:
                 sent[index] = len(tokens)
                 yield index, tokens, False
@@ -232,10 +233,10 @@ async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, l
 
 @dataclass
 class Service:
-    """Decodes requests to one model under one policy, `batch_size` at a time; `queue` more may wait.
+    """A decoder of requests to one model under one policy, `batch_size` at a time; `queue` more may wait.
 
-    `sampling` is the default of a request. The weights are loaded by `start`, unless `loaded` brings them.
-    `on_failure` is called when the engine fails.
+    `sampling` is the default of a request. `start` loads the weights, unless `loaded` has them. `on_failure` is called
+    when the engine fails.
     """
 
     model: ModelHandle
@@ -249,16 +250,16 @@ class Service:
     on_failure: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        #: Groups of which some requests wait.
+        #: Groups with waiting requests.
         self._groups: list[RequestGroup] = []
         self._decoding: set[RequestHandle] = set()
         self._news = threading.Condition()
-        #: Whether new requests are refused because the service ends.
+        #: True if new requests are refused because the service ends.
         self.closing = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> Service:
-        """Load the weights and begin to decode; does nothing the second time."""
+        """Load the weights and begin to decode; a second call has no effect."""
         from kvatlas.engine import Engine
 
         if self._thread is None:
@@ -271,25 +272,29 @@ class Service:
 
     @property
     def rows(self) -> int:
-        """Requests that are decoded at a time: `batch_size`, or fewer after memory ran out."""
+        """The number of requests decoded at a time: `batch_size`, or fewer after memory ran out."""
         return self.batch_size if self.engine is None else self.engine.batch_size
 
     @property
-    def _cause(self) -> str:
-        return str(self.failure) if isinstance(self.failure, KvatlasError) else f"{type(self.failure).__name__}."
+    def _failed(self) -> str:
+        known = isinstance(self.failure, KvatlasError)
+        return f"The engine has failed: {self.failure if known else f'{type(self.failure).__name__}.'}"
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a row."""
+        """The number of requests that wait for a row."""
         return sum(len(group.waiting) for group in self._groups)
 
     @property
     def decoding(self) -> int:
-        """Requests that have a row."""
+        """The number of requests with a row."""
         return len(self._decoding)
 
     def ask(self, asks: Iterable[GenerationRequest]) -> list[RequestHandle]:
-        """A handle for each, all or none. BusyError if they do not fit into the queue, ClosedError after the end."""
+        """Return a handle for each request; all enter the queue or none.
+
+        Raises BusyError if they do not fit into the queue, ClosedError if the service has ended.
+        """
         group = RequestGroup()
         handles = [RequestHandle(ask, self, group) for ask in asks]
         group.waiting.extend(handles)
@@ -297,10 +302,10 @@ class Service:
             raise KvatlasError(f"Expected at most {self.batch_size + self.queue} answers at once, got {len(handles)}.")
         with self._news:
             if self.failure is not None:
-                raise ClosedError(f"The engine has failed: {self._cause}")
+                raise ClosedError(self._failed)
             if self.closing:
                 raise ClosedError("The server is stopping; it takes no more requests.")
-            # Requests that find a free row need no place in the queue.
+            # Requests with a free row need no place in the queue.
             free = max(0, self.rows - len(self._decoding))
             if self.waiting + len(handles) > self.queue + free:
                 raise BusyError(f"{self.waiting} requests are waiting, and {self.queue} may; try again later.")
@@ -309,10 +314,7 @@ class Service:
         return handles
 
     def close(self, seconds: float = 0.0) -> None:
-        """Take no more, give the open requests so long to finish, end the rest with ClosedError, end the thread.
-
-        Engine and weights are let go.
-        """
+        """Refuse new requests, wait so long for open ones, end the rest with ClosedError, and free the weights."""
         with self._news:
             self.closing = True
             left = self._open()
@@ -323,7 +325,7 @@ class Service:
         self.engine = self.loaded = None
 
     def drop(self, handle: RequestHandle) -> None:
-        """Take a handle out of the queue, if it waits there."""
+        """Remove a handle from the queue, if it waits there."""
         with self._news, contextlib.suppress(ValueError):
             handle.group.waiting.remove(handle)
 
@@ -331,19 +333,18 @@ class Service:
         return [*self._decoding, *(handle for group in self._groups for handle in group.waiting)]
 
     def _fail_all(self, sentence: str) -> None:
-        """End all requests; those that have a row leave it at the next step."""
+        """End all requests; those with a row leave it at the next step."""
         with self._news:
             left, self._groups = self._open(), []
             self._news.notify()
         for handle in left:
             handle.fail(ClosedError(sentence))
 
-    # -- the engine's thread -------------------------------------------------------------------------------------
-
     def _decode(self, engine: Engine) -> None:
+        """Decode until the service is closed; runs in a thread of its own."""
         import torch
 
-        # The event loops of the clients need a core of their own, and one thread keeps answers bitwise the same.
+        # The event loops of the clients need a core, and with one thread answers are bitwise the same.
         torch.set_num_threads(1)
         try:
             for generation in engine.run(self.requests()):
@@ -351,17 +352,17 @@ class Service:
                 with self._news:
                     self._decoding.discard(handle)
                     handle.group.rows -= 1
-                # The client may have gone, or the service may have ended it.
+                # The client may have disconnected, or the service may have ended the request.
                 with contextlib.suppress(InvalidStateError):
                     handle.generation.set_result(generation)
         except BaseException as error:
             self.failure = error
-            self._fail_all(f"The engine has failed: {self._cause}")
+            self._fail_all(self._failed)
             self._decoding.clear()
             self.on_failure()
 
     def requests(self) -> Iterator[Request[RequestHandle] | None]:
-        """The next requests for the engine; None if there is none now. Waits where nothing is being decoded."""
+        """Yield the next requests for the engine, and None if no request waits; blocks while the engine is idle."""
         from kvatlas.engine import Request
 
         while True:
@@ -386,9 +387,9 @@ class Service:
             )
 
     def _next(self) -> RequestHandle | None:
-        """One of the group with the fewest rows, of equal groups by turns.
+        """Return a request of the group with the fewest rows; groups with equal numbers take turns.
 
-        So one answer does not wait for 128 that were asked for at once before it, only for the next row that is free.
+        A single request therefore waits for the next free row only, and not for earlier groups of 128 requests.
         """
         self._groups = [group for group in self._groups if group.waiting]
         if not self._groups:

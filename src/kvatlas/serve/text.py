@@ -1,4 +1,4 @@
-"""New tokens into text while they come (thinking, answer, stop texts); changes of logits, and log-probabilities."""
+"""Text of new tokens as they come (thinking, answer, stop texts); changes of logits, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Part(StrEnum):
 
 
 class Detokenizer:
-    """The text of a model's new tokens, split where thinking ends and cut at stop texts, however they come in pieces.
+    """The text of new tokens in pieces, split at the end of thinking and cut at stop texts.
 
-    Thinking is opened by the prompt or by the model's first words; without `split` everything is the answer. `opened`
-    says whether the prompt opens it, by default whether the chat template does. Each piece is decoded together with the
-    one before it, because tokenizers treat the first token of a text in a way of their own; a piece that ends within a
-    character waits for the next.
+    The prompt or the first words of the model open thinking; without `split` the whole text is the answer. `opened` is
+    True if the prompt opens thinking; None means as the chat template does. Each piece is decoded together with the
+    previous one, because tokenizers treat the first token of a text differently; a piece that ends within a character
+    waits for the next.
     """
 
     def __init__(
@@ -42,25 +42,25 @@ class Detokenizer:
 
     def _restart(self) -> None:
         self._part, self._held = self._first, ""
-        #: Tokens before the newest piece, and tokens whose text is known.
+        #: Numbers of tokens before the newest piece, and of tokens with known text.
         self._before = self._done = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop text was written."""
+        """True if a stop text was written."""
         return self._part is _Part.STOPPED
 
     def push(self, tokens: Sequence[int], last: bool = False) -> tuple[str, str]:
-        """The text that is certain now: (thinking, answer) that all `tokens` so far add; with `last` all that is left.
+        """Return (thinking, answer) that `tokens`, all tokens so far, add for certain; with `last` the whole rest.
 
-        Fewer tokens than before are those of a generation that started again.
+        Fewer tokens than before are those of a restarted generation.
         """
         if len(tokens) < self._done:
             self._restart()
         return self.split(self.decode(tokens, last), last)
 
     def decode(self, tokens: Sequence[int], last: bool = False) -> str:
-        """The text that all `tokens` so far add, in whole characters; with `last` all of it."""
+        """Return the new text of all `tokens` so far in whole characters; with `last` the whole rest."""
         tokens = tokens[:-1] if tokens and tokens[-1] in self.model.stops else tokens
         if len(tokens) == self._done:
             return ""
@@ -75,58 +75,51 @@ class Detokenizer:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def split(self, text: str, last: bool = False) -> tuple[str, str]:
-        """(thinking, answer) that `text` adds, as far as they are certain; with `last` all that is left."""
+        """Return (thinking, answer) that `text` adds for certain; with `last` the whole rest."""
         self._held += text
+        thinking = answer = ""
         if self._part is _Part.UNKNOWN:
             start = self._held.lstrip()
             if start.startswith(self._tags.open):
                 self._part, self._held = _Part.THINKING, start.removeprefix(self._tags.open)
             elif last or not self._tags.open.startswith(start):
                 self._part = _Part.ANSWER
-        thinking = self._thinking(last) if self._part is _Part.THINKING else ""
-        answer = self._answer(last) if self._part is _Part.ANSWER else ""
+        if self._part is _Part.THINKING:
+            thinking, close, rest = self._held.partition(self._tags.close)
+            if close:
+                self._held, self._part = rest, _Part.ANSWER
+            else:
+                thinking = self._take((self._tags.close,), last)
+        if self._part is _Part.ANSWER:
+            hits = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
+            if hits:
+                self._part = _Part.STOPPED
+                answer, self._held = self._held[: min(hits)], ""
+            else:
+                answer = self._take(self._stop, last)
         return thinking, answer
 
-    def _thinking(self, last: bool) -> str:
-        text, close, rest = self._held.partition(self._tags.close)
-        if not close:
-            return self._take(len(text) - (0 if last else _open_end(text, (self._tags.close,))))
-        self._held, self._part = rest, _Part.ANSWER
-        return text
-
-    def _answer(self, last: bool) -> str:
-        hits = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
-        if hits:
-            self._part = _Part.STOPPED
-            return self._take(min(hits))
-        return self._take(len(self._held) - (0 if last else _open_end(self._held, self._stop)))
-
-    def _take(self, count: int) -> str:
-        taken, self._held = self._held[:count], self._held[count:]
-        return taken
-
-
-def _open_end(text: str, wanted: Sequence[str]) -> int:
-    """Characters at the end of `text` that may be the beginning of one of `wanted`."""
-    return max(
-        (size for stop in wanted for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])),
-        default=0,
-    )
+    def _take(self, ends: Sequence[str], last: bool) -> str:
+        """Return the held text and clear it, except for an end that may begin one of `ends`, unless it is the last."""
+        text = self._held
+        sizes = [n for end in ends for n in range(1, min(len(end), len(text) + 1)) if text.endswith(end[:n])]
+        count = len(text) - (0 if last else max(sizes, default=0))
+        self._held = text[count:]
+        return text[:count]
 
 
 def split_text(
     model: ModelHandle, tokens: Sequence[int], stop: Sequence[str] = (), split: bool = True
 ) -> tuple[str, str]:
-    """(thinking, answer) of finished new tokens."""
+    """Return (thinking, answer) of finished new tokens."""
     return Detokenizer(model, stop, split).push(tokens, last=True)
 
 
 @dataclass(frozen=True)
 class Steering:
-    """Added to logits: `bias` by token; `frequency` times as often as a token was written, `presence` once if it was.
+    """Changes of logits: `bias` by token; for a written token minus `frequency` times its count and minus `presence`.
 
-    With `top_logprobs` the log-probabilities of the drawn token and of so many of the likeliest are noted, as the model
-    has them.
+    With `top_logprobs` the model's own log-probabilities of the drawn token and of so many of the likeliest are noted.
     """
 
     bias: Mapping[int, float] = field(default_factory=dict)
@@ -140,7 +133,7 @@ class Steering:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The log-probability (natural) of a drawn token, and the likeliest tokens with theirs."""
+    """The natural log-probability of a drawn token, and the likeliest tokens with theirs."""
 
     token: int
     logprob: float
@@ -148,7 +141,7 @@ class TokenLogprob:
 
 
 class Steerer:
-    """The logits of one generation while it is decoded, by the engine's thread alone."""
+    """The changes of logits during one generation; only the engine's thread calls it."""
 
     def __init__(self, steering: Steering, prompt: int) -> None:
         self.steering, self.prompt = steering, prompt
@@ -156,9 +149,9 @@ class Steerer:
         self._seen: Tensor | None = None
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        """The logits [vocabulary] of the next token, given prompt and new tokens."""
+        """Return the changed logits [vocabulary] of the token after `tokens`, the prompt and the new tokens."""
         steering, new = self.steering, tokens[self.prompt :]
-        # A generation may start again.
+        # A generation may restart.
         del self.logprobs[len(new) :]
         if steering.top_logprobs is not None:
             self._seen = logits.float().log_softmax(-1)
@@ -171,7 +164,7 @@ class Steerer:
         return logits
 
     def note(self, token: int) -> None:
-        """A token was drawn."""
+        """Note the log-probability of the drawn token."""
         if self._seen is not None:
             best = self._seen.topk(self.steering.top_logprobs or 0)
             top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
