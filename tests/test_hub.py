@@ -116,7 +116,7 @@ NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
                 ),
             ],
         ),
-        ({"HF_HUB_OFFLINE": "1"}, [(R1, "HF_HUB_OFFLINE forbids to fetch it")]),
+        ({"HF_HUB_OFFLINE": "1"}, [(R1, "HF_HUB_OFFLINE switches downloads off")]),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [(R1, "cannot be reached; name a local")]),
         ({"HTTPS_PROXY": "http://127.0.0.1:9"}, [(("benchmarks", "show", "AIME24"), "is not on http")]),
     ],

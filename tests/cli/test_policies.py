@@ -121,4 +121,4 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     assert "The model option dtype is 'float33'; expected auto, float32" in kvatlas.refuse(
         *words, "--model-option", "dtype=float33", "--out", half
     )
-    assert "name a file in a folder that is there" in kvatlas.refuse(*words, "--out", tmp_path / "nowhere" / "x")
+    assert "name a file in an existing folder" in kvatlas.refuse(*words, "--out", tmp_path / "nowhere" / "x")

@@ -15,7 +15,7 @@ def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., P
     spec, out = write_spec(benchmarks=["CHAIN4"], problems=2, samples=1), tmp_path / "screened"
     code, _, said = kvatlas("screen", spec, "--out", out, "--workers", 1)
     assert code == 0
-    assert "2 full-cache traces are not there yet: they are decoded first." in said
+    assert "2 full-cache traces are missing: they are decoded first." in said
     assert (
         f"{out} is a screen: it says where settings depart from the full cache, not how often they are right." in said
     )

@@ -188,7 +188,7 @@ def test_an_unfinished_folder_does_not_count(tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="cannot be read"):
         shards.read(tmp_path)
     shards.write(tmp_path, [], {})
-    with pytest.raises(KvatlasError, match="nothing to learn from"):
+    with pytest.raises(KvatlasError, match="no traces for training"):
         train(shards.read(tmp_path))
 
 

@@ -71,8 +71,8 @@ def test_a_setting_after_the_other_makes_one_run(kvatlas: Call, succeed: Callabl
     code, _, said = kvatlas(*run, *cell, "h2o", "--temperature", 0.8)
     assert (code, said.splitlines()[-1]) == (
         2,
-        f"kvatlas: The run in {str(out)!r} has sampling.temperature 0.6 (this spec: 0.8); name another folder, or let "
-        "--replace make the run promise this spec alone (its traces stay in the store).",
+        f"kvatlas: The run in {str(out)!r} has sampling.temperature 0.6 (this spec: 0.8); name another folder, or "
+        "replace its settings by this spec with --replace (its traces stay in the store).",
     )
     succeed(*run, *cell, "h2o", "--temperature", 0.8, "--replace")
     assert policies(out) == ["h2o"]
@@ -108,7 +108,7 @@ def test_what_is_of_another_kind_is_refused_with_what_differs(
         sweep(plan, copy, workers=1, on_trace=lambda _: pytest.fail("decoded"))
     assert sentence in str(caught.value)
     assert str(caught.value).endswith(
-        "or let --replace make the run promise this spec alone (its traces stay in the store)."
+        "or replace its settings by this spec with --replace (its traces stay in the store)."
     )
     assert promise(copy) == before
 

@@ -125,7 +125,7 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
     [
         (("--layout", "theirs"), "layout is 'theirs'; expected ours, authors."),
         (("--loss", "mse"), "loss is 'mse'; expected ranked, scaled, power."),
-        (("--max-new-tokens", 5), "nothing to learn from: of 2 traces 2 without a closing think tag."),
+        (("--max-new-tokens", 5), "no traces for training: of 2 traces 2 without a closing think tag."),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -154,7 +154,7 @@ def test_a_head_is_judged_on_other_problems(trained: Path, capsys: pytest.Captur
     ("changes", "sentence"),
     [
         ({"models": ["embedded:tiny-llama", {"model": "embedded:tiny-llama", "name": "b"}]}, "for one model; name one"),
-        ({"problems": 301}, "without the first 300 and the last 2 (held out) none is left"),
+        ({"problems": 301}, "none without the first 300 and the last 2 (held out)"),
     ],
 )
 def test_too_little_to_learn_from_is_refused(changes: dict[str, Any], sentence: str) -> None:

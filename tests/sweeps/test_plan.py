@@ -181,7 +181,7 @@ def test_the_plan_and_the_run_agree_on_decoded_tokens(
             {"settings": {"policy": "window", "kv_budget": 30}},
             "can never be compressed below it; expected budgets above",
         ),
-        ({"baseline": [{"policy": "full"}, {"policy": "full"}]}, "is there twice"),
+        ({"baseline": [{"policy": "full"}, {"policy": "full"}]}, "is repeated"),
         ({"settings": {"policy": "dynts", "kv_budget": 64}}, "needs a trained predictor"),
         ({"sampling": {"max_new_tokens": 5000}}, "sampling.max_new_tokens 5000 and the longest prompt"),
     ],

@@ -101,7 +101,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: P
 
 
 def test_an_address_is_nothing_for_the_local_executor(spec_data: Build, tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match="'local' has no cluster 'here:1'; valid with an address is 'ray'"):
+    with pytest.raises(KvatlasError, match="'local' has no cluster 'here:1'; use the executor 'ray' for it"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, address="here:1")
 
 

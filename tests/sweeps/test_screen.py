@@ -84,7 +84,7 @@ def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
     data: dict[str, Any], screened: tuple[Path, list[str]], decoded: Path, tmp_path: Path
 ) -> None:
     folder, told = screened
-    assert told == ["8 full-cache traces are not there yet: they are decoded first."]
+    assert told == ["8 full-cache traces are missing: they are decoded first."]
     plan = screening(make_plan(parse_spec(data)))
     again: list[str] = []
     progress: list[Any] = []

@@ -65,13 +65,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     for content, sentence in [
         (b"models: [a\nb: c", "is not valid YAML in line 2"),
-        (b"- a\n- b", "is no mapping; valid keys are models, benchmarks"),
+        (b"- a\n- b", "expected a mapping with the keys models, benchmarks"),
         (b"\xff\xfe\x00", "cannot be read"),
         (b"a: \x00", "is not valid YAML"),
         (b"models: [a]\nbenchmarks: [b]\nproblems: yes", "problems: input should be a valid integer, given 'yes'"),
         (b"models: [a]\nbenchmarks: [b]\nproblems: 2.5", "problems: input should be a valid integer, given 2.5"),
         (b"models: [a]\nbenchmarks: [b]\nbaseline: [{kv_budget: 5}]", "The key 'baseline.0.policy' is missing"),
-        (b"seed: 1\nmodels: [a]\nseed: 2", "The key 'seed' stands twice, again in line 3"),
+        (b"seed: 1\nmodels: [a]\nseed: 2", "The key 'seed' is repeated in line 3"),
     ]:
         path.write_bytes(content)
         with pytest.raises(KvatlasError, match=sentence):

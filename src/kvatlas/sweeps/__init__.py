@@ -1,4 +1,4 @@
-"""From a spec to a plan to a run."""
+"""Sweeps: the spec, the plan, and the run of it."""
 
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import Progress, sweep

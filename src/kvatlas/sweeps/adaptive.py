@@ -1,4 +1,4 @@
-"""Adaptive sweeps: the settings that get the next problems are decided from the stored traces alone."""
+"""Adaptive sweeps, which choose the settings for the next problems from the stored traces alone."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kvatlas.sweeps.plan import Plan
 class Adaptive:
     """An adaptive sweep in progress.
 
-    `given[model][setting id]` counts blocks of problems; baselines get every block that any setting gets.
-    `stopped[model]` is the reason, as a clause, why no more was decoded.
+    `given[model][setting id]` counts blocks of problems; baselines get every block of any setting. `stopped[model]` is
+    the reason of the end as a clause.
     """
 
     plan: Plan
@@ -36,7 +36,7 @@ class Adaptive:
 
     @cached_property
     def orders(self) -> dict[str, tuple[str, ...]]:
-        """The problems of each benchmark in the order in which they come."""
+        """The problems of each benchmark in their random order."""
         seed, problems = self.plan.spec.seed, self.plan.problems
         return {name: order(seed, name, [problem.id for problem in own]) for name, own in problems.items()}
 
@@ -51,9 +51,9 @@ class Adaptive:
         return min(self.plan.spec.allocate.blocks, *self.sizes.values())
 
     def run(self) -> None:
-        """Decode block after block of problems until the question of each model is answered.
+        """Decode blocks of problems until the decision for each model is made.
 
-        Raises KvatlasError where a benchmark has too few problems for blocks.
+        Raises KvatlasError if a benchmark has too few problems for blocks.
         """
         if self.blocks < 2:
             raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
@@ -91,19 +91,21 @@ class Adaptive:
             count = int(state.next.sum()) + len(baselines)
 
     def _reason(self, state: Decision, spent: int) -> str | None:
-        """The reason to stop, as a clause; None as long as there is none."""
+        """Return the reason to stop as a clause, or None."""
         left = int(state.open.sum())
         where = f"after block {state.blocks.max()} of {self.blocks}, with {left} of {len(state.open)} settings open"
         budget = self.plan.spec.allocate.token_budget
         if not left:
-            shown = "shown" if state.recommended is not None else "not to be shown"
-            return f"a cheapest setting that keeps the margin is {shown}, {where}"
+            result = "a cheapest setting that keeps the margin is shown"
+            return (
+                f"{result if state.recommended is not None else 'no setting can be shown to keep the margin'}, {where}"
+            )
         if budget is not None and spent >= budget:
             return f"the token budget of {budget:,} is spent ({spent:,}), {where}"
         return None
 
     def manifest(self) -> Manifest:
-        """The promise so far: the problems of each cell are those of its blocks."""
+        """Return the manifest so far: each cell has the problems of its blocks."""
         whole, expected = self.plan.manifest(), []
         for cell in whole.expected:
             last = cut(self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1)
@@ -113,7 +115,7 @@ class Adaptive:
 
 
 def order(seed: int, benchmark: str, problems: Sequence[str]) -> tuple[str, ...]:
-    """The order in which the problems of a benchmark come: drawn from the seed, the same on every machine."""
+    """Return the problems of a benchmark in a random order of the seed, the same on every machine."""
     shuffled = sorted(problems)
     random.Random(stream_key(seed, "order", benchmark)).shuffle(shuffled)
     return tuple(shuffled)

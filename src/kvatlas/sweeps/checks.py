@@ -1,7 +1,7 @@
-"""Checks before a sweep: this machine (`kvatlas doctor`) and a model.
+"""Checks of this machine and of a model before a sweep.
 
-Of the machine: versions, device, kernels, the tokens that it decodes, the speed of its memory. Of a model: tokenizer,
-tags, layers, one step against transformers' own, a generation.
+Machine: versions, device, kernels, decoded tokens, speed of the memory. Model: tokenizer, tags, layers, one step
+against transformers, a generation.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
     from kvatlas.engine import Generation
 
 PACKAGES = ("torch", "triton", "transformers", "numpy")
-#: Steps that are decoded twice on this machine.
+#: Steps that are decoded with and without kernels.
 STEPS = 64
-#: Attention of a step that is timed: Llama-3.1-8B's, the cached tokens of a sequence, and how often.
+#: The timed attention step: the shape of Llama-3.1-8B, cached tokens of a sequence, and repeats.
 SHAPE = Shape(layers=1, heads=32, kv_heads=8, head_dim=128, hidden=4096)
 TOKENS, REPEATS = 4096, 5
-#: Its sequences, and the bytes that are read for the bandwidth.
+#: Sequences of the timed step, and bytes to read for the bandwidth.
 SIZES = {"cpu": (4, 256 << 20), "cuda": (32, 1 << 30)}
-#: Steps of a model whose logits are compared: the prompt's, and of single tokens after it.
+#: Compared steps of a model: the prompt's, and of single tokens after it.
 COMPARED = 4
-#: Differences of logits, in their standard deviations: the most that is rounding, and the most that might be.
+#: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
 ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2)}
-#: The question where no benchmark is named: words, numbers, lines and LaTeX as benchmarks have them.
+#: The question without a benchmark: words, numbers, lines and LaTeX as benchmarks have them.
 PROBE = (
     "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
     "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
 )
-#: The benchmark for models that ship with the package, which have a vocabulary of their own.
+#: The benchmark of the embedded models, which have a vocabulary of their own.
 OWN = "CHAIN8"
-#: The answer of a conversation: what the template writes behind it ends a turn.
+#: The answer in a test conversation; the template writes the end of a turn after it.
 _ANSWER = "kvatlas looks for what follows this"
 
 
 def check_machine(where: str = "auto") -> Iterator[Finding]:
-    """Findings about this machine and the device `where` (as the model option says it), as they are made."""
+    """Yield findings about this machine and the device `where` (values of the model option `device`)."""
     import torch
 
     model = models.find("embedded:tiny-llama", device=Options(device=where).resolved_device())
-    # Its traces go on to the limit.
+    # Without stop tokens traces go on to the limit.
     vars(model).update(stops=frozenset(), think_close=-1)
     device = torch.device(model.device)
     yield _versions()
@@ -119,14 +119,14 @@ def _kernels(device: torch.device) -> Finding:
 
 
 def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
-    """The same tokens from the fastest way and from plain torch, step by step; on a GPU whether steps are graphs."""
+    """Compare the tokens of the fastest backend with plain torch; on a GPU also report CUDA graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine, fast = _decode(handle, model, None)
     _, plain = _decode(handle, model, "reference")
     if engine.graphs is not None:
         if engine.graphs.broken or not engine.graphs.steps:
-            why = engine.graphs.broken or "no step was fit to be captured"
+            why = engine.graphs.broken or "no step could be captured"
             yield Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
         else:
             yield Finding("CUDA graphs", Check.OK, f"captured: {engine.graphs.steps} of {engine.passes} passes")
@@ -142,7 +142,7 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
 
 
 def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Any, list[tuple[int, ...]]]:
-    """Greedy decoding under the full cache and two policies that compress on the way."""
+    """Decode greedily under the full cache and two policies that compress."""
     from kvatlas.engine import Engine, Request
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -156,7 +156,7 @@ def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) ->
 
 
 def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
-    """Bytes per second that are read at best, and the share of it that attention of a decoding step reaches."""
+    """Measure the bandwidth of the memory, and the share of it that the attention of a decoding step reaches."""
     import torch
 
     from kvatlas.engine.attention import ForwardBatch, Layer
@@ -164,7 +164,9 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
     from kvatlas.engine.engine import backend_for
 
     rows, size = SIZES[device.type]
-    bandwidth = size / _reading(device, size)
+    table = torch.ones(size // (4 * SHAPE.hidden), SHAPE.hidden, device=device)
+    vector = table[0].clone()
+    bandwidth = size / min(_seconds(device, table.sum), _seconds(device, lambda: table @ vector))
     backend = backend_for(device, dtype)
     cache = KVCache(SHAPE, rows, {}, 0, device, dtype, backend.page_size)
     sequences = [cache.begin() for _ in range(rows)]
@@ -185,17 +187,8 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
     )
 
 
-def _reading(device: torch.device, size: int) -> float:
-    """Seconds for so many bytes: a sum or a product with a vector, whichever takes fewer."""
-    import torch
-
-    table = torch.ones(size // (4 * SHAPE.hidden), SHAPE.hidden, device=device)
-    vector = table[0].clone()
-    return min(_seconds(device, table.sum), _seconds(device, lambda: table @ vector))
-
-
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """The fewest seconds of some repeats, after one to warm up."""
+    """Return the fewest seconds of some repeats after a warm-up."""
     import torch
 
     def once() -> float:
@@ -211,23 +204,27 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
 
 def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
     """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
-    asked = [benchmarks.find(name) for name in names or ([OWN] if handle.name in models.embedded() else [])]
     messages = []
-    for benchmark in (benchmarks.asked_of(benchmark, handle.reads) for benchmark in asked):
+    for name in names or ([OWN] if handle.name in models.embedded() else []):
+        benchmark = benchmarks.asked_of(benchmarks.find(name), handle.reads)
         messages += [benchmark.prompt(problem) for problem in benchmark.problems(count)]
     return messages or [PROBE]
 
 
 def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
-    """Findings about a model as they are made; `messages` are a user's, the first is what the generation answers.
+    """Yield findings about a model; the generation answers the first of the `messages` of a user.
 
-    Nothing is decoded where something before it failed. Raises KvatlasError if there is nothing to look at.
+    A failed check ends before decoding. Raises KvatlasError if the model has no configuration or tokenizer.
     """
-    _ = handle.shape, handle.tokenizer
+    shape, _ = handle.shape, handle.tokenizer
     prompts = [handle.prompt(message) for message in messages]
+    layers = (
+        f"{shape.layers} layers of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
+        f"{handle.kv_bytes_per_token:,} bytes of keys and values a token"
+    )
     known = [
         _guarded("model", _model, handle),
-        _layers(handle),
+        Finding("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
         _guarded("think tags", _tags, handle),
         _guarded("stop tokens", _stops, handle),
@@ -250,7 +247,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
 
 
 def _guarded(name: str, check: Callable[[ModelHandle], Finding], model: ModelHandle) -> Finding:
-    """The finding of a check, or the error that it raises as one."""
+    """Return the finding of a check, or its error as a failed one."""
     try:
         return check(model)
     except KvatlasError as error:
@@ -262,16 +259,6 @@ def _model(model: ModelHandle) -> Finding:
     stored = model.config.get("dtype") or model.config.get("torch_dtype") or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
     return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
-
-
-def _layers(model: ModelHandle) -> Finding:
-    shape = model.shape
-    return Finding(
-        "layers",
-        Check.OK,
-        f"{shape.layers} layers of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
-        f"{model.kv_bytes_per_token:,} bytes of keys and values a token",
-    )
 
 
 def _tags(model: ModelHandle) -> Finding:
@@ -299,7 +286,7 @@ def _stops(model: ModelHandle) -> Finding:
 
 
 def _end_of_turn(model: ModelHandle) -> int | None:
-    """The special token that the template writes behind an answer; None if it writes none or takes no answers."""
+    """Return the special token that the template writes after an answer, or None."""
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = model.rendered(turns, answering=False)
@@ -313,15 +300,15 @@ def _end_of_turn(model: ModelHandle) -> int | None:
 def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
     longest, known = max(len(model.tokens(prompt)) for prompt in prompts), model.positions
     if known is None:
-        message = "config.json does not say how many positions there are"
-        return Finding("context", Check.WARNING, message, "see that prompt and max_new_tokens are not more")
+        message = "config.json does not give the number of positions"
+        return Finding("context", Check.WARNING, message, "make sure that prompt and max_new_tokens fit")
     if longest >= known:
         return Finding("context", Check.FAILED, f"{known:,} positions, and a prompt has {longest:,} tokens")
     return Finding("context", Check.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
 
 
 def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
-    """Which layers see all tokens and which a window, and the factor of the products of queries and keys."""
+    """Report the layers with full attention and with a window, and the attention scale."""
     layers: dict[int, tuple[str, float]] = {}
     refused = set()
     for module in model.get_decoder().modules():
@@ -333,8 +320,8 @@ def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
     if refused:
         return Finding("attention", Check.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
     if len(layers) != handle.shape.layers:
-        message = f"{len(layers)} of {handle.shape.layers} layers tell their attention scale"
-        return Finding("attention", Check.WARNING, message, "trust only the step against transformers")
+        message = f"{len(layers)} of {handle.shape.layers} layers declare their attention scale"
+        return Finding("attention", Check.WARNING, message, "rely on the step against transformers only")
     kinds = ", ".join(
         f"{count} layers see {kind}" for kind, count in Counter(kind for kind, _ in layers.values()).items()
     )
@@ -348,7 +335,7 @@ def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
 def _generate(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
 ) -> tuple[list[Tensor], Generation[int]]:
-    """A generation with the full cache, and the logits of its first steps [vocabulary]."""
+    """Return the logits [vocabulary] of the first steps of a full-cache generation, and the generation."""
     from kvatlas.engine import Engine, Request
 
     logits: list[Tensor] = []
@@ -372,7 +359,7 @@ def _step(
     logits: list[Tensor],
     generation: Generation[int],
 ) -> Finding:
-    """The largest difference between the engine's logits and those of transformers' own pass over the same tokens."""
+    """Compare the engine's logits with those of transformers over the same tokens."""
     import torch
 
     tokens = [*prompt, *generation.tokens[: len(logits) - 1]]
@@ -399,7 +386,7 @@ def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int
     other = [tag for pair in TAGS for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
     if other:
         advice = f"name the text that ends thinking with think_close, {other[-1]!r} perhaps"
-        return Finding(name, Check.WARNING, f"it wrote {other[0]!r}, which is none of its think tags", advice)
+        return Finding(name, Check.WARNING, f"it wrote {other[0]!r}, which is not one of its think tags", advice)
     ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
     if not tags.close:
         return Finding(name, Check.OK, ended)
@@ -409,6 +396,6 @@ def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int
         advice = f"think_open={tags.open!r} opens it in the prompt"
         return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
     if generation.finished:
-        advice = "such traces have no answer; see that think_close is what the model writes"
+        advice = "such traces have no answer; set think_close to the text that the model writes"
         return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
     return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")

@@ -1,4 +1,4 @@
-"""Executors, found by name: they decode units in this process, in several local ones, or on a cluster."""
+"""Executors by name: they decode units in this process, in several local processes, or on a cluster."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-#: Seconds of work that are worth the start of one more process, the least seconds of a token and the bytes of weights
-#: that one thread reads in a second, both guesses.
+#: Seconds of work that justify one more process; guesses of the least seconds for a token and of the bytes of weights
+#: that one thread reads in a second.
 WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
-#: The message of a worker that has nothing left of a job.
+#: The message of a worker at the end of a job.
 _DONE = True
-#: Bytes that a process takes with its libraries, before weights and cache.
+#: Bytes of a process with its libraries, before weights and cache.
 PROCESS = 450 * 2**20
 
 
 @dataclass
 class WorkerPool:
-    """The number of `workers` (None: as many as there is room for), and the `address` of a cluster if any.
+    """The number of `workers` (None: as many as fit), and the `address` of a cluster, if any.
 
-    As a context it ends what an executor has `kept` for further jobs. `idle` are local workers that wait for one, by
-    the lines to them: a worker takes seconds to start.
+    `idle` are local workers that wait for the next job, by their connections: a worker takes seconds to start. The
+    context ends them and everything in `kept`.
     """
 
     workers: int | None = None
@@ -53,22 +53,22 @@ class WorkerPool:
 
 
 class Executor(Protocol):
-    """Runs one model's job and yields traces with their own decoded tokens as they finish.
+    """A function that runs one model's job and yields finished traces with the numbers of their own decoded tokens.
 
-    A worker that dies takes its unfinished units with it; the sweep asks again for the missing traces, with half the
-    batch and half the workers (`job.halvings`).
+    The units of a worker that dies are lost; the sweep requests missing traces again with half the batch and half the
+    workers (`job.halvings`).
     """
 
     def __call__(self, job: Job, pool: WorkerPool) -> Iterator[Finished]: ...
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worth(job: Job) -> int:
-    """The number of processes that a job is worth, by a rough guess at its seconds on one core."""
+    """Return the number of processes that pay for a job, from a rough estimate of its seconds on one core."""
     if job.model.weight_bytes is None:
         return len(job.units)
     most = job.sampling.max_new_tokens
@@ -78,7 +78,7 @@ def worth(job: Job) -> int:
 
 
 def usual_workers(job: Job) -> int:
-    """The number of processes that pay on this machine and have room in its memory; one on a GPU."""
+    """Return the number of processes that pay and fit into the memory of this machine; one on a GPU."""
     if job.model.device != "cpu":
         return 1
     free, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
@@ -86,11 +86,11 @@ def usual_workers(job: Job) -> int:
 
 
 def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
-    """Decode in this process for one worker, else in several of one thread each: by default as many as pay."""
+    """Decode in this process for one worker, else in several processes of one thread each."""
     if pool.address:
-        raise KvatlasError(f"The executor 'local' has no cluster {pool.address!r}; valid with an address is 'ray'.")
+        raise KvatlasError(f"The executor 'local' has no cluster {pool.address!r}; use the executor 'ray' for it.")
     workers = max(1, min(pool.workers or usual_workers(job), len(job.units)) >> job.halvings)
-    # After a worker has died the next must not take this process with it.
+    # After the death of a worker the job stays in another process, so that this one survives.
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
@@ -100,20 +100,20 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     try:
         processes.update(_hired(pool) for _ in range(workers))
         for line in processes:
-            with contextlib.suppress(OSError):  # it has died, as is seen below
+            with contextlib.suppress(OSError):  # a dead worker, which is handled below
                 line.send(share)
-        talking = set(processes)
-        while talking:
-            for line in talking.intersection(multiprocessing.connection.wait(talking)):
+        busy = set(processes)
+        while busy:
+            for line in busy.intersection(multiprocessing.connection.wait(busy)):
                 try:
                     message = line.recv()
                     if message is None:
                         line.send(next(numbers, None))
                 except (EOFError, OSError):  # the worker has died
-                    talking.remove(line)
+                    busy.remove(line)
                     continue
                 if message == _DONE:
-                    talking.remove(line)
+                    busy.remove(line)
                     pool.idle[line] = processes.pop(line)
                 elif isinstance(message, str):
                     raise KvatlasError(message)
@@ -124,10 +124,10 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
 
 
 def _hired(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
-    """A worker without a job, and the line to it; a new one where none is idle.
+    """Return an idle worker with its connection, or start a new one.
 
-    Each worker has a pipe of its own: one killed in the middle of a message holds up no other. The job is sent after
-    the start: Python would wait for ever to tell it to a process that dies while it starts.
+    Each worker has a pipe of its own, so that a worker killed within a message does not block others. The job is sent
+    after the start, because Python would wait forever for a process that dies while it starts.
     """
     while pool.idle:
         line, process = pool.idle.popitem()
@@ -148,22 +148,21 @@ def _end(processes: dict[Connection, BaseProcess]) -> None:
         process.join()
 
 
-def _end_with_the_driver() -> None:
-    """End this worker when its driver ends: a killed driver cannot, and nothing would read the worker's messages."""
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-    driver.join()
-    os._exit(1)
-
-
 def _work(driver: Connection) -> None:
     import signal
     import threading
 
-    threading.Thread(target=_end_with_the_driver, daemon=True).start()
-    # Ctrl-C reaches the whole process group; the driver alone decides what it means.
+    def end_with_the_driver() -> None:
+        # A killed driver cannot end its workers.
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_the_driver, daemon=True).start()
+    # Ctrl-C reaches the whole process group; only the driver reacts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Where memory runs out the system should end a worker, not the driver, which goes on with fewer.
+    # If memory runs out the system should kill a worker and not the driver, which goes on with fewer.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
@@ -172,7 +171,7 @@ def _work(driver: Connection) -> None:
         number: int | None = driver.recv()
         return number
 
-    # An ended driver is no error of the worker.
+    # The end of the driver is not an error of the worker.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         while True:
             for message in messages(driver.recv(), iter(claim, None)):
@@ -181,23 +180,23 @@ def _work(driver: Connection) -> None:
 
 
 def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
-    """The messages of a worker to its driver: finished traces, and a sentence as the last one if it fails."""
+    """Yield the messages of a worker to its driver: finished traces, and a sentence at the end if it fails."""
     try:
         yield from decode(job, claims)
     except KvatlasError as error:
         yield str(error)
     except Exception as error:
-        yield f"A worker failed ({type(error).__name__}: {error}); what is finished is kept."
+        yield f"A worker failed ({type(error).__name__}: {error}); finished traces are kept."
 
 
 def _fault(_: str, value: Any) -> str:
-    """The reason, as a clause, why a plug-in's object is no executor."""
+    """Return the fault of a plug-in's executor as a clause, or ""."""
     try:
         inspect.signature(value).bind(None, None)
     except TypeError as error:
-        wanted = "expected a function of a kvatlas.sweeps.worker.Job and a kvatlas.sweeps.executors.WorkerPool"
-        return f"it cannot be called with two arguments, {error}; {wanted}"
-    except ValueError:  # no signature is known, as of built-in functions
+        expected = "expected a function of a kvatlas.sweeps.worker.Job and a kvatlas.sweeps.executors.WorkerPool"
+        return f"it cannot be called with two arguments, {error}; {expected}"
+    except ValueError:  # built-in functions have no known signature
         pass
     return ""
 

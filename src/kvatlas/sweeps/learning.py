@@ -1,8 +1,6 @@
-"""Training and judging a DynTS predictor: full-cache traces by a sweep, labels of the correct ones, the head; and the
-query statistics of the policy triattention.
+"""Training and evaluation of DynTS predictors on full-cache traces, and query statistics for triattention.
 
-A work folder keeps the traces as a run that resumes, and the hidden states as shards that the next training reads
-again. One model on one device at a time.
+A work folder keeps the traces as a resumable run, and the hidden states as shards for the next training.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ W = TypeVar("W", bound=StrEnum)
 
 @dataclass(frozen=True)
 class Material:
-    """Traces to learn from or to be judged on: the full cache of one model on the problems from `skip` on.
+    """Traces for training or evaluation: the full cache of one model on the problems from `skip` on.
 
-    `held_out` of the last problems of each benchmark are kept for judging. `tokens_per_trace` thinking tokens of a
-    trace are sampled for learning (0: all); for judging all are used.
+    The last `held_out` problems of each benchmark are kept for evaluation, which uses all thinking tokens. Training
+    samples `tokens_per_trace` of each trace (0: all).
     """
 
     spec: Spec
@@ -45,7 +43,7 @@ class Material:
     tokens_per_trace: int = 2048
 
     def plan(self) -> Plan:
-        """The sweep that makes the traces; KvatlasError where a benchmark has too few problems."""
+        """Return the plan of the traces; KvatlasError if a benchmark has too few problems."""
         if len(self.spec.models) != 1:
             raise KvatlasError("A predictor is trained for one model; name one.")
         plan = make_plan(self.spec)
@@ -55,8 +53,8 @@ class Material:
             problems[benchmark.name] = list(known[self.skip :])
             if len(problems[benchmark.name]) <= self.held_out:
                 raise KvatlasError(
-                    f"{benchmark.name} has {len(known)} problems; without the first {self.skip} and the last "
-                    f"{self.held_out} (held out) none is left to learn from."
+                    f"{benchmark.name} has {len(known)} problems, and none without the first {self.skip} and the last "
+                    f"{self.held_out} (held out)."
                 )
         prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}
         return replace(plan, problems=problems, prompts=prompts)
@@ -72,7 +70,7 @@ def full_cache_spec(
     temperature: float,
     max_new_tokens: int,
 ) -> Spec:
-    """Return the spec of the full cache's traces of one model."""
+    """Return the spec of the full-cache traces of one model."""
     return parse_spec(
         {
             "models": [{"model": model, **model_options}],
@@ -99,7 +97,7 @@ def learn(
     batch_size: int | None = None,
     on_trace: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Train a head, judge it on the held-out problems, and write it with its provenance, which is returned.
+    """Train a head, evaluate it on the held-out problems, write it, and return its provenance.
 
     `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
     """
@@ -136,8 +134,7 @@ def judge(
     batch_size: int | None = None,
     on_trace: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The quality of a head's ranking of the thinking tokens of correct traces of all problems, as plain data with
-    the numbers of traces that were left out."""
+    """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out."""
     from kvatlas.policies.dynts import load_head
     from kvatlas.predictor import evaluate
 
@@ -150,7 +147,7 @@ def judge(
 
 
 def left_out_as_text(left_out: dict[str, int]) -> str:
-    """The numbers of traces that were left out, each with its reason, as part of a sentence."""
+    """Return the numbers of traces that were left out, with reasons, as a clause."""
     texts = {
         "no_closing_tag": "without a closing think tag",
         "no_answer": "without an answer",
@@ -161,8 +158,10 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
 
 
 def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
-    """The labelled tokens of correct traces, from their shards, which are made unless they are there, and how many
-    traces were left out for each reason; KvatlasError if all were."""
+    """Return the labelled tokens of correct traces from shards, which are made if missing, and the traces left out.
+
+    Raises KvatlasError if all traces are left out.
+    """
     from kvatlas.predictor import REASONS, shards
 
     tokens, chosen = 0 if held_out else material.tokens_per_trace, set[str]()
@@ -183,14 +182,14 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     stored = shards.read(folder)
     if not stored.label.numel():
         raise KvatlasError(
-            f"The predictor has nothing to {'be judged on' if held_out else 'learn from'}: of {sum(left_out.values())} "
-            f"traces {left_out_as_text(left_out)}."
+            f"The predictor has no traces for {'evaluation' if held_out else 'training'}: of "
+            f"{sum(left_out.values())} traces {left_out_as_text(left_out)}."
         )
     return stored, left_out
 
 
 def _word(kind: type[W], option: str, given: str) -> W:
-    """The member of an enumeration that an option names."""
+    """Return the member of an enumeration that an option names."""
     words = [word.value for word in kind]
     if given not in words:
         raise KvatlasError(f"{option} is {given!r}; expected {', '.join(words)}.")
@@ -215,7 +214,7 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
 def _traces(
     plan: Plan, work: Path, model: ModelHandle, chosen: set[str]
 ) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
-    """Traces of this plan with the ids of their prompts, and why each is left out, if it is."""
+    """Yield the tokens of a prompt, its trace, and the reason why it is left out, or ""."""
     from kvatlas.predictor import left_out
 
     problems = {(name, problem.id): problem for name, own in plan.problems.items() for problem in own}
@@ -256,10 +255,10 @@ def calibrate(
     max_new_tokens: int,
     model_options: Mapping[str, Any],
 ) -> int:
-    """Write the query statistics that the policy triattention needs; returns the number of tokens behind them.
+    """Write the query statistics of the policy triattention and return their number of tokens.
 
-    They are means over the model's own traces on the first `problems` of the benchmarks with these `names`.
-    KvatlasError for a file that cannot be written.
+    They are means over the model's own traces on the first `problems` of the named benchmarks. Raises KvatlasError for
+    a file that cannot be written.
     """
     import torch
     from safetensors.torch import save_file
@@ -269,7 +268,7 @@ def calibrate(
 
     torch.set_num_threads(1)
     if out.is_dir() or not out.parent.is_dir():
-        raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in a folder that is there.")
+        raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in an existing folder.")
     handle = models.find(model, **model_options)
     prompts = [
         handle.encode(benchmarks.asked_of(benchmark, handle.reads).prompt(problem))

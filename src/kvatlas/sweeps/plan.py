@@ -1,4 +1,4 @@
-"""From a spec to a plan: every setting checked, every trace named, the cost estimated, no weights loaded."""
+"""The plan of a sweep: settings checked, traces listed, costs estimated, without loading weights."""
 
 from __future__ import annotations
 
@@ -26,21 +26,18 @@ from kvatlas.sweeps.spec import Spec
 if TYPE_CHECKING:
     from kvatlas.engine.scheduler import Peak
 
-#: Part of every run key: rises with every change of the meaning of a key.
+#: Part of every run key; rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
 #: The format of prompts: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
-#: Part of the run keys of screening records: rises with every change of their measures.
+#: Part of the run keys of screening records; rises with every change of their measures.
 SCREEN_VERSION = 2
 FULL = policies.of(Setting.of("full"))
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One tree of work: a problem and a sample, under all settings that lack its trace.
-
-    `script` is the text of the full cache, in tokens, that a screen reads.
-    """
+    """A problem and a sample with all settings whose trace is missing; `script` are the tokens that a screen reads."""
 
     benchmark: str
     problem: Problem
@@ -53,9 +50,9 @@ class WorkItem:
 class Plan:
     """A checked spec.
 
-    `policies` come with whether they are baselines; `prompts` are token counts by (model, benchmark), `contents`
-    digests of what each problem asks and how it is judged. A `screened` plan asks for screening records instead of
-    traces. `notes` are sentences that a user should read before it is run.
+    Each policy comes with True if it is a baseline. `prompts` are token counts by (model, benchmark), `contents`
+    digests of the prompt and the reference of each problem. A `screened` plan makes screening records instead of
+    traces. `notes` are sentences for the user.
     """
 
     spec: Spec
@@ -70,14 +67,14 @@ class Plan:
 
     @property
     def cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
-        """Model, benchmark and policy of every cell, and whether it is a baseline."""
+        """Model, benchmark and policy of every cell, and True if it is a baseline."""
         for model, benchmark in itertools.product(self.models, self.benchmarks):
             for policy, baseline in self.policies:
                 yield model, benchmark, policy, baseline
 
     @cached_property
     def keys(self) -> Mapping[tuple[str, str, Setting], str]:
-        """Run keys by (model, benchmark, setting). Made at first use: digests read all weights."""
+        """Run keys by (model, benchmark, setting); computing them reads all weights."""
         keys = {
             (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
             for model, benchmark, policy, _ in self.cells
@@ -88,7 +85,7 @@ class Plan:
 
     @property
     def full_cache(self) -> Plan:
-        """The plan of the full cache's traces, which a screen reads."""
+        """The plan of the full-cache traces that a screen reads."""
         return replace(self, policies=((FULL, True),), screened=False)
 
     @property
@@ -98,12 +95,12 @@ class Plan:
 
     @property
     def traces(self) -> int:
-        """Number of traces of the whole sweep."""
+        """The number of traces of the sweep."""
         problems = sum(len(problems) for problems in self.problems.values())
         return len(self.models) * problems * self.spec.samples * len(self.policies)
 
     def manifest(self) -> Manifest:
-        """The promise of a run with this plan alone."""
+        """Return the manifest of a run with this plan alone."""
         expected = tuple(
             Expected(
                 model=model.name,
@@ -117,8 +114,8 @@ class Plan:
             for model, benchmark, policy, baseline in self.cells
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        asked = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
-        # Numbers and texts of benchmarks about their problems: difficulties, seeds of permuted choices.
+        identities = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        # Numbers and texts about problems: difficulties, seeds of permuted choices.
         about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
             for problem in problems:
@@ -126,13 +123,12 @@ class Plan:
                 if plain:
                     about.setdefault(name, {})[problem.id] = plain
         spec = self.spec.model_dump(mode="json")
-        return Manifest(axes, expected, spec, {**provenance(), **asked}, about, screened=self.screened)
+        return Manifest(axes, expected, spec, {**provenance(), **identities}, about, screened=self.screened)
 
     def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
-        """The trees of one model's promised `cells` that lack traces, each with the settings that it lacks.
+        """Return the work that one model's promised `cells` lack; `done` are the stored samples (`Store.samples`).
 
-        `done` has the stored samples (`Store.samples`). Samples vary slowest, so that a sweep that is stopped early has
-        seen every problem.
+        Samples vary slowest, so that a stopped sweep has traces of every problem.
         """
         trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
         for cell in cells:
@@ -149,17 +145,17 @@ class Plan:
         ]
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
-        """Number of traces of the whole sweep that are not among the stored samples."""
+        """Return the number of traces that are not among the stored samples."""
         return sum(len(unit.settings) for unit in self.units(self.manifest().expected, done))
 
     def estimate(
         self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64
     ) -> dict[str, Any]:
-        """The cost of the sweep, as `plan --json` prints it.
+        """Return the cost of the sweep in the form of `plan --json`.
 
-        `memory` is in bytes; the batch size is then what fits into it (0 if not one sequence does), else `batch_size`.
-        `peak_bytes` are those of one worker with that batch. Trace lengths are expectations (`expected_output_tokens`,
-        else the benchmark's typical length), cut at `max_new_tokens`; memory reckons with the longest trace there is.
+        With `memory` in bytes the batch size is the largest that fits (0 if no sequence does), else `batch_size`.
+        `peak_bytes` are those of one worker with that batch. Trace lengths are `expected_output_tokens`, else the
+        benchmark's typical length, at most `max_new_tokens`; memory is estimated for traces of `max_new_tokens`.
         """
         separate = shared = 0
         for model, benchmark in itertools.product(self.models, self.benchmarks):
@@ -167,14 +163,19 @@ class Plan:
             for prompt in self.prompts[model.name, benchmark.name]:
                 separate += output * len(self.policies) * self.spec.samples
                 shared += self._tree(prompt, output) * self.spec.samples
-        fitting = self._fitting(memory) if memory else batch_size
-        peaks = [self._peak(model, max(1, fitting)) for model in self.models]
+        size = 0 if memory else batch_size
+        # A tenth of the memory is left for other uses.
+        while (
+            memory and size < 4096 and all(self._peak(model, size + 1).total <= 0.9 * memory for model in self.models)
+        ):
+            size += 1
+        peaks = [self._peak(model, max(1, size)) for model in self.models]
         return {
             "settings": len(self.policies),
             "traces": self.traces,
             "decoded_tokens": {"separate": separate, "shared": shared},
             "kv_bytes_per_sequence": max(self._kv_bytes(model) for model in self.models),
-            "batch_size": fitting if memory else None,
+            "batch_size": size if memory else None,
             "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
             "budget_audit": [
@@ -186,7 +187,7 @@ class Plan:
 
     @cached_property
     def audit(self) -> tuple[AuditedCell, ...]:
-        """The choice that each setting leaves to its policy on each benchmark, from the lengths of the prompts."""
+        """The budget audit of each setting on each benchmark, from the lengths of the prompts."""
         return tuple(
             AuditedCell(model.name, benchmark.name, policy.setting, audited)
             for model, benchmark, policy, _ in self.cells
@@ -195,7 +196,7 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what this sweep will not be able to show."""
+        """Sentences on differences that this sweep cannot show."""
         sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
             claims = Claims.read(model.folder)
@@ -203,14 +204,14 @@ class Plan:
             counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
             if counted:
                 sentences.append(
-                    f"{model.name} is made for {claims}. Of the problems asked these lie outside, so that many may be "
-                    f"wrong with every setting: {', '.join(counted)}."
+                    f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with "
+                    f"every setting: {', '.join(counted)}."
                 )
             sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
         return [sentence for sentence in sentences if sentence]
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
-        """A sentence on settings whose budget no trace of the expected length reaches."""
+        """Return a sentence on settings whose budget no trace of the expected length reaches, or ""."""
         prompt = max(self.prompts[model.name, benchmark.name])
         budgets = [at for policy, _ in self.policies if (at := _first_fires(policy, prompt)) is not None]
         longest = prompt + self._output(benchmark)
@@ -229,26 +230,28 @@ class Plan:
         return min(expected, self.spec.sampling.max_new_tokens)
 
     def _tree(self, prompt: int, output: int) -> int:
-        """Tokens decoded for one problem and sample. Settings that need the full-cache answer are a tree of their own,
-        and the first one then holds the full cache in any case."""
+        """Return the tokens decoded for one problem and sample.
+
+        Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
+        """
         early = [_first_fires(policy, prompt) for policy, _ in self.policies if Signal.ANSWER not in policy.observes]
         late = [_first_fires(policy, prompt) for policy, _ in self.policies if Signal.ANSWER in policy.observes]
         if late and None not in early:
             early.append(None)
         tokens = 0
         for budgets in filter(None, (early, late)):
-            # The token count at which each setting leaves the trunk; it then decodes the rest alone.
-            # Compressions come after a step, so the second token is drawn before the first of them.
+            # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
+            # a step, so the second token is drawn before the first of them.
             forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
             tokens += max(forks) + sum(output - fork for fork in forks)
         return tokens
 
     def longest_prompt(self, model: ModelHandle) -> int:
-        """Tokens of the longest prompt of a model."""
+        """Return the length of the longest prompt of a model in tokens."""
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
 
     def _kv_bytes(self, model: ModelHandle) -> int:
-        """Bytes of keys and values of one sequence at the largest budget, else of the longest one."""
+        """Return the bytes of keys and values of one sequence at the largest budget, else of the longest sequence."""
         prompt = self.longest_prompt(model)
         budgets = [policy.budget.most(prompt) for policy, _ in self.policies if policy.budget is not None]
         longest = prompt + self.spec.sampling.max_new_tokens
@@ -261,16 +264,9 @@ class Plan:
         settings, output = [policy for policy, _ in self.policies], self.spec.sampling.max_new_tokens
         return peak(model, settings, batch_size, trees, self.longest_prompt(model), output)
 
-    def _fitting(self, memory: int) -> int:
-        """Sequences that fit with all models, with a tenth of the memory left for all else; at most 4096."""
-        size = 0
-        while size < 4096 and all(self._peak(model, size + 1).total <= 0.9 * memory for model in self.models):
-            size += 1
-        return size
-
 
 def make_plan(spec: Spec) -> Plan:
-    """Check everything that can be checked before a weight is loaded; KvatlasError for the first thing wrong."""
+    """Check the spec as far as possible without loading weights; KvatlasError for the first fault."""
     found_models = tuple(entry.find() for entry in spec.models)
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
     for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
@@ -282,9 +278,7 @@ def make_plan(spec: Spec) -> Plan:
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
             policy = replace(policy, strict_budget=True)
         if policy.setting in cells:
-            raise KvatlasError(
-                f"The setting {policy.setting} is there twice; name it once, in settings or in baseline."
-            )
+            raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = policy, baseline
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
@@ -292,7 +286,7 @@ def make_plan(spec: Spec) -> Plan:
     for benchmark in found_benchmarks:
         notes += notes_on(benchmark)
         if not type(benchmark).__module__.startswith("kvatlas."):
-            # Of a third party's: grades that cannot be stored are refused before anything is decoded.
+            # A third party's grade that cannot be stored is refused before decoding.
             if not problems[benchmark.name]:
                 raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
             first = problems[benchmark.name][0]
@@ -320,34 +314,34 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def _content(prompt: str, problem: Problem) -> str:
-    """A digest of the rendered prompt and of what the answer is judged by."""
+    """Return a digest of the rendered prompt, the reference answer, and the other data of the grader."""
     judged = {name: value for name, value in problem.about.items() if name != "source_id"}
     about = json.dumps(judged, sort_keys=True, default=lambda value: type(value).__qualname__)
     return digest([prompt, problem.answer, about])[:32]
 
 
 def _first_fires(policy: Policy, prompt: int) -> int | None:
-    """The cache length of the first compression after such a prompt; None for never."""
+    """Return the cache length of the first compression after a prompt of this length, or None."""
     return policy.budget.due(prompt, prompt, prompt) if policy.budget else None
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
-    room, wanted = model.positions, spec.sampling.max_new_tokens
-    if room is None or prompt + wanted <= room:
+    room, most = model.positions, spec.sampling.max_new_tokens
+    if room is None or prompt + most <= room:
         return
     if prompt >= room:
         raise KvatlasError(
             f"The longest prompt of {benchmark.name} has {prompt:,} tokens, and the model {model.name!r} reads at most "
-            f"{room:,}, its answer included; ask shorter problems (of mazes a smaller grid, or less of L and N)."
+            f"{room:,}, its answer included; choose shorter problems (of mazes a smaller grid, or less of L and N)."
         )
     raise KvatlasError(
-        f"sampling.max_new_tokens {wanted} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
+        f"sampling.max_new_tokens {most} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
         f"into the {room} positions of the model {model.name!r}; expected at most {room - prompt} new tokens."
     )
 
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
-    """Versioned hash of all that can change an answer besides setting, problem and sample, and of nothing else."""
+    """Return the versioned hash of everything that can change an answer, besides setting, problem and sample."""
     return digest(
         {
             "version": RUN_KEY_VERSION,
@@ -366,7 +360,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
 
 
 def provenance() -> dict[str, str]:
-    """The versions that make the results."""
+    """Return the versions that can change results."""
     return {
         "kvatlas": __version__,
         "torch": version("torch"),

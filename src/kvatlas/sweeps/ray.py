@@ -1,8 +1,8 @@
-"""Units decoded by actors on a Ray cluster: one per GPU, or per core where there is none.
+"""The executor of a Ray cluster: one worker for each GPU, or for each core of a cluster without GPUs.
 
-A queue on the driver's node gives out the units one by one. A worker that dies, or whose node is lost, takes its
-unfinished units with it and another starts in its place; the sweep asks again for the missing traces. Traces travel
-through Ray to the driver, which alone writes the store.
+A queue on the driver's node gives out the units one by one. A worker that dies is replaced; its unfinished units are
+lost, and the sweep requests the missing traces again. Traces travel through Ray to the driver, which alone writes the
+store.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kvatlas.sweeps.plan import provenance
 if TYPE_CHECKING:
     from kvatlas.sweeps.worker import Finished, Job
 
-#: Packages of one version on every node, so that traces are the same.
+#: Packages that must have one version on all nodes, so that traces are the same.
 SAME = ("kvatlas", "torch", "transformers")
-#: Seconds that the driver waits for a trace before it looks after its workers, and for a cluster to answer at all.
+#: Seconds to wait for a trace before checking the workers, and for a cluster to answer.
 WAIT, PATIENCE = 2.0, 10.0
-#: Bytes of the object store of a Ray that is started here: traces pass through it one by one.
+#: Bytes of the object store of a local Ray, through which traces pass one by one.
 OBJECT_STORE = 128 * 2**20
 
 
 def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
-    """Decode on the cluster at `pool.address`, else on one started here; KvatlasError if it cannot be reached."""
+    """Decode on the cluster at `pool.address`, or on a local one; KvatlasError if it cannot be reached."""
     try:
         import ray
     except ImportError:
@@ -45,13 +45,13 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not pool.address:
-        # One thread each: with a core too few some of the requested workers would wait.
+        # Each worker needs a core, else some would wait.
         size = {"num_cpus": max(cores(), pool.workers or 0), "object_store_memory": OBJECT_STORE}
-        # "local", or Ray would join a cluster that somebody started on this machine.
+        # Without "local" Ray would join another cluster on this machine.
         ray.init(address="local", include_dashboard=False, **size, **common)
         return
     try:
-        # Ray itself would try for minutes to reach a host that does not answer.
+        # Ray itself would try for minutes to reach a silent host.
         host, _, port = pool.address.removeprefix("ray://").rpartition(":")
         if host:
             socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
@@ -61,9 +61,8 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
         while cause is not None:
             if "AuthenticationError" in f"{type(cause).__name__} {cause}":
                 raise KvatlasError(
-                    f"The Ray cluster {pool.address!r} asks for a token, and this driver's is missing or another one: "
-                    "set RAY_AUTH_MODE=token here and on every node, with the head's ~/.ray/auth_token (or "
-                    "RAY_AUTH_TOKEN)."
+                    f"The Ray cluster {pool.address!r} asks for a token, and this driver's is missing or wrong: set "
+                    "RAY_AUTH_MODE=token here and on every node, with the head's ~/.ray/auth_token (or RAY_AUTH_TOKEN)."
                 ) from error
             cause = cause.__cause__ or cause.__context__
         raise KvatlasError(
@@ -73,12 +72,12 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
 
 
 class _Driver:
-    """Workers and their messages, in one pass over a job's units."""
+    """The workers of one pass over a job's units, and their messages."""
 
     def __init__(self, ray: Any, job: Job, pool: WorkerPool) -> None:
         self.ray = ray
         resources = ray.cluster_resources()
-        # The device is known on this machine; on another node it will be the requested one.
+        # The device is known for this machine only; other nodes use the requested one.
         device = job.model.options.device if pool.address else job.model.device
         gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
         self.needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
@@ -91,7 +90,7 @@ class _Driver:
         self.hired = self.lost = 0
 
     def traces(self) -> Iterator[Finished]:
-        """Traces until the queue has no more units and no worker that is alive holds one."""
+        """Yield traces until the queue is empty and no living worker holds a unit."""
         for _ in range(self.workers):
             self._hire()
         try:
@@ -99,7 +98,7 @@ class _Driver:
                 ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=WAIT)
                 if not ready:
                     left, takers = self.ray.get([self.queue.left.remote(), self.queue.takers.remote()])
-                    # The cluster may never have had room for the workers that still run.
+                    # The workers left may be those that the cluster had no room for.
                     if not left and takers.isdisjoint(number for number, _ in self.running.values()):
                         return
                 for stream in ready:
@@ -121,7 +120,7 @@ class _Driver:
         self.hired += 1
 
     def _next(self, stream: Any) -> Finished | str | None:
-        """The next message of a worker; None if it has ended. A lost one is replaced if units are left."""
+        """Return the next message of a worker, or None if it has ended; a dead one is replaced if units are left."""
         errors = self.ray.exceptions
         try:
             message: Finished | str = self.ray.get(next(stream))
@@ -129,49 +128,49 @@ class _Driver:
         except StopIteration:
             del self.running[stream]
         except errors.RayTaskError as error:
-            return f"A worker failed ({str(error.cause).splitlines()[0]}); what is finished is kept."
+            return f"A worker failed ({str(error.cause).splitlines()[0]}); finished traces are kept."
         except errors.RayError:
             number, worker = self.running.pop(stream)
             self.ray.kill(worker)
             self.lost += 1
             self.ray.get(self.queue.lose.remote(number))
-            # Workers that die one after the other without a trace in between will go on to do so.
+            # Workers that keep dying without a trace in between are not replaced.
             if self.lost <= 2 * self.workers and self.ray.get(self.queue.left.remote()):
                 self._hire()
         return None
 
 
 class WorkQueue:
-    """Gives out the numbers of units, each once, and knows the workers that took any and did not die."""
+    """The queue of unit numbers, and the living workers that took any."""
 
     def __init__(self, units: int) -> None:
         self._numbers, self._left = iter(range(units)), units
         self._takers: set[int] = set()
 
     def claim(self, worker: int) -> int | None:
-        """The number of the next unit; None when all are given out."""
+        """Return the number of the next unit, or None."""
         self._takers.add(worker)
         self._left = max(0, self._left - 1)
         return next(self._numbers, None)
 
     def lose(self, worker: int) -> None:
-        """Forget a worker that died."""
+        """Remove a worker that died."""
         self._takers.discard(worker)
 
     def left(self) -> int:
-        """Number of units that no worker has taken yet."""
+        """Return the number of units that no worker has taken."""
         return self._left
 
     def takers(self) -> set[int]:
-        """Workers that took a unit at any time and did not die."""
+        """Return the living workers that took a unit at any time."""
         return self._takers
 
 
 class Worker:
-    """Decodes on one GPU or one core of some node."""
+    """A worker on one GPU or one core of a node."""
 
     def decode(self, job: Job, queue: Any, number: int) -> Iterator[Finished | str]:
-        """Traces as they finish; a sentence instead where this node is not like the driver's."""
+        """Yield traces as they finish, or a sentence if this node differs from the driver's."""
         import ray
 
         unlike = difference(job)
@@ -182,14 +181,14 @@ class Worker:
 
 
 def difference(job: Job) -> str | None:
-    """A clause on how this node differs from the driver's in what traces depend on; None if it does not."""
+    """Return the difference of this node from the driver's in versions or model as a clause, or None."""
     here = provenance()
     for name in SAME:
         if here[name] != job.made_with[name]:
             return f"has {name} {here[name]}, the driver {job.made_with[name]}; install the same on all nodes"
     folder = job.model.folder
     if not folder.is_dir():
-        return f"finds no folder {str(folder)!r} of the model {job.model.name!r}; it has to be there on all nodes"
+        return f"finds no folder {str(folder)!r} of the model {job.model.name!r}; it must be there on all nodes"
     if replace(job.model).stream != job.weights:
         return f"finds other weights of the model {job.model.name!r} in {str(folder)!r} than the driver"
     return None

@@ -1,4 +1,4 @@
-"""Driving a sweep: missing traces are decoded, graded and stored one by one; a second start goes on."""
+"""The driver of a sweep: it decodes, grades and stores missing traces one by one, so that a second start resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvatlas.sweeps.worker import CPU_BATCH, Job
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a sweep after a stored trace; `done` counts traces of earlier sessions too."""
+    """The state of a sweep after a stored trace; `done` includes traces of earlier sessions."""
 
     trace: Trace
     done: int
@@ -29,9 +29,9 @@ class Progress:
     saved_tokens: int
 
     def text(self, before: int, seconds: float) -> str:
-        """Return traces, tokens per second, the share that shared trunks save, and the time left.
+        """Return traces, tokens per second, the share of tokens saved by shared trunks, and the time left.
 
-        `before` traces of earlier sessions do not count for the rate of these `seconds`.
+        `before` traces are of earlier sessions, and not of these `seconds`.
         """
         decoded, saved = self.decoded_tokens, self.saved_tokens
         rate = decoded / seconds if seconds > 0 else 0.0
@@ -57,15 +57,14 @@ def sweep(
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run or resume a sweep into `folder`, or add it to the run there; returns when all traces of the plan are stored.
+    """Run or resume a sweep into `folder`, or add it to the run there; return when all traces of the plan are stored.
 
-    With `replace` the run promises this plan alone from now on; its other traces stay in the store. A `promise` takes
-    the place of both promises. Where `workers` is None the executor takes as many as there is room for, where
-    `batch_size` is None each of them decodes as many sequences together as fit into its memory; `address` is that of a
-    cluster. A `pool` stands for both, and its workers stay for the next sweep. `on_message` gets the notes of the plan
-    and, of an adaptive plan, a sentence for each block and the reason to stop. Only this process writes the store.
-    KvatlasError if the folder or the cluster cannot be used, if the run there is of other models, benchmarks or
-    sampling, or if workers die again and again.
+    With `replace` the manifest has this plan alone; other traces stay in the store. A `promise` replaces both
+    manifests. By default the executor chooses the number of `workers`, and each worker the largest `batch_size` that
+    fits into its memory. `address` is that of a cluster. A `pool` replaces both, and keeps its workers for the next
+    sweep. `on_message` gets the notes of the plan and, in an adaptive sweep, a sentence for each block and the reason
+    to stop. Only this process writes the store. Raises KvatlasError if the folder or the cluster cannot be used, if
+    the run there is of other models, benchmarks or sampling, or if workers die repeatedly.
     """
     for sentence in plan.notes:
         on_message(sentence)
@@ -77,7 +76,7 @@ def sweep(
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
         if plan.spec.allocate.kind == "adaptive":
-            # Statistics take long to import, and workers import this module too.
+            # Statistics take long to import, and workers import this module.
             from kvatlas.sweeps.adaptive import Adaptive
 
             Adaptive(plan, store, driver.decode, on_message).run()
@@ -88,9 +87,9 @@ def sweep(
 
 
 def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
-    """The promise of a run with the plan added to it, or `alone` in it.
+    """Return the manifest of a run with the plan added to it, or with the plan `alone`.
 
-    Raises KvatlasError with the differences if the two cannot be one run.
+    Raises KvatlasError with the differences if both cannot be one run.
     """
     now = plan.manifest()
     try:
@@ -99,7 +98,7 @@ def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
         return now
     cells = [{(cell.run_key, cell.setting.id, cell.benchmark) for cell in each.expected} for each in (now, earlier)]
     if cells[0] == cells[1] and not {cell.name for cell in now.expected} & {cell.name for cell in earlier.expected}:
-        # The same cells of a model that was moved.
+        # The model was moved; the cells are the same.
         return now
     kind = "the records of a screen" if earlier.screened else "the traces of a sweep"
     unlike, others = kind if now.screened != earlier.screened else now.unlike(earlier), now.others(earlier)
@@ -114,15 +113,15 @@ def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
         unlike = f"{changed[0].setting} of other weights, problems, prompts or versions" if changed else ""
     if unlike:
         raise KvatlasError(
-            f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or let --replace make the run "
-            "promise this spec alone (its traces stay in the store)."
+            f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
+            "spec with --replace (its traces stay in the store)."
         )
     return now.joined(earlier)
 
 
 @dataclass
 class Driver:
-    """Decodes missing traces of a plan into its store and counts them."""
+    """The decoding of a plan's missing traces into its store, with counts."""
 
     plan: Plan
     store: Store
@@ -138,7 +137,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.finished = self.plan.traces - self.plan.missing(self.store.samples())
-        #: Run keys of the full cache's traces, which a screen reads.
+        #: Run keys of the full-cache traces that a screen reads.
         self.full_keys = self.plan.full_cache.keys
 
     def _missing(self, model: ModelHandle, cells: Iterable[Expected]) -> list[WorkItem]:
@@ -173,17 +172,17 @@ class Driver:
                 return
             if self.finished == before and (self.batch_size or CPU_BATCH) >> self.halvings <= 1:
                 raise KvatlasError(
-                    f"The workers ended without a result and {len(units)} problems are still to do, with one sequence "
-                    "at a time, too; what is finished is kept."
+                    f"The workers ended without a result even with one sequence at a time; {len(units)} problems are "
+                    "missing, finished traces are kept."
                 )
             self.halvings += 1
             self.on_message(
-                f"Workers ended without the traces of {len(units)} problems, as they do where memory runs out: these "
-                "are decoded again with half the batch and half the workers."
+                f"Workers ended without the traces of {len(units)} problems, probably because memory ran out; they are "
+                "decoded again with half the batch and half the workers."
             )
 
     def _scripted(self, model: ModelHandle, unit: WorkItem) -> WorkItem:
-        """The unit with the full cache's tokens."""
+        """Return the unit with the full cache's tokens."""
         key = self.full_keys[model.name, unit.benchmark, FULL.setting]
         trace = self.store.trace((key, FULL.setting.id, unit.benchmark, unit.problem.id, unit.sample))
         return replace(unit, script=trace.tokens)

@@ -1,7 +1,7 @@
-"""Screening a grid: the full cache's traces are decoded or taken over, then every setting reads them.
+"""Screens of a grid: every setting reads the full cache's traces, which are decoded first or copied from a run.
 
-A screen says where settings would depart from the full cache and how far their distributions are from its own. It is no
-Pass@1: a setting that departs may still find the answer.
+A screen tells where settings depart from the full cache and how far their distributions differ from it. It does not
+give Pass@1: a setting that departs may still find the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvatlas.sweeps.spec import Allocation
 
 
 def screening(plan: Plan) -> Plan:
-    """The plan of a screen: all settings that compress; KvatlasError if there is none."""
+    """Return the plan of a screen, which has all settings that compress; KvatlasError without any."""
     chosen = tuple((policy, baseline) for policy, baseline in plan.policies if policy.budget is not None)
     if not chosen:
         raise KvatlasError(
@@ -41,34 +41,38 @@ def screen(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> None:
-    """Screen the settings of a `screening` plan into `folder`, go on with it, or add them to it.
+    """Screen the settings of a `screening` plan into `folder`, resume it, or add to the screen there.
 
-    `replace` and `options` are those of a sweep.
-    Full-cache traces are taken from the run `traces` where they are there, else decoded; `on_message` gets that, and
-    what the plan notes.
-    KvatlasError for a folder that holds a sweep, and for a run whose traces were drawn otherwise.
+    `replace` and `options` are those of a sweep. Full-cache traces are copied from the run `traces` if it has them,
+    else decoded. `on_message` gets the notes of the plan, and a sentence on traces to decode. Raises KvatlasError for
+    a folder that holds a sweep, and for a run whose traces have other weights, prompts or sampling.
     """
-    if not replace:
-        _check_folder(folder)
+    if not replace and (folder / FILE).is_file():
+        with Store.open(folder) as store:
+            if store.keys() and not store.manifest().screened:
+                raise KvatlasError(
+                    f"{str(folder)!r} holds a sweep, whose maps a screen would hide; name another folder for the "
+                    f"screen and give it the full-cache traces by --traces {folder}."
+                )
     for sentence in plan.notes:
         on_message(sentence)
     with Store.create(folder) as store:
         promise = promised(plan, store, replace)
         store.set_aside(plan.full_cache.contents_by_key)
         if traces is not None:
-            _take_over(plan.full_cache, traces, store)
+            _copy_traces(plan.full_cache, traces, store)
         missing = plan.full_cache.missing(store.samples())
     if missing:
-        on_message(f"{missing} full-cache traces are not there yet: they are decoded first.")
+        on_message(f"{missing} full-cache traces are missing: they are decoded first.")
         sweep(plan.full_cache, folder, promise=promise, **options)
     sweep(plan, folder, promise=promise, on_trace=on_trace, **options)
 
 
 def unanswered(folder: Path) -> list[str]:
-    """A sentence for each model and benchmark of a screen of whose full-cache traces some have no answer."""
+    """Return a sentence for each model and benchmark of a screen with full-cache traces that have no answer."""
     with Store.open(folder) as store:
         cells = TraceTable.load(store).cells("answer_kept")
-    # All settings read the same traces, so that any one of them tells how many lack an answer.
+    # All settings read the same traces, so one of them is enough.
     first = {(cell.expected.model, cell.expected.benchmark): cell for cell in reversed(cells)}
     return [
         f"{cell.unmeasured} of {cell.stored} full-cache traces of {model} on {benchmark} have no answer: "
@@ -78,34 +82,23 @@ def unanswered(folder: Path) -> list[str]:
     ]
 
 
-def _check_folder(folder: Path) -> None:
-    if not (folder / FILE).is_file():
-        return
-    with Store.open(folder) as store:
-        if store.keys() and not store.manifest().screened:
-            raise KvatlasError(
-                f"{str(folder)!r} holds a sweep, whose maps a screen would hide; name another folder for the screen "
-                f"and give it the full-cache traces by --traces {folder}."
-            )
-
-
-def _take_over(decoding: Plan, traces: Path, to: Store) -> None:
-    """Copy the full-cache traces that a plan asks for from another run; KvatlasError if they were drawn otherwise."""
-    wanted = decoding.contents_by_key
+def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
+    """Copy the full-cache traces of a plan from another run; KvatlasError if that run has none with these keys."""
+    expected = plan.contents_by_key
     with Store.open(traces) as source:
         manifest = source.manifest()
-        there = {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}
+        keys = {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}
         if manifest.screened:
-            # Another screen holds such traces without promising them.
+            # Another screen holds such traces, which are not in its manifest.
             stored = source.keys()
-            there = {key for key, setting, *_ in stored if setting == FULL.setting.id}
-        if not there:
+            keys = {key for key, setting, *_ in stored if setting == FULL.setting.id}
+        if not keys:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
-        if not wanted.keys() & there:
-            unlike = decoding.manifest().unlike(manifest) or "other weights or prompts than the spec"
+        if not expected.keys() & keys:
+            unlike = plan.manifest().unlike(manifest) or "other weights or prompts than the spec"
             raise KvatlasError(f"The full-cache traces of {str(traces)!r} cannot be read: they have {unlike}.")
-        contents = {key: source.contents(key) for key in wanted}
+        contents = {key: source.contents(key) for key in expected}
         for key, trace in source.traces():
             content = contents.get(key, {}).get(trace.problem)
-            if trace.setting == FULL.setting and content and content == wanted[key].get(trace.problem):
+            if trace.setting == FULL.setting and content and content == expected[key].get(trace.problem):
                 to.add(key, trace)

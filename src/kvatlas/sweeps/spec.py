@@ -1,4 +1,4 @@
-"""The sweep spec: a YAML file, read strictly, and the grid of settings that it stands for."""
+"""The sweep spec: strict reading of a YAML file, and the grid of settings that it names."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from kvatlas.text import number, read_value
 Value = int | float | str | bool
 #: Limits of a sweep: problems of a benchmark, samples, settings, traces of all.
 MAX_PROBLEMS, MAX_SAMPLES, MAX_SETTINGS, MAX_TRACES = 100_000, 10_000, 10_000, 100_000_000
-#: Limits of a spec file: its characters, and its values with each alias counted as what it stands for.
+#: Limits of a spec file: its characters, and its values with aliases written out.
 MAX_CHARACTERS, MAX_VALUES = 100_000, 100_000
-#: The validation context of a file, all of whose scalars are texts; data from Python has its types already.
+#: The validation context of a file, whose scalars are all texts; data from Python is typed.
 _FILE = "file"
 
 
@@ -39,7 +39,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidat
 
 
 def _parameter(policy_names: Sequence[str], name: str, value: Any) -> Any:
-    """The value that a file spells for a parameter, by the type that the first policy with this parameter declares."""
+    """Return the value of a parameter in a file, by the type that the first policy with this parameter declares."""
     if isinstance(value, list):
         return [_parameter(policy_names, name, item) for item in value]
     owners = [owner for owner in map(policies.get, policy_names) if name in getattr(owner, "__dataclass_fields__", ())]
@@ -57,12 +57,12 @@ class SamplingSpec(BaseModel):
     max_new_tokens: Integer = Field(default=16_384, ge=1, lt=2**31)
 
     def sampling(self) -> Sampling:
-        """The same as core data."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.max_new_tokens)
+        """Return the sampling as core data."""
+        return Sampling(**self.model_dump())
 
 
 class SettingSpec(BaseModel):
-    """A policy with its fixed parameters; what these may be, the policy checks."""
+    """A policy with its fixed parameters, which the policy checks."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -77,17 +77,17 @@ class SettingSpec(BaseModel):
 
     @property
     def own(self) -> dict[str, Any]:
-        """Its own values, which axes do not change; None leaves a parameter to the policy."""
+        """The fixed parameters, which axes do not change; None leaves a parameter to the policy."""
         return self.model_extra or {}
 
     def setting(self, **axes: Value) -> Setting:
-        """The setting at one point of the grid."""
+        """Return the setting at one point of the grid."""
         values = {**axes, **self.own}
         return Setting.of(self.policy, **{name: value for name, value in values.items() if value is not None})
 
 
 class ModelSpec(BaseModel):
-    """A model with options: `model` is its address, `name` what figures call it; the rest is `models.Options`."""
+    """A model with options: `model` is its address, `name` its label in figures; other keys are `models.Options`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -95,12 +95,12 @@ class ModelSpec(BaseModel):
     name: str = ""
 
     def find(self) -> ModelHandle:
-        """The model, its weights not loaded."""
+        """Return the model without loading weights."""
         return models.find(**self.model_dump())
 
 
 class BenchmarkSpec(BaseModel):
-    """A benchmark with options: a file of problems, a prompt format, names of columns, another grader."""
+    """A benchmark with options: problem file, prompt format, column names, grader."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -111,16 +111,16 @@ class BenchmarkSpec(BaseModel):
     grader: str = ""
 
     def find(self) -> Benchmark:
-        """The benchmark, its problems not read."""
+        """Return the benchmark without reading problems."""
         return benchmarks.find(**self.model_dump())
 
 
 class Allocation(BaseModel):
-    """Which settings get which problems: all of them (`full`), or what the question still needs (`adaptive`).
+    """The allocation of problems to settings: all problems (`full`), or as many as the decision needs (`adaptive`).
 
-    The question is which is the cheapest setting that loses at most `lose_at_most` points against the full cache.
-    Problems come in `blocks`, in an order drawn from the seed; `token_budget` ends the sweep once the traces of a model
-    hold that many output tokens.
+    An adaptive sweep looks for the cheapest setting that loses at most `lose_at_most` points against the full cache.
+    Problems come in `blocks`, in a random order of the seed; the sweep of a model ends when its traces hold
+    `token_budget` output tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -133,13 +133,11 @@ class Allocation(BaseModel):
 class Spec(BaseModel):
     """A sweep: every model on every benchmark under every setting.
 
-    Models and benchmarks are texts (their address or name) or mappings with options.
-
-    `settings` are crossed with the `axes` for which they have no value of their own; `baseline` settings run once,
-    outside the grid. `problems` limits each benchmark to its first problems. `expected_output_tokens` is what `plan`
-    reckons with where the benchmark's own guess is off. `allocate` is `full` (all settings get all problems) or
-    `adaptive` (see `Allocation`). `strict_budget` makes the budgets of all settings strict (docs/policies.md).
-    `lose_at_most` points against the full cache may be lost by a setting that is recommended.
+    Models and benchmarks are texts (address or name) or mappings with options. `settings` are crossed with the `axes`
+    for which they have no fixed value; `baseline` settings run once, outside the grid. `problems` limits each benchmark
+    to its first problems. `expected_output_tokens` replaces the benchmark's typical length in estimates. `allocate` is
+    `full` or `adaptive` (see `Allocation`). `strict_budget` makes the budgets of all settings strict
+    (docs/policies.md). A recommended setting may lose `lose_at_most` points against the full cache.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -161,7 +159,7 @@ class Spec(BaseModel):
     @field_validator("allocate", "settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
     def _shorthands(cls, value: Any, info: ValidationInfo) -> Any:
-        """The kind of allocation alone, one setting that is no list, models and benchmarks by their names alone."""
+        """Accept the kind of an allocation, one setting without a list, and names of models and benchmarks."""
         if info.field_name == "allocate":
             return {"kind": value} if isinstance(value, str) else value
         if info.field_name in ("settings", "baseline"):
@@ -191,7 +189,7 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _sensible(self) -> Spec:
-        """Refuse a spec without anything to run, with more than can be planned, or that cannot be adaptive."""
+        """Refuse a spec without settings, beyond the limits, or with an impossible allocation."""
         settings = sum(math.prod(map(len, self._crossed(spec).values())) for spec in self.settings)
         cells = (settings + len(self.baseline)) * len(self.models) * len(self.benchmarks)
         traces = cells * self.samples * (self.problems or 1)
@@ -212,7 +210,7 @@ class Spec(BaseModel):
         return self
 
     def cells(self) -> list[tuple[Setting, bool]]:
-        """All settings in order, each with whether it is a baseline; the grid first."""
+        """Return all settings, the grid first, each with True if it is a baseline."""
         grid = [
             spec.setting(**dict(zip(self._crossed(spec), values, strict=True)))
             for spec in self.settings
@@ -231,7 +229,7 @@ def recipes() -> dict[str, str]:
 
 
 def read_spec(path: Path, strict_budget: bool = False) -> Spec:
-    """Read a spec file, `strict_budget` whatever it says of that; KvatlasError in one sentence for anything wrong."""
+    """Read a spec file; with `strict_budget` all budgets are strict. Raises KvatlasError for every fault."""
     try:
         with path.open(encoding="utf-8") as file:
             data = _load(file.read(MAX_CHARACTERS + 1))
@@ -240,16 +238,16 @@ def read_spec(path: Path, strict_budget: bool = False) -> Spec:
         where = f" in line {mark.line + 1}" if mark else ""
         raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
-        # ValueError: bytes that are no UTF-8.
+        # Bytes that are not UTF-8 raise ValueError.
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
-        raise KvatlasError(f"The spec {str(path)!r} is no mapping; valid keys are {', '.join(Spec.model_fields)}.")
+        raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
     spec = parse_spec(data, str(path), _FILE)
     return spec.model_copy(update={"strict_budget": True}) if strict_budget else spec
 
 
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
-    """The spec in plain data; `source` is what an error sentence calls it, `context` that of the validators."""
+    """Return the spec in plain data; `source` names it in error sentences, `context` is that of the validators."""
     try:
         return Spec.model_validate(data, context=context)
     except ValidationError as error:
@@ -266,9 +264,9 @@ def setting_spec(
     model_options: Mapping[str, Any],
     **others: Any,
 ) -> dict[str, Any]:
-    """The spec, as data, of a sweep with one setting; new tokens are at most 16,384, or what the model has room for.
+    """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec.
 
-    `others` are further keys of a spec.
+    New tokens are limited to 16,384 by default, or to three quarters of the model's positions.
     """
     room = models.find(model, **model_options).positions or 16_384 + 4096
     return {
@@ -281,7 +279,7 @@ def setting_spec(
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose scalars stay the texts that stand there; only nothing (`null`, `~`) is None."""
+    """A loader of YAML whose scalars stay texts, except null."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -291,10 +289,9 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _load(text: str) -> Any:
-    """The data of a spec file in texts.
+    """Return the data of a spec file in texts.
 
-    Raises yaml.YAMLError for what is no YAML, KvatlasError for a key that stands twice and for what is too long
-    or, with its aliases written out, too much.
+    Raises yaml.YAMLError for text that is not YAML, KvatlasError for a repeated key and for a file beyond the limits.
     """
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"It is longer than {MAX_CHARACTERS:,} characters.")
@@ -310,20 +307,20 @@ def _load(text: str) -> Any:
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """The number of values of a node with its aliases written out; `counts` are those of nodes seen before."""
+    """Return the number of values of a node with its aliases written out; `counts` holds those of earlier nodes."""
     if id(node) not in counts:
-        # An alias of a node within itself has no end.
+        # An alias of a node within itself never ends.
         counts[id(node)] = MAX_VALUES + 1
         inner: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
         if isinstance(node, yaml.MappingNode):
             keys: dict[str, yaml.Node] = {}
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 if keys.setdefault(key.value, key) is not key:
-                    raise KvatlasError(f"The key {key.value!r} stands twice, again in line {key.start_mark.line + 1}.")
+                    raise KvatlasError(f"The key {key.value!r} is repeated in line {key.start_mark.line + 1}.")
             inner = [child for pair in node.value for child in pair]
         counts[id(node)] = 1 + sum(_count(child, counts) for child in inner)
     if counts[id(node)] > MAX_VALUES:
-        raise KvatlasError(f"It stands for more than {MAX_VALUES:,} values with its aliases written out.")
+        raise KvatlasError(f"It has more than {MAX_VALUES:,} values with its aliases written out.")
     return counts[id(node)]
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of a sweep: units in, graded traces out; the same code in one process, in many, or on a cluster."""
+"""The worker of a sweep, which decodes and grades units in this process, in another one, or on a cluster."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
     from kvatlas.engine import Generation, Likeness, Request
 
-#: The share of the free memory that a batch is chosen to fill.
+#: The share of the free memory that a batch may fill.
 MARGIN = 0.8
-#: The largest batch that is chosen for a CPU, where more gain nothing, and for a GPU.
+#: The largest default batches of a CPU, where larger ones are not faster, and of a GPU.
 CPU_BATCH, GPU_BATCH = 64, 256
-#: A trace with the number of tokens that were decoded for it alone.
+#: A trace with the number of tokens decoded for it alone.
 Finished = tuple[Trace, int]
 
 
 @dataclass(frozen=True)
 class Job:
-    """The units of one model, and all that a worker needs to decode them.
+    """The units of one model, with everything that a worker needs to decode them.
 
-    `weights` is the digest of the model's weights, computed once by the driver: it names the random streams. Where
-    `batch_size` is None each worker takes what fits into its memory, up to `most` sequences; the longest prompt has
-    `prompt` tokens. After each pass in which a worker died batches are halved: so often, `halvings` times. `identities`
-    are digests of the settings' policies as they were when the run keys were made.
+    `weights` is the digest of the model's weights, which names the random streams. If `batch_size` is None each worker
+    takes as many sequences as fit into its memory, at most `most`; the longest prompt has `prompt` tokens. Batches are
+    halved `halvings` times, once for each pass in which a worker died. `identities` are digests of the policies at the
+    time of the run keys.
     """
 
     model: ModelHandle
@@ -56,14 +56,14 @@ class Job:
     identities: Mapping[Setting, str] = field(default_factory=dict)
 
     def shared_by(self, workers: int) -> Job:
-        """The same for one of so many: no more sequences at a time than leave work for the others."""
+        """Return the job for one of so many workers, with a batch that leaves work for the others."""
         rows = sum(len(unit.settings) for unit in self.units)
         share = max(1, -(-rows // workers))
         size = None if self.batch_size is None else min(self.batch_size, share)
         return replace(self, batch_size=size, most=share, workers=workers)
 
     def policies(self) -> dict[Setting, Policy]:
-        """The policies of the settings; KvatlasError for one that has another file than its run key says."""
+        """Return the policies of the settings; KvatlasError if a file of one changed since the run keys were made."""
         settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in self.units))
         by_setting = {setting: policies.of(setting) for setting in settings}
         for setting, policy in by_setting.items():
@@ -73,10 +73,7 @@ class Job:
 
 
 def fitting(job: Job, policies: Sequence[Policy]) -> int:
-    """The batch size for the free memory, shared by the job's workers on a CPU: a power of two.
-
-    At most `CPU_BATCH` on a CPU and `GPU_BATCH` on a GPU.
-    """
+    """Return the batch size, a power of two, that fits into the free memory; workers on a CPU share it."""
     from kvatlas.engine.scheduler import peak
 
     free, cpu = free_memory(job.model.device), job.model.device == "cpu"
@@ -91,17 +88,17 @@ def fitting(job: Job, policies: Sequence[Policy]) -> int:
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
-    """Decode and grade the units whose numbers `claims` gives, each pulled when there is room for it; or screen them.
+    """Decode and grade, or screen, the units with the numbers `claims`, which are pulled as rows become free.
 
-    Yields every trace as it finishes. Settings that need the answer of the full-cache trace come last, when that is
-    known. A screened setting gives a record: a trace without tokens whose grade's metrics are the `measures`, and whose
-    status is the `outcome` of the full cache's trace, which all settings read side by side.
+    Yields every trace as it finishes. Settings that need the answer of the full-cache trace come last. A screened
+    setting gives a record: a trace without tokens whose metrics are the `measures`, and whose status is the `outcome`
+    of the full-cache trace.
     """
     import torch
 
     from kvatlas.engine import Engine, Request
 
-    # One thread per worker: two busy workers with two threads each are far slower than with one.
+    # Workers with one thread each are much faster than workers that share cores.
     torch.set_num_threads(1)
     handle, model, settings = job.model, job.model.load(), job.policies()
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
@@ -115,23 +112,23 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     def requests() -> Iterator[Request[int]]:
         for number in claims:
             unit = job.units[number]
-            asked = [settings[setting] for setting in unit.settings]
-            answering = tuple(policy for policy in asked if Signal.ANSWER in policy.observes)
+            own = [settings[setting] for setting in unit.settings]
+            answering = tuple(policy for policy in own if Signal.ANSWER in policy.observes)
             request = Request(
                 key=number,
                 prompt=handle.encode(by_name[unit.benchmark].prompt(unit.problem)),
                 stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
-                policies=tuple(asked),
+                policies=tuple(own),
                 script=unit.script,
             )
             if job.screened:
-                seen = reference(handle, model, request.prompt, unit.script) if answering else None
-                for start in range(0, len(asked), size - 1):
-                    yield replace(request, policies=(*asked[start : start + size - 1], FULL), reference=seen)
+                trace = reference(handle, model, request.prompt, unit.script) if answering else None
+                for start in range(0, len(own), size - 1):
+                    yield replace(request, policies=(*own[start : start + size - 1], FULL), reference=trace)
                 continue
             if answering:
                 late[number] = replace(request, policies=answering)
-                early = dict.fromkeys(policy for policy in asked if policy not in answering)
+                early = dict.fromkeys(policy for policy in own if policy not in answering)
                 request = replace(request, policies=tuple({**early, FULL: None}))
             yield request
 
@@ -153,7 +150,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
 def reference(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> ReferenceTrace | None:
-    """The attention of a full-cache trace's answer, by a second pass over it; None for a trace without an answer."""
+    """Return the attention of a full-cache trace's answer from a second pass over it; None without an answer."""
     from kvatlas.predictor import answer_attention
 
     split = handle.split(tokens)
@@ -165,7 +162,7 @@ def reference(
 
 
 def _finished(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Finished:
-    """The trace of a generation, or the record of a screened one, and the tokens that were decoded for it alone."""
+    """Return the trace of a generation, or a screening record, with the number of tokens decoded for it alone."""
     unit, model, tokens = job.units[generation.key], job.model, generation.tokens
     if job.screened:
         assert generation.likeness is not None
@@ -190,7 +187,7 @@ def _finished(job: Job, by_name: Mapping[str, Benchmark], generation: Generation
 
 
 def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float]:
-    """The metric `departs_at`: new tokens that a trace shares with the full-cache one; none if it is the same."""
+    """Return the metric `departs_at`, the number of leading tokens shared with the full-cache trace, unless equal."""
     if tokens == full:
         return {}
     differ = (n for n, (own, other) in enumerate(zip(tokens, full, strict=False)) if own != other)
@@ -198,7 +195,7 @@ def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float
 
 
 def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:
-    """The verdict on new tokens: the text after the end of thinking is the answer, an unfinished trace is wrong."""
+    """Return the grade of new tokens; the answer is the text after thinking, an unfinished trace is wrong."""
     if not finished:
         return Grade(False, 0.0, None, Status.TRUNCATED)
     answer = model.answer(tokens)
@@ -206,7 +203,7 @@ def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tu
 
 
 def outcome(model: ModelHandle, tokens: tuple[int, ...]) -> Status:
-    """Whether a full-cache trace has an answer to keep (`ok`), or was cut before it ended, or never answered."""
+    """Return the status of a full-cache trace: `ok` with an answer, else `truncated` or `no_answer`."""
     if tokens[-1] not in model.stops:
         return Status.TRUNCATED
     split = model.split(tokens)
@@ -215,14 +212,13 @@ def outcome(model: ModelHandle, tokens: tuple[int, ...]) -> Status:
 
 
 def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str, float]:
-    """The metrics of a screen's maps, all in [0, 1], and the numbers behind them.
+    """Return the metrics of a screen.
 
-    `unchanged` is 1 where the setting would have drawn every token of the trace, `agreed` the share before the first
-    other one, `top1` the share of thinking tokens after the first compression with the same likeliest token,
-    `likeness` exp(-`kl`), `answer_kept` the part of the answer's likelihood that is left, at most 1. Beside: `kl`
-    (mean over those thinking tokens, nats), `answer_change` (log-likelihood, nats), `departs_at`. A setting that never
-    came to a compression has lost nothing. Where the trace has no finished answer (`answered` is false) `answer_kept`
-    and `answer_change` are unknown and missing.
+    In [0, 1], for maps: `unchanged` is 1 if the setting draws every token of the trace; `agreed` is the share of
+    tokens before the first different one; `top1` is the share of thinking tokens after the first compression with the
+    same likeliest token; `likeness` is exp(-`kl`); `answer_kept` is the ratio of the answer's likelihoods, at most 1.
+    Others: `kl` (mean over those thinking tokens, nats), `answer_change` (log-likelihood, nats), `departs_at`. A
+    setting that never compresses loses nothing. `answer_kept` and `answer_change` are missing unless `answered`.
     """
     kl = max(0.0, likeness.kl / likeness.thinking) if likeness.thinking else 0.0
     at = likeness.departs_at
