@@ -358,7 +358,6 @@ class NoteKind(StrEnum):
     FIXED = "fixed"
     UNMEASURED = "unmeasured"
     LEFT_OUT = "left_out"
-    SCALES = "scales"
     INTERVAL = "interval"
     GRANULARITY = "granularity"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +44,12 @@ def line():
 def figures(look: Look, llama, mazes, line) -> dict[str, Figure]:
     """Every kind of figure."""
     success, progress = systems_of([mazes], "pass@1"), systems_of([mazes], "progress")
-    wide = tuple(n / 100 for n in range(1, 21))
+    wide = tuple(n / 100 for n in range(1, 13))
     cell = llama[0].cells[500, 0.1]
     dense = replace(
         llama[0],
-        axes=(("local_window", tuple(range(1, 21))), ("ratio", wide)),
-        cells={(row, column): cell for row in range(1, 21) for column in wide},
+        axes=(("local_window", tuple(range(1, 13))), ("ratio", wide)),
+        cells={(row, column): cell for row in range(1, 13) for column in wide},
     )
     policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
     problem = find("SEQBENCH-6x6-B1").problems(4)[3]
@@ -77,30 +76,14 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look, ll
         texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
         small = {text.get_text() for text in texts if text.get_fontsize() < LEAST_TYPE}
         assert (kind, small) == (kind, set())
-        outside = {
-            text.get_text()
-            for axes in figure.axes
-            for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)
-            if text.get_text() and not _inside(text.get_window_extent(), figure.bbox)
-        }
-        assert (kind, outside) == (kind, set())
         # WCAG 2.2, 1.4.3.
         pale = {text.get_text() for text in _around(figure) if contrast(text.get_color(), look.colours.ground) < 4.5}
         assert (kind, pale - {""}) == (kind, set())
 
 
-def test_names_of_narrow_columns_stand_apart(llama):
-    figure = map_figure(llama, look=Look(1, layout="1x4"))
-    FigureCanvasAgg(figure).draw()
-    rows = [[item for item in axes.get_xticklabels() if item.get_text()] for axes in figure.axes]
-    boxes = [[item.get_window_extent() for item in row] for row in rows if len(row) > 1]
-    assert boxes
-    assert all(left.x1 <= right.x0 for row in boxes for left, right in pairwise(row))
-
-
 def _around(figure: Figure) -> list[Text]:
     """The text that stands on the figure's ground."""
-    texts = [text for legend in figure.legends for text in legend.get_texts()]
+    texts = list(figure.texts)
     texts += [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
     return texts + [tick for axes in figure.axes for tick in (*axes.get_xticklabels(), *axes.get_yticklabels())]
 
@@ -112,10 +95,6 @@ def contrast(text: str, other: str) -> float:
 
 def _linear(channels):
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-
-
-def _inside(box, whole) -> bool:
-    return box.x0 >= -1.5 and box.y0 >= -1.5 and box.x1 <= whole.x1 + 1.5 and box.y1 <= whole.y1 + 1.5
 
 
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
@@ -130,26 +109,34 @@ def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
         assert "95 %" not in svg, kind
         assert (tmp_path / "c.tex").read_text().startswith(r"\caption{"), kind
         shown = {text.get_text() for text in figure.findobj(Text)}
-        assert not any(" to +" in text or "highest in bold" in text for text in shown), kind
+        assert not any(" to +" in text or "bold" in text or "±" in text for text in shown), kind
 
 
 def test_a_layout_says_how_panels_stand(llama):
-    def rows(layout):
-        figure = map_figure(llama, look=Look(2, layout=layout))
-        return len({round(axes.get_position().y0, 6) for axes in figure.axes if axes.get_title()})
+    def rows(layout, columns=2):
+        figure = map_figure(llama, look=Look(columns, layout=layout))
+        return len({round(axes.get_position().y0, 6) for axes in figure.axes if axes.get_label() != "bar"})
 
     assert [rows("1x4"), rows("2x2"), rows("4x1"), rows("2x3")] == [1, 2, 4, 2]
     with pytest.raises(KvatlasError, match="The layout 1x3 has room for 3 panels, and the figure has 4"):
         rows("1x3")
+    with pytest.raises(
+        KvatlasError, match=r"--layout 1x4 leaves too little room for type of 5 points; use --layout 4x1\."
+    ):
+        rows("1x4", 1)
     row = map_figure(llama, look=Look(2, layout="1x4"))
-    assert [axes.get_ylabel() for axes in row.axes if axes.get_title()] == ["Local Window Size", "", "", ""]
+    labels = [axes.get_ylabel() for axes in row.axes if axes.get_label() != "bar"]
+    assert labels == ["Local Window Size", "", "", ""]
 
 
 def test_labels_stand_for_names(llama):
     look = Look(label=["AIME24=AIME 2024", "Ratio=Share kept", "R1-Llama=Llama 8B"])
-    (panel, _) = map_figure(llama[:1], look=look).axes
-    assert (panel.get_title(), panel.get_xlabel()) == ("Llama 8B | AIME 2024", "Share kept")
-    with pytest.raises(KvatlasError, match=r"does not show the name 'AIME99'; it shows: R1-Llama, AIME24, "):
+    figure = map_figure(llama[:1], look=look)
+    assert figure.axes[0].get_xlabel() == "Share kept"
+    words = [text.get_text() for text in figure.findobj(Text)]
+    assert "AIME 2024" in words
+    assert any(word.startswith("Llama 8B under dynts") for word in words)
+    with pytest.raises(KvatlasError, match=r"does not show the name 'AIME99'; it shows: R1-Llama, dynts, "):
         map_figure(llama[:1], look=Look(label=["AIME99=x"]))
 
 
@@ -158,10 +145,13 @@ def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
     vacuous = replace(llama[0], notes=(), validity=None)
     save(map_figure([vacuous], look=look), tmp_path / "f.png", look=look)
     caption = (tmp_path / "c.tex").read_text()
-    assert caption == "\\caption{Policy: dynts. Pass@1 in percent, highest in bold. Small type: 95 \\% interval.}\n"
+    assert caption == (
+        r"\caption{R1-Llama under dynts: Pass@1 from 39.3 to 49.3 \%. Pass@1 in \%; bold: highest; ±: half the 95 \% "
+        "interval of the median cell.}\n"
+    )
     partial = replace(llama[0], notes=(Note(NoteKind.PARTIAL, "PARTIAL: 3_000 traces"),))
     figure = map_figure([partial], look=look)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PARTIAL: 3_000 traces."]
+    assert [text.get_text() for text in figure.texts] == ["PARTIAL: 3_000 traces"]
     save(figure, tmp_path / "f.png", look=look)
     assert r"PARTIAL: 3\_000 traces." in (tmp_path / "c.tex").read_text()
 
@@ -197,11 +187,11 @@ def test_a_widened_scale_stays_among_percentages() -> None:
     assert style.span([100.0, 90.0]) == (90.0, 100.0)
 
 
-@pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.DIFFERENCES])
-def test_text_is_readable_on_every_colour_and_the_page_mixes_the_same(colours: str) -> None:
+@pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.COUNTS, style.DIFFERENCES])
+def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(colours: str) -> None:
     for step in range(201):
         background = style.colour(step, 0, 200, colours)
-        assert contrast(background, style.text_on(background)) >= 4.0, background
+        assert contrast(background, style.ON_COLOUR) >= 4.5, background
     steps = style.steps(colours)
     assert [style.colour(value, 0, 10, colours) for value in (0, 10, 99)] == [steps[0], steps[-1], steps[-1]]
-    assert style.steps(style.VALUES)[0] == "#ffffd9"
+    assert style.steps(f"{colours}_r") == steps[::-1]

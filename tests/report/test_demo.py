@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvatlas.cli.output import print_demo
 from kvatlas.core import Cell, Estimate, Map, Note, NoteKind, Setting
-from kvatlas.report.demo import FIGURES, first_look, print_map
+from kvatlas.report.demo import FIGURES, first_look, print_maps
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import with_binomial_bounds
@@ -81,7 +81,7 @@ def heatmap() -> Map:
 
 def printed(heatmap: Map, **options: Any) -> str:
     file = io.StringIO()
-    print_map(heatmap, Console(file=file, **options))
+    print_maps([heatmap], Console(file=file, **options))
     return file.getvalue()
 
 
@@ -95,7 +95,7 @@ def test_plain_text_has_values_intervals_and_the_largest_window_first(heatmap: M
     assert "30.8" not in narrow
     assert "interval" not in narrow.splitlines()[0]
     coloured = printed(heatmap, width=90, force_terminal=True, color_system="truecolor")
-    assert "\x1b[38;2;255;255;255;48;2;8;29;88m" in coloured
+    assert "\x1b[38;2;17;17;17;48;2;" in coloured
 
 
 def test_holes_baselines_and_markup_in_names(heatmap: Map) -> None:

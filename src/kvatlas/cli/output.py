@@ -182,24 +182,25 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
 
 
 def print_demo(folder: Path) -> None:
-    """Draw the figures, write the report, print the mean maps, the recommendations and all places."""
+    """Draw the figures, write the report, print the mean maps, what was found and what to open."""
     from rich.console import Console
     from rich.text import Text
 
-    from kvatlas.report.demo import print_map, write_demo
+    from kvatlas.report.demo import print_maps, write_demo
     from kvatlas.report.text import recommendation
 
     analysis, written = write_demo(folder)
     console = Console()
-    for mean in analysis.means:
-        print_map(mean, table_console())
-    for choice in analysis.choices:
-        console.print(Text(visible(recommendation(choice))))
+    print_maps(analysis.means, table_console())
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
-    places = {"figures": f"{pictures} (and svg, pdf)", "data": folder / "maps.csv", "report": folder / "report.html"}
-    for name, place in places.items():
+    lines = {
+        "Found": " ".join(map(recommendation, analysis.choices)),
+        "Open": f"{folder / 'report.html'} (or: kvatlas view {folder})",
+        "Figures": f"{pictures} (and svg, pdf) in {folder}, their numbers in maps.csv",
+    }
+    for name, text in lines.items():
         # Not wrapped: paths are copied.
-        console.print(Text(visible(f"{name:<9}{place}")), soft_wrap=True)
+        console.print(Text(visible(f"{name:<9}{text}")), soft_wrap=True)
 
 
 @contextmanager

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.figures.panels import cost_of
-from kvatlas.figures.style import Look, canvas, line_axes, settle, title, wrapped
+from kvatlas.figures.panels import Unit, cost_of
+from kvatlas.figures.style import (
+    LINE,
+    NAME_TYPE,
+    SMALL_TYPE,
+    Line,
+    Look,
+    Margins,
+    line_axes,
+    settle,
+    sheet,
+    text_width,
+    wrapped,
+    write_above,
+)
 from kvatlas.stats.decay import PUBLISHED_L0, Decay, DepthCurve, depth_curve, says
 from kvatlas.stats.maps import POLICY, Curve
 from kvatlas.stats.systems import ModelSetting
@@ -21,8 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Inches of a panel of a sweep.
-_PANEL = (3.1, 2.1)
+#: Inches: of a panel with its margins where there is room, of its least height, left of it, of the values below it, and
+#: of the names of its lines at most.
+_WIDE, _HIGH, _LEFT, _TICKS, _NAMES = 3.4, 1.6, 0.36, 0.27, 1.15
 DIFFICULTIES: Mapping[str, str] = {
     "L": "Logical depth L (actions of the optimal plan)",
     "B": "Locked doors B",
@@ -30,10 +44,8 @@ DIFFICULTIES: Mapping[str, str] = {
     "S": "Shuffle ratio S",
     "n": "Definitions n of the chain",
 }
-#: Of the fit with amplitude 1, and of the one with a free amplitude.
-_DASHES: tuple[Any, ...] = ("-", (0, (3, 2)))
-#: Where a logarithmic axis may begin. A point below is an arrow down from its upper limit.
-_LEASTS = (0.3, 0.1, 0.03, 0.01)
+#: The height at which a line ends, its name in lines, and its colour.
+_End = tuple[float, Sequence[str], str]
 
 
 def line_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look | None = None) -> Figure:
@@ -51,32 +63,80 @@ def line_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look 
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.model, curve.benchmark), []).append(curve)
-    policies = list(dict.fromkeys(curve.policy for curve in curves))
-    count = len(groups)
-    across = look.across(count, 1 if look.columns == 1 else 2 if count <= 8 else 3)
-    wide = (look.width or min(across * _PANEL[0], look.widest)) / across
-    names = [" | ".join(map(look.named, (style.model(model), benchmark))) for model, benchmark in groups]
-    titles = [title(name, wide - 0.2) for name in names]
-    over = 0.13 * max(text.count("\n") for text, _ in titles)
-    across_legend = max(1, int(across * wide / 0.85))
-    legend = 0.15 * math.ceil((len(policies) + len(curves[0].baselines)) / across_legend)
-    size = (across * wide, math.ceil(count / across) * (_PANEL[1] + over) + legend)
-    metric = f"{style.label(curves[0].metric)} in percent{' with 95 % intervals' if look.intervals else ''}."
-    about = cost_of(cost, curves[0].model).about if cost else metric
-    foot = look.foot(dict.fromkeys(note for curve in curves for note in curve.notes), [about], size[0])
+    policies, unit = list(dict.fromkeys(curve.policy for curve in curves)), Unit("%")
+    metric = style.label(curves[0].metric)
+    if cost:
+        cells = [
+            (curve, cell) for curve in curves for cell in (*dict(curve.points).values(), *curve.baselines.values())
+        ]
+        unit = cost_of(cost, curves[0].model).unit(_known(curve, cell, cost)[0] for curve, cell in cells)
+        metric = cost_of(cost, curves[0].model).label
+    models = list(dict.fromkeys(style.model(model) for model, _ in groups))
+    subject = f"{look.named(models[0])}: " if len(models) == 1 else ""
+    about = [f"{look.named(metric)} in {unit.name}", "dashed: baselines" if curves[0].baselines else ""]
+    about += ["bands and bars: 95 % intervals"] if look.intervals is not False and not cost else []
     with look.applied():
-        figure, panels = canvas(size, count, across, foot)
-        for axes, group, (text, points) in zip(panels, groups.values(), titles, strict=True):
-            _lines(axes, group, policies, cost, look)
-            axes.set_title(text, fontsize=points)
-        handles, labels = panels[0].get_legend_handles_labels()
-        if labels:
-            figure.legend(
-                handles, labels, loc="outside upper center", ncols=min(len(labels), across_legend), fontsize=6.5,
-                frameon=False, handlelength=1.8, columnspacing=1.2, borderpad=0.2,
-            )  # fmt: skip
+        figure, panels, room = _panels(
+            look,
+            [
+                ", ".join(map(look.named, (style.model(model), benchmark)[len(models) == 1 :]))
+                for model, benchmark in groups
+            ],
+            [look.named(name) for name in (*policies, *curves[0].baselines)],
+            look.named(style.label(curves[0].axis)),
+            title=f"{subject}{metric} by {style.label(curves[0].axis)}",
+            about=about,
+            notes=[note for curve in curves for note in curve.notes],
+        )
+        for axes, group in zip(panels, groups.values(), strict=True):
+            ends = _lines(axes, group, policies, cost, unit, look)
+            _write_names(axes, [(y, wrapped(name, room), colour) for y, name, colour in ends])
         settle(figure, look)
         return figure
+
+
+def _panels(
+    look: Look, titles: Sequence[str], names: Sequence[str], label: str, **words: Any
+) -> tuple[Figure, list[Axes], float]:
+    """Panels with titles, a label below, and room for the names of lines at their right; the inches of that room."""
+    count = len(titles)
+    across = look.across(count, 1 if look.columns == 1 else 2 if count <= 8 else 3)
+    width, room = look.width or min(across * _WIDE, look.widest), min(_NAMES, max(map(text_width, names)) + 0.03)
+    margins = Margins(_LEFT, room + 0.12, room + 0.12 + _LEFT, 0, 0)
+    inner = margins.inner(width, across)
+    lines = [wrapped(title, inner, NAME_TYPE, True) for title in titles]
+    under = wrapped(label, inner, NAME_TYPE)
+    margins = margins._replace(
+        above=0.1 + max(map(len, lines)) * NAME_TYPE * LINE, below=_TICKS + len(under) * NAME_TYPE * LINE
+    )
+    high = max(_HIGH, sum(len(wrapped(name, room)) for name in names) * SMALL_TYPE * LINE)
+    figure, panels = sheet(look, (width, high), count, across, margins, **words)
+    for panel, title in zip(panels, lines, strict=True):
+        write_above(panel, [Line(text, NAME_TYPE, look.colours.ink, "bold") for text in title])
+        panel.set_xlabel("\n".join(under), labelpad=2, fontsize=NAME_TYPE)
+    return figure, panels, room
+
+
+def _write_names(panel: Axes, ends: Sequence[_End]) -> None:
+    """Write the names of lines right of a panel at the heights of their ends, moved apart where they would overlap."""
+    high = panel.get_position().height * panel.figure.get_figheight()  # type: ignore[union-attr]
+    low, top = panel.get_ylim()
+    placed = sorted(((end - low) / (top - low) * high, lines, colour) for end, lines, colour in ends)
+    tall = [len(lines) * SMALL_TYPE * LINE for _, lines, _ in placed]
+    # Middles, from the lowest up and then, from the top, down again.
+    middles, floor = [], 0.0
+    for (end, _, _), own in zip(placed, tall, strict=True):
+        middles.append(max(end, floor + own / 2))
+        floor = middles[-1] + own / 2
+    ceiling = high
+    for number in reversed(range(len(placed))):
+        middles[number] = min(middles[number], ceiling - tall[number] / 2)
+        ceiling = middles[number] - tall[number] / 2
+    for (_, lines, colour), middle in zip(placed, middles, strict=True):
+        panel.annotate(
+            "\n".join(lines), (1, middle / high), (5, 0), xycoords="axes fraction", textcoords="offset points",
+            va="center", ha="left", fontsize=SMALL_TYPE, color=colour, linespacing=1.1,
+        )  # fmt: skip
 
 
 def _known(curve: Curve, cell: Cell, cost: str | None) -> tuple[float, float | None, float | None]:
@@ -92,8 +152,11 @@ def _known(curve: Curve, cell: Cell, cost: str | None) -> tuple[float, float | N
     return value, None, None
 
 
-def _lines(axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: str | None, look: Look) -> None:
-    first, soft = group[0], look.colours.soft
+def _lines(
+    axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: str | None, unit: Unit, look: Look
+) -> list[tuple[float, str, str]]:
+    """Draw the curves of a panel and their baselines; return where each ends, with its name and its colour."""
+    first, soft, ends = group[0], look.colours.soft, []
     values = list(dict.fromkeys(value for curve in group for value, _ in curve.points))
     as_text = first.axis == POLICY or not all(isinstance(value, int | float) for value in values)
     positions: dict[Any, float] = {value: float(at if as_text else value) for at, value in enumerate(values)}
@@ -104,23 +167,24 @@ def _lines(axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: st
         shift = (number - (len(policies) - 1) / 2) * 0.16 if as_text else 0.0
         x = [positions[value] + shift for value, _ in curve.points]
         known = [_known(curve, cell, cost) for _, cell in curve.points]
-        y = np.array([value for value, _, _ in known])
+        y = np.array([value for value, _, _ in known]) / unit.size
         # An interval that is not known has no width.
-        low = np.array([value if end is None or not look.intervals else end for value, end, _ in known])
-        high = np.array([value if end is None or not look.intervals else end for value, _, end in known])
-        label = look.named(curve.policy) if curve.policy else None
+        low, high = (
+            np.array([own[0] if own[end] is None or look.intervals is False else own[end] for own in known]) / unit.size
+            for end in (1, 2)
+        )
         if as_text:
-            axes.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, ms=4, lw=1, capsize=2, label=label)
+            axes.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, ms=4, lw=1, capsize=2)
         else:
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-            axes.plot(x, y, color=colour, marker=marker, ms=3.5, lw=1.4, label=label)
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(x, y, color=colour, marker=marker, ms=3.5, lw=1.4, label=curve.policy)
+        if curve.policy:
+            ends.append((float(y[-1]), look.named(curve.policy), colour))
     for number, (name, cell) in enumerate(first.baselines.items()):
-        dashes, value = ("--", ":", "-.")[number % 3], _known(first, cell, cost)[0]
-        axes.axhline(value, color=soft, lw=1, ls=dashes, label=f"{look.named(name)} (baseline)")
+        value = _known(first, cell, cost)[0] / unit.size
+        axes.axhline(value, color=soft, lw=1, ls=("--", ":", "-.")[number % 3])
+        ends.append((value, look.named(name), soft))
     line_axes(axes, look, "y")
-    metric = cost_of(cost, first.model).label if cost else style.label(first.metric)
-    axes.set_ylabel(look.named(metric), labelpad=3)
-    axes.set_xlabel(look.named(style.label(first.axis)), labelpad=2)
     if as_text:
         turned = max(len(str(value)) for value in values) * len(values) > 40
         axes.set_xticks(list(positions.values()), [str(value) for value in values])
@@ -129,6 +193,7 @@ def _lines(axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: st
     elif len(values) <= 8:
         ticks = sorted(positions.values())
         axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    return ends
 
 
 def data_csv(curves: Sequence[Curve], cost: str | None = None) -> str:
@@ -157,120 +222,81 @@ def depth_figure(
     notes: Sequence[Note] = (),
     look: Look | None = None,
 ) -> tuple[Figure, list[DepthCurve]]:
-    """Success above, progress below; left on a linear, right on a logarithmic axis. Returns the success curves, too.
+    """Success and progress against difficulty; returns the success curves, too.
 
-    Against L, success comes with both fits, and with the published decays as grey lines if `published`.
+    Against L, success comes with the fit exp(-L / L0), and with the published decays as grey lines if `published`.
     """
     if by not in DIFFICULTIES:
         raise KvatlasError(f"Unknown difficulty {by!r}; expected {', '.join(DIFFICULTIES)}.")
     most = len(style.LINES)
     if len(success) > most:
         raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {most} can be plotted.")
-    look = look or Look()
-    depth = by == "L"
+    look, depth = look or Look(), by == "L"
     curves = [depth_curve(system, by, decay=depth) for system in success]
-    rows = {"Pass@1": curves, "Progress ratio": [depth_curve(system, by) for system in progress]}
     silent = dict.fromkeys(key[0] for system in success for key in system.outcomes if not says(system, key, by))
     if silent:
         notes = [*notes, Note(NoteKind.LEFT_OUT, f"{', '.join(silent)} left out: no {by} of its problems is known")]
-    points = f"Points: means over problems{' with 95 % intervals clustered by problem' if look.intervals else ''}"
-    about = [f"{points}, in bins of about equally many problems." if depth else f"{points}."]
-    if depth:
-        fits = "Lines: P(L) = A exp(-L / L0), maximum likelihood on single outcomes; in brackets the 95 % interval"
-        about.append(f"{fits} of L0.")
-    across = look.across(4, 1 if look.columns == 1 else 2)
-    wide = look.widest
+    about = [f"points: means over problems{', in bins of about equally many' if depth else ''}"]
+    about += ["bars: 95 % intervals"] if look.intervals is not False else []
+    about += ["lines: exp(-L / L0), in brackets the 95 % interval of L0"] if depth else []
+    short = [look.named(name) for name in names]
+    labels = [
+        f"{name}: L0 {depth_text(curve.decays[0])}" if curve.decays else name
+        for name, curve in zip(short, curves, strict=True)
+    ]
+    grey = [f"{name} {depth}" for name, depth in PUBLISHED_L0.items()] if published and depth else []
+    title = f"Success and progress by {DIFFICULTIES[by].partition(' (')[0]}"
+    if depth and len(curves) <= 2:
+        title = f"Success falls to 37 % after L0 actions: {', '.join(labels).replace(': L0', '')}"
     with look.applied():
-        handles = list(_legend([look.named(name) for name in names], curves, published and depth, look))
-        in_row = min(len(handles), max(1, int(wide / 2.1)))
-        down = math.ceil(len(handles) / in_row)
-        lines = [handle.get_label().count("\n") + 1.4 for handle in handles]
-        legend = 0.115 * max(sum(lines[n : n + down]) for n in range(0, len(lines), down))
-        size = (wide, math.ceil(4 / across) * max(1.7, 0.62 * wide / across) + legend)
-        figure, panels = canvas(size, 4, across, look.foot(notes, about, wide))
-        for number, panel in enumerate(panels):
-            metric, logarithmic = list(rows)[number // 2], number % 2 == 1
-            _depth_panel(panel, rows[metric], look, logarithmic, published and number < 2 and depth)
-            panel.set_xlabel(look.named(DIFFICULTIES[by]) if number >= 4 - across else "", labelpad=2, fontsize=7.5)
-            name = f"{look.named(metric)}{', logarithmic' if logarithmic else ''}"
-            panel.set_ylabel(name, labelpad=3, fontsize=7.5)
-        figure.legend(
-            handles=handles, loc="outside upper left", fontsize=6.5, ncols=in_row, frameon=False, handlelength=1.6,
-            labelspacing=0.5, columnspacing=1.2,
+        figure, panels, room = _panels(
+            look, [look.named("Pass@1"), look.named("Progress ratio")], [*labels, *grey], look.named(DIFFICULTIES[by]),
+            title=title, about=[*about, *(["grey: published L0 (B = 2, N = 0)"] if grey else [])], notes=notes,
         )  # fmt: skip
+        by_panel = ((curves, labels, bool(grey)), ([depth_curve(system, by) for system in progress], short, False))
+        for panel, (own, texts, with_published) in zip(panels, by_panel, strict=True):
+            ends = _depth_panel(panel, own, look, with_published)
+            lines = [wrapped(text, room) for text in (*texts, *(grey if with_published else ()))]
+            _write_names(panel, [(end, line, colour) for (end, colour), line in zip(ends, lines, strict=True)])
         settle(figure, look)
     return figure, curves
 
 
-def _depth_panel(panel: Axes, curves: Sequence[DepthCurve], look: Look, logarithmic: bool, published: bool) -> None:
+def _depth_panel(panel: Axes, curves: Sequence[DepthCurve], look: Look, published: bool) -> list[tuple[float, str]]:
+    """Draw a panel; return where each line ends, and its colour, those of published decays last."""
     from matplotlib.ticker import MaxNLocator
 
     levels = [level for curve in curves for level, _ in curve.points]
     left, right = min(levels), max(levels)
     width = right - left or 1.0
-    lowest = min(estimate.low or 0.0 for curve in curves for _, estimate in curve.points)
-    # The beginning of a logarithmic axis, or 0.
-    least = next((least for least in _LEASTS if least <= lowest), _LEASTS[-1]) if logarithmic else 0.0
     smooth = np.linspace(max(left - 0.06 * width, 1e-6), right + 0.06 * width, 200)
-    for depth in PUBLISHED_L0.values() if published else ():
-        panel.plot(smooth, np.exp(-smooth / depth), color=look.colours.published, linewidth=0.8, zorder=1)
+    ends = []
     for number, curve in enumerate(curves):
         colour = look.colours.lines[number]
-        for decay, dashes in zip(curve.decays, _DASHES, strict=False):
-            panel.plot(smooth, decay(smooth), color=colour, lw=1.0, ls=dashes, alpha=0.8, zorder=2)
+        for decay in curve.decays[:1]:
+            panel.plot(smooth, decay(smooth), color=colour, lw=1.1, alpha=0.8, zorder=2)
         # A little apart, so that intervals of several systems at the same difficulty can be told apart.
         shift = (number - (len(curves) - 1) / 2) * 0.008 * width
-        _points(panel, [(level + shift, e) for level, e in curve.points], bool(curve.decays), number, least, look)
+        estimates: list[Estimate] = [estimate for _, estimate in curve.points]
+        low = [e.value - (e.low or 0.0) for e in estimates]
+        high = [(1.0 if e.high is None else e.high) - e.value for e in estimates]
+        panel.errorbar(
+            [level + shift for level, _ in curve.points], [e.value for e in estimates],
+            yerr=None if look.intervals is False else [low, high], color=colour, marker=style.MARKERS[number],
+            markersize=3.6, linewidth=0.9, linestyle="none" if curve.decays else "-", elinewidth=0.8, capsize=1.5,
+            zorder=3,
+        )  # fmt: skip
+        ends.append((float(curve.decays[0](smooth[-1:])[0]) if curve.decays else estimates[-1].value, colour))
+    for depth in PUBLISHED_L0.values() if published else ():
+        line = np.exp(-smooth / depth)
+        panel.plot(smooth, line, color=look.colours.published, linewidth=0.8, zorder=1)
+        ends.append((float(line[-1]), look.colours.soft))
     line_axes(panel, look)
     panel.set_xlim(left - 0.06 * width, right + 0.06 * width)
+    panel.set(ylim=(0, 1.03), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))
     # Depths and doors are whole numbers, ratios are not.
-    panel.xaxis.set_major_locator(MaxNLocator(7, integer=right > 1, steps=[1, 2, 5, 10]))
-    panel.set_ylim(0, 1.03)
-    if logarithmic:
-        panel.set_yscale("log")
-        panel.set_ylim(least, 1.1)
-        ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if tick >= least]
-        panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        panel.minorticks_off()
-
-
-def _points(
-    panel: Axes, points: Sequence[tuple[float, Estimate]], fits: bool, number: int, least: float, look: Look
-) -> None:
-    """Means with their intervals, joined where no decay is."""
-    colour = look.colours.lines[number]
-    above = [(level, e) for level, e in points if e.value >= least]
-    low = [e.value - max(e.low or 0.0, least / 10) for _, e in above]
-    high = [(1.0 if e.high is None else e.high) - e.value for _, e in above]
-    panel.errorbar(
-        [level for level, _ in above], [e.value for _, e in above], yerr=[low, high] if look.intervals else None,
-        color=colour, marker=style.MARKERS[number], markersize=3.6, linewidth=0.9, linestyle="none" if fits else "-",
-        elinewidth=0.8, capsize=1.5, zorder=3,
-    )  # fmt: skip
-    for level, estimate in points:
-        if estimate.value < least and estimate.high is not None and estimate.high > least:
-            arrow = {"arrowstyle": "->", "color": colour, "linewidth": 0.8}
-            end = (level, max(estimate.high * 0.6, least))
-            panel.annotate("", end, (level, estimate.high), arrowprops=arrow)
-
-
-def _legend(names: Sequence[str], curves: Sequence[DepthCurve], published: bool, look: Look) -> Iterator[Any]:
-    from matplotlib.lines import Line2D
-
-    for number, (name, curve, marker) in enumerate(zip(names, curves, style.MARKERS, strict=False)):
-        lines = wrapped(name, 1.7)
-        if curve.decays:
-            one, free = curve.decays
-            lines += [f"L0 {depth_text(one)}", f"A = {style.fixed(free.amplitude, 2)}: L0 {depth_text(free)}"]
-        colour = look.colours.lines[number]
-        yield Line2D([], [], color=colour, marker=marker, markersize=3.6, label="\n".join(lines))
-    if any(curve.decays for curve in curves):
-        for dashes, text in zip(_DASHES, ("fit, amplitude 1", "fit, free amplitude A"), strict=True):
-            yield Line2D([], [], color=look.colours.soft, linewidth=1.0, linestyle=dashes, label=text)
-    if published:
-        depths = "\n".join(f"   {name} {depth}" for name, depth in PUBLISHED_L0.items())
-        text = f"published L0 (B = 2, N = 0),\nfrom above:\n{depths}"
-        yield Line2D([], [], color=look.colours.published, label=text)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=right > 1, steps=[1, 2, 5, 10]))
+    return ends
 
 
 def depth_text(decay: Decay) -> str:

@@ -11,7 +11,7 @@ from kvatlas.benchmarks.seqbench import Maze, Plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.plans import AGENT, TARGET
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.figures import style
-from kvatlas.figures.style import LEAST_TYPE, Foot, Look, canvas, settle, wrapped
+from kvatlas.figures.style import EDGE, LEAST_TYPE, SMALL_TYPE, Line, Look, Margins, settle, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,19 +59,14 @@ def maze_figure(problem: Problem, trace: Trace | None = None, *, look: Look | No
     look = look or Look()
     look.across(1, 1)
     side = min(_LARGEST, (look.widest - 0.3) / max(columns, rows))
-    size = (look.width or max(columns * side + 0.3, 4.6), rows * side + 0.5)
+    width = look.width or max(columns * side + 0.3, 4.6)
     sentences = _sentences(maze, reference, trace)
-    lines = [
-        (line, colour, "normal")
-        for text, colour in zip(sentences, look.colours.paths, strict=False)
-        for line in wrapped(text, size[0] - 0.2)
-    ]
-    foot = Foot(lines if look.notes else [], ". ".join([problem.id, *sentences]) + ".")
     with look.applied():
-        figure, (panel,) = canvas(size, foot=foot)
-        panel.set(xlim=(min(xs) - 0.5, max(xs) + 0.5), ylim=(max(ys) + 0.5, min(ys) - 0.5), aspect="equal")
+        lines = [Line(text, SMALL_TYPE, colour) for text, colour in zip(sentences, look.colours.paths, strict=False)]
+        margins, title = Margins(EDGE, EDGE, 0, 0.05, EDGE), look.named(problem.id)
+        figure, (panel,) = sheet(look, (width, rows * side), 1, 1, margins, title=title, lines=lines)
+        panel.set(xlim=(min(xs) - 0.5, max(xs) + 0.5), ylim=(max(ys) + 0.5, min(ys) - 0.5), aspect="equal", anchor="W")
         panel.axis("off")
-        panel.set_title(look.named(problem.id), fontsize=9)
         board = _Board(panel, maze, spots, side, look)
         board.rooms(reference)
         # Side by side where they run together.

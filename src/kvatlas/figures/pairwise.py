@@ -1,6 +1,6 @@
-"""Pairwise maps: one panel for every two systems, a dot for every problem, densities, and its numbers.
+"""Pairwise maps: one panel for every two systems, the number of problems at each pair of values, and who is ahead.
 
-After the pairwise figure of seqBench (arXiv 2509.16866): axes 0 to 1, filled viridis densities, a dashed line y = x.
+After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities where values are few.
 """
 
 from __future__ import annotations
@@ -14,33 +14,43 @@ import numpy as np
 
 from kvatlas.core import SERVED, KvatlasError, Note
 from kvatlas.figures import style
-from kvatlas.figures.style import LEAST_TYPE, Look, canvas, colour_bar, fitting, save, settle, title, wrapped
+from kvatlas.figures.style import (
+    LEAST_TYPE,
+    LINE,
+    NAME_TYPE,
+    SMALL_TYPE,
+    WIDTHS,
+    Line,
+    Look,
+    Margins,
+    fitting,
+    save,
+    settle,
+    sheet,
+    wrapped,
+    write_above,
+)
 from kvatlas.stats.intervals import Floats
-from kvatlas.stats.systems import Correlation, ModelSetting, Pair
+from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import guarded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
-#: Inches of a panel's labels, of the colour bar's strip, and between the bar and the panels' numbers.
-_LABELS, _BAR, _GAP = 0.55, 0.55, 0.12
-#: Points of names and numbers.
-_NAMES = 6.0
+#: Inches: of a panel where there is room, in any figure, and of the values left of it and below it.
+_WIDEST, _HIGHEST, _TICKS = 2.1, 3.0, 0.24
+#: Values are counted in bins: 0, equal ones up to 1, and 1.
+_INNER = 5
+_BINS = _INNER + 2
+#: More distinct values than these on a side are continuous, and drawn as a density.
+_DISTINCT = 20
 #: Density is shown from this share of a panel's densest point on; below, the paper stays white.
 _LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-#: Counts span more: one problem of hundreds is to differ from ten.
-_COUNT_LEVELS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRID = 120
 #: The least bandwidth (Scott's rule gives 0 where all problems agree), in units of the metric.
 _NARROWEST = 0.025
-_TICKS = (0.2, 0.4, 0.6, 0.8)
-#: Where so few places hold this share of the problems, a density would be discs around them: problems are counted.
-_PLACES, _SHARE = 4, 0.5
-#: Values of both sides up to which each has its own row and column of counts; more are counted in tenths.
-_VALUES = 11
 
 
 def names_of(systems: Sequence[ModelSetting]) -> list[str]:
@@ -92,102 +102,101 @@ def pairwise_figure(
     density: bool = False,
     look: Look | None = None,
 ) -> Figure:
-    """One panel for every pair, three in a row for up to nine; raises KvatlasError for more than 28 panels.
+    """One panel for every pair, three in a row for up to nine, with counts on one colour scale.
 
-    Where a few places hold most problems they are counted, with `density` smoothed all the same.
+    Continuous values, or all with `density`, are drawn as dots and their density. Raises KvatlasError for more than 28
+    panels and a layout without room for the counts.
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm
+    from matplotlib.colors import PowerNorm
 
     check_panels(systems)
     look = look or Look()
     short = [look.named(name) for name in names_of(systems)]
     names = [_whole_name(name, system) for name, system in zip(short, systems, strict=True)]
-    across = look.across(len(pairs), 1 if look.columns == 1 else 3 if len(pairs) <= 9 else 4)
-    bar = _BAR + _GAP if look.notes else _BAR
-    wide = look.width or across * min(2.8, (look.widest - bar) / across) + bar
-    step = (wide - bar) / across
+    is_smooth = [density or _is_continuous(pair) for _, _, pair in pairs]
+    counts = [_counts(pair) for _, _, pair in pairs]
+    most = max((int(own.max()) for own, smooth in zip(counts, is_smooth, strict=True) if not smooth), default=1)
+    problems = {len(pair.places) for _, _, pair in pairs}
     label = look.named(style.label(metric))
-    titles = [_title(names[i], names[j], step - 0.15) for i, j, _ in pairs]
-    axis_labels = [wrapped(f"{label}, {name}", step - _LABELS, _NAMES) for name in short]
-    lines = [numbers(pair, look.intervals) for _, _, pair in pairs]
-    # A panel is narrower beside many lines of a label.
-    room = step - 0.25 - 0.1 * max(0, max(map(len, axis_labels)) - 2)
-    beneath = [[part for line in own for part in wrapped(line, room, 1.05 * _NAMES)] for own in lines]
-    if not look.notes:
-        beneath = [[] for _ in pairs]
-    over = max(text.count("\n") + 1 for text, _ in titles)
-    below = max(len(axis_labels[i]) + len(own) for (i, _, _), own in zip(pairs, beneath, strict=True))
-    high = step - _LABELS + 0.135 * over + 0.1 * below + 0.4
-    counted = [not density and _is_discrete(pair) for _, _, pair in pairs]
-    about = [f"{style.label(metric)} of a problem is the mean over its samples. Above the dashed line y is ahead."]
-    if not all(counted):
-        about.append("A dot is a problem, colour is density, none below 5 % of the densest point.")
-    if any(counted):
-        about.append("Numbers in a panel count the problems at these values.")
-    if look.intervals:
-        about.append("In brackets: 95 % intervals over problems.")
-    if any(pair.given_depth for _, _, pair in pairs):
-        about.append("Given L: partial Spearman correlation, with what a shared plan length explains taken out.")
-    foot = look.foot(notes, [" ".join(about)], wide)
-    if not look.notes:
-        values = [
-            f"x: {names[i]} vs y: {names[j]}: {'; '.join(own)}." for (i, j, _), own in zip(pairs, lines, strict=True)
-        ]
-        foot = foot._replace(caption=" ".join([foot.caption, *values]))
+    title = f"{label}, problem by problem"
+    if len(pairs) == 1:
+        i, j, pair = pairs[0]
+        ahead = names[i] if pair.difference.value > 0 else names[j]
+        title = f"{label}: {ahead} is ahead by {_points(abs(pair.difference.value))} points"
+        title += "" if pair.difference.low <= 0 <= pair.difference.high else ", proven"
+    about = [f"{problems.pop():,} problems in each panel" if len(problems) == 1 else ""]
+    about.append("" if all(is_smooth) else "numbers: problems at these values")
+    about.append("dots: problems, shades: their density" if any(is_smooth) else "")
+    about.append("±: half a 95 % interval over problems" if look.intervals is not False else "")
     with look.applied():
-        figure, panels = canvas((wide, math.ceil(len(pairs) / across) * high), len(pairs), across, foot)
-        levels = _COUNT_LEVELS if all(counted) else _LEVELS
-        colours = ScalarMappable(BoundaryNorm(levels, 256), "viridis")
-        for number, (panel, (i, j, pair)) in enumerate(zip(panels, pairs, strict=True)):
-            _counts(panel, pair, colours, step - _LABELS) if counted[number] else _densities(panel, pair, colours)
-            # The ground under the dashes, so that they are seen on dark colours as well.
-            panel.plot([0, 1], [0, 1], color=look.colours.ground, linewidth=1.8, alpha=0.75, zorder=2)
-            panel.plot([0, 1], [0, 1], linestyle=(0, (4, 3)), color=look.colours.ink, linewidth=0.9, zorder=3)
-            panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=_TICKS, yticks=_TICKS)
-            panel.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
-            panel.set_title(titles[number][0], fontsize=min(points for _, points in titles), pad=4)
-            # Numbers belong to the label, whose width the panels need not make room for.
-            text = "\n".join([*axis_labels[i], "", *beneath[number]])
-            panel.set_xlabel(text, labelpad=2, fontsize=_NAMES, linespacing=1.15)
-            panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=_NAMES)
-        ticks = levels if all(counted) else (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
-        spacing = "uniform" if all(counted) else "proportional"
-        text = "Problems (share of the panel's densest point)"
-        pad = 0.01 + (bar - _BAR) / wide
-        colour_bar(figure, colours, panels, text, _NAMES, spacing=spacing, ticks=ticks, pad=pad, fraction=0.04 / across)
+
+        def margins(across: int, width: float) -> tuple[Margins, list[list[str]]]:
+            """The margins of panels, and the names of systems in lines, which depend on each other."""
+            lines = 1
+            while True:
+                side = lines * SMALL_TYPE * LINE + 0.04 + _TICKS
+                own = Margins(side + 0.02, 0.1, side + 0.08, 0, _TICKS + lines * SMALL_TYPE * LINE + 0.08)
+                inner = own.inner(width, across)
+                wrapping = [wrapped(name, max(inner, 0.3)) for name in names]
+                if lines >= max(map(len, wrapping)):
+                    return own, wrapping
+                lines += 1
+
+        def is_legible(across: int, width: float) -> bool:
+            inner = margins(across, width)[0].inner(width, across)
+            return inner >= 0.7 and fitting(inner / _BINS, [str(most)], SMALL_TYPE) >= LEAST_TYPE
+
+        across = look.across(len(pairs), 3 if len(pairs) <= 9 else 4, is_legible) or 1
+        width = look.width or min(max(across * (_WIDEST + 0.5), WIDTHS[1]), look.widest)
+        own, axis_labels = margins(across, width)
+        # One panel alone needs no whole page.
+        inner = min(own.inner(width, across), _HIGHEST)
+        own = own._replace(right=width - own.left - across * inner - (across - 1) * own.between)
+        heads = [_head(pair, names[i], names[j], inner, look) for i, j, pair in pairs]
+        own = own._replace(above=max(sum(line.high for line in lines) for lines in heads) + 0.1)
+        figure, panels = sheet(look, (width, inner), len(pairs), across, own, title=title, about=about, notes=notes)
+        norm, size = PowerNorm(0.5, 0, most), fitting(inner / _BINS, [str(most)], 7.0)
+        for panel, (i, j, pair), own_counts, smooth, lines in zip(panels, pairs, counts, is_smooth, heads, strict=True):
+            if smooth:
+                _draw_density(panel, pair)
+            else:
+                shown = np.ma.masked_equal(own_counts, 0)
+                panel.pcolormesh(shown, cmap=style.colour_map(style.COUNTS), norm=norm, snap=True)
+                for row, column in np.argwhere(own_counts > 0):
+                    panel.text(
+                        column + 0.5, row + 0.5, f"{own_counts[row, column]:.0f}", fontsize=size,
+                        color=style.ON_COLOUR, ha="center", va="center", zorder=4,
+                    )  # fmt: skip
+                panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
+            end = 1 if smooth else _BINS
+            panel.plot([0, end], [0, end], linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.8, zorder=3)
+            panel.set(xlim=(0, end), ylim=(0, end), facecolor="#ffffff")
+            panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE - 0.5)
+            panel.set_xlabel("\n".join(axis_labels[i]), labelpad=2, fontsize=SMALL_TYPE)
+            panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=SMALL_TYPE)
+            write_above(panel, lines)
         settle(figure, look)
     return figure
 
 
-def _title(x: str, y: str, inches: float) -> tuple[str, float]:
-    """Both names and the points of their type; each begins a line where they do not fit into one."""
-    whole = title(f"x: {x} vs y: {y}", inches)
-    if "\n" not in whole[0]:
-        return whole
-    (first, points), (second, others) = title(f"x: {x}", inches), title(f"vs y: {y}", inches)
-    return f"{first}\n{second}", min(points, others)
+#: Edges of the bins between 0 and 1, and the middles of the bins of 0 and 1, with their texts.
+_PLACES = (0.5, *range(2, _INNER + 1), _BINS - 0.5)
+_VALUES = ("0", *(f".{2 * n}" for n in range(1, _INNER)), "1")
 
 
-def numbers(pair: Pair, intervals: bool = True) -> list[str]:
-    """The lines under a panel."""
+def _points(share: float) -> str:
+    """A difference of shares in points, whole from 10 on."""
+    return style.percent(share, 0 if abs(share) >= 0.0995 else 1)
 
-    def text(value: float, low: float, high: float, digits: int) -> str:
-        between = f" ({style.signed(low, digits)} to {style.signed(high, digits)})" if intervals else ""
-        return f"{style.signed(value, digits)}{between}"
 
-    def correlation(value: Correlation | None) -> str:
-        return "undefined, a side does not vary" if value is None else text(value.value, value.low, value.high, 2)
-
-    ahead, equal, behind = (style.percent(share) for share in (pair.above, pair.on, pair.below))
-    difference = pair.difference
-    return [
-        f"{len(pair.places)} problems",
-        f"ahead: y {ahead} %, x {behind} %; equal {equal} %",
-        f"mean of x − y {text(difference.value, difference.low, difference.high, 3)}",
-        f"Spearman {correlation(pair.spearman)}",
-        *([f"given L {correlation(pair.given_depth)}"] if pair.given_depth else []),
-    ]
+def _head(pair: Pair, x: str, y: str, inches: float, look: Look) -> list[Line]:
+    """The lines over a panel: who is ahead by how much, and the shares of problems above and below the line."""
+    value = pair.difference
+    half = f" ± {_points((value.high - value.low) / 2)}" if look.intervals is not False else ""
+    ahead = f"{'x' if value.value > 0 else 'y'} ahead by {_points(abs(value.value))} points{half}"
+    shares = f"above the line {style.percent(pair.above, 0)} %, below {style.percent(pair.below, 0)} %"
+    lines = [Line(text, NAME_TYPE, look.colours.ink) for text in wrapped(ahead, inches, NAME_TYPE)]
+    return lines + [Line(text, SMALL_TYPE, look.colours.soft) for text in wrapped(shares, inches)]
 
 
 def pair_text(pair: Pair, first: str, second: str) -> str:
@@ -214,10 +223,19 @@ def save_pairwise(
     return save(figure, path, data=style.rows_csv([list(map(guarded, row)) for row in rows]), look=look)
 
 
-def _is_discrete(pair: Pair) -> bool:
-    """Whether a few places hold most of the problems."""
-    _, counts = np.unique(np.column_stack([pair.x, pair.y]).round(9), axis=0, return_counts=True)
-    return bool(np.sort(counts)[-_PLACES:].sum() >= _SHARE * counts.sum())
+def _is_continuous(pair: Pair) -> bool:
+    return min(len(np.unique(values.round(9))) for values in (pair.x, pair.y)) > _DISTINCT
+
+
+def _counts(pair: Pair) -> Floats:
+    """[bins, bins] (rows: y) the number of problems in each pair of bins; a bin holds its upper edge."""
+    bins = [np.clip(np.ceil(values.round(9) * _INNER), 1, _INNER) for values in (pair.x, pair.y)]
+    for own, values in zip(bins, (pair.x, pair.y), strict=True):
+        own[values <= 1e-9] = 0
+        own[values >= 1 - 1e-9] = _BINS - 1
+    counts = np.zeros((_BINS, _BINS))
+    np.add.at(counts, (bins[1].astype(int), bins[0].astype(int)), 1)
+    return counts
 
 
 def density(x: Floats, y: Floats) -> Floats:
@@ -233,34 +251,10 @@ def density(x: Floats, y: Floats) -> Floats:
     return np.asarray(smooth / smooth.max(), float)
 
 
-def _densities(panel: Axes, pair: Pair, colours: ScalarMappable) -> None:
+def _draw_density(panel: Axes, pair: Pair) -> None:
     grid = (np.arange(_GRID) + 0.5) / _GRID
     # The outermost centres stand for the edges, so that colour reaches the frame.
     grid[0], grid[-1] = 0.0, 1.0
-    panel.contourf(
-        grid, grid, density(pair.x, pair.y), levels=_LEVELS, cmap=colours.get_cmap(), norm=colours.norm, zorder=1
-    )
-    panel.scatter(pair.x, pair.y, s=7, color="#a8a8a8", alpha=0.55, edgecolors="none", zorder=4, clip_on=False)
-
-
-def _counts(panel: Axes, pair: Pair, colours: ScalarMappable, inches: float) -> None:
-    """The number of problems at each value of both, or in each tenth, in their colours and as text."""
-    from matplotlib.colors import to_hex
-
-    values = np.unique(np.concatenate([pair.x, pair.y]).round(9))
-    few = 1 < len(values) <= _VALUES
-    edges = np.concatenate([[0.0], (values[1:] + values[:-1]) / 2, [1.0]]) if few else np.linspace(0, 1, 11)
-    counts, _, _ = np.histogram2d(pair.y, pair.x, bins=[edges, edges])
-    norm: Any = colours.norm
-    shares = np.ma.masked_equal(np.maximum(counts / counts.max(), norm.vmin * (counts > 0)), 0)
-    panel.pcolormesh(edges, edges, shares, cmap=colours.get_cmap(), norm=norm, zorder=1, snap=True)
-    for row, column in np.argwhere(counts > 0):
-        across, up = ((edges[n] + edges[n + 1]) / 2 for n in (column, row))
-        text = f"{counts[row, column]:.0f}"
-        size = fitting(inches * float(np.diff(edges)[[row, column]].min()), len(text), 7.0)
-        if size >= LEAST_TYPE:
-            ground: Any = colours.to_rgba(float(shares[row, column]))  # type: ignore[arg-type]
-            panel.text(
-                across, up, text, fontsize=size, color=style.text_on(to_hex(ground)), ha="center", va="center",
-                zorder=5, bbox={"facecolor": ground, "edgecolor": "none", "pad": 0.4},
-            )  # fmt: skip
+    panel.contourf(grid, grid, density(pair.x, pair.y), levels=_LEVELS, cmap=style.colour_map(style.COUNTS), zorder=1)
+    panel.scatter(pair.x, pair.y, s=5, color="#555555", alpha=0.4, edgecolors="none", zorder=4, clip_on=False)
+    panel.set(xticks=(0, 0.2, 0.4, 0.6, 0.8, 1), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))

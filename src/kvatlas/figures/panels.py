@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
@@ -17,8 +18,9 @@ from kvatlas.text import guarded
 
 #: The least distance of the ends of a scale that are the lowest and the highest cell.
 NARROWEST = 1.0
-SMALL = "Small type: 95 % interval."
-CORNER = "Corner: policies have nothing to choose in some problems, filled: in most."
+BEST = "bold: highest"
+CORNER = "open corner: in some problems every policy keeps the same tokens, filled: in most"
+WORSE = "shown to be worse than the best"
 
 
 class CellText(NamedTuple):
@@ -32,29 +34,53 @@ class CellText(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """One heatmap to draw: the numbers of a map under the label of its colour bar, with sentences `about` them.
+    """One heatmap to draw: the numbers of a map under their `label` and `unit`, with words `about` their marks.
 
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
-    show noise. `baselines` stand over the cells, each with its interval. `outlined` cells are framed together and the
-    others dimmed. `cornered` gives the share of problems in which policies have nothing to choose.
+    show noise, and are printed with `digits` decimals. `claim` is what was tested of each cell and `proven` the cells
+    of which it is proven. `half_interval` is half the interval of the median cell, in points. `baselines` stand over
+    the cells, each with its interval. `outlined` cells are framed. `cornered` gives the share of problems in which
+    policies have nothing to choose.
     """
 
     map: Map
     cells: Mapping[CellCoord, CellText]
     label: str
-    about: tuple[str, ...]
+    unit: str
+    about: tuple[str, ...] = ()
     colours: str = style.VALUES
     centred: bool = False
     least: float = NARROWEST
+    digits: int = 1
+    claim: str = ""
+    proven: frozenset[CellCoord] = frozenset()
+    half_interval: float | None = None
     baselines: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
-    outlined: frozenset[CellCoord] = field(default_factory=frozenset)
+    outlined: frozenset[CellCoord] = frozenset()
     cornered: Mapping[CellCoord, float] = field(default_factory=dict)
 
-    def without_intervals(self) -> Panel:
-        """The same panel with values alone."""
-        cells = {coord: cell._replace(small="") for coord, cell in self.cells.items()}
-        return replace(self, cells=cells, baselines=tuple((text, "") for text, _ in self.baselines))
+    @property
+    def problems(self) -> int | None:
+        """The number of problems of each cell; None where it differs or is unknown."""
+        counts = {cell.estimate.problems for cell in self.map.cells.values()}
+        return counts.pop() if len(counts) == 1 else None
+
+
+def finding(panels: Sequence[Panel]) -> str:
+    """What the panels show, never more than was tested: how many cells the claim is proven of, else their range."""
+    first, claim = panels[0], panels[0].claim
+    if not claim or any(panel.claim != claim for panel in panels):
+        labels = dict.fromkeys(panel.label for panel in panels)
+        cells = sorted(cell for panel in panels for cell in panel.cells.values())
+        numbers = f" from {cells[0].text} to {cells[-1].text} {first.unit.removeprefix('in ')}" * (len(labels) == 1)
+        return f"{' and '.join(labels)}{numbers}"
+    count, proven = sum(len(panel.cells) for panel in panels), sum(len(panel.proven) for panel in panels)
+    if claim == WORSE and not proven:
+        return "no cell is shown to be better than another"
+    if proven in (0, count):
+        return f"{f'all {count} cells are' if proven else 'no cell is'} {claim}"
+    return f"{proven} of {count} cells {'is' if proven == 1 else 'are'} {claim}"
 
 
 class Frame(StrEnum):
@@ -68,13 +94,13 @@ class Frame(StrEnum):
 def framed(map_: Map, frame: Frame = Frame.MARGIN) -> tuple[frozenset[CellCoord], str]:
     """The cells in the frame, and what they have in common."""
     if frame is Frame.MARGIN and map_.keeps is not None and map_.margin is not None:
-        return map_.keeps, f"shown to lose at most {round(100 * map_.margin, 4):g} points against the full cache"
+        return map_.keeps, f"proven to stay within {round(100 * map_.margin, 4):g} points of the full cache"
     region = frozenset[CellCoord]() if frame is Frame.NONE else map_.plateau or frozenset()
     return region, "statistically tied with the best"
 
 
 def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Panel]:
-    """Maps of a metric: percent with the 95 % interval, highest cells in bold, and a frame."""
+    """Maps of a metric: percent with the 95 % interval, highest cells in bold, and a frame around proven ones."""
     panels = []
     for map_ in maps:
         estimates = {coord: cell.estimate for coord, cell in map_.cells.items()}
@@ -83,35 +109,38 @@ def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Pane
             coord: CellText(100 * e.value, style.percent(e.value), style.interval(e), e.value > best - 1e-9)
             for coord, e in estimates.items()
         }
-        label, notes, corners = style.label(map_.metric), map_.remarks, _cornered(map_)
         region, common = framed(map_, frame)
-        about = [f"{label} in percent, highest in bold."]
-        if any(cell.small for cell in cells.values()):
-            about.append(SMALL)
-        # A frame around everything would say nothing: a sentence does.
+        claim, proven = (common, region) if region is map_.keeps else ("", frozenset[CellCoord]())
+        if frame is not Frame.NONE and region is not map_.keeps and map_.plateau is not None:
+            claim, proven = WORSE, frozenset(cells) - region
+        if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
+            claim = ""
+        # A frame around everything would say nothing: the title does.
         outlined = frozenset[CellCoord]() if region >= set(cells) else region
-        if region and not outlined:
-            notes = (*notes, Note(NoteKind.INTERVAL, f"all cells are {common}"))
-        elif region is map_.keeps and not region:
-            notes = (*notes, Note(NoteKind.INTERVAL, f"no cell is {common}"))
-        if outlined:
-            about.append(f"Outlined: {common}; others are dimmed.")
-        if corners:
-            about.append(CORNER)
-        baselines, least = style.baseline_texts(map_.baselines), _noise(estimates.values())
+        widths = _widths(estimates.values())
         panels.append(
             Panel(
-                map_, cells, label, tuple(about), least=least, baselines=baselines, notes=notes, outlined=outlined,
-                cornered=corners,
+                map_,
+                cells,
+                style.label(map_.metric),
+                "in %",
+                (BEST, *([f"framed: {common}"] if outlined else []), *_corner_words(map_)),
+                least=max(NARROWEST, fmean(widths or [0])),
+                claim=claim,
+                proven=proven,
+                half_interval=median(widths) / 2 if widths else None,
+                baselines=style.baseline_texts(map_.baselines),
+                notes=map_.remarks,
+                outlined=outlined,
+                cornered=_cornered(map_),
             )
-        )  # fmt: skip
+        )
     return panels
 
 
-def _noise(estimates: Iterable[Estimate | Contrast]) -> float:
-    """The mean width of intervals in points: a scale as narrow as that would show noise."""
-    widths = [100 * (e.high - e.low) for e in estimates if e.low is not None and e.high is not None]
-    return max(NARROWEST, math.fsum(widths) / max(len(widths), 1))
+def _widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
+    """The widths of intervals in points: a scale narrower than their mean would show noise."""
+    return [100 * (e.high - e.low) for e in estimates if e.low is not None and e.high is not None]
 
 
 def _cornered(map_: Map) -> dict[CellCoord, float]:
@@ -119,32 +148,50 @@ def _cornered(map_: Map) -> dict[CellCoord, float]:
     return {coord: cell.audit.no_choice for coord, cell in map_.cells.items() if cell.audit and cell.audit.no_choice}
 
 
+class Unit(NamedTuple):
+    """A unit in which all numbers of a figure are printed, of a size, with as many `digits` after the point."""
+
+    name: str
+    size: float = 1.0
+    digits: int = 0
+
+    def text(self, value: float) -> str:
+        """A cost in its own unit as it is printed in this one."""
+        return f"{value / self.size:,.{self.digits}f}"
+
+
+_TIMES = (Unit("ms", 0.001), Unit("s"), Unit("h", 3600))
+_BYTES = (Unit("bytes"), Unit("KiB", 2**10), Unit("MiB", 2**20), Unit("GiB", 2**30))
+
+
 class Cost(NamedTuple):
-    """A cost that a map's cells carry: its label, a sentence, the field of the cell, and the size of its unit."""
+    """A cost that a map's cells carry: its label, the field of the cell, its units, and a factor for the first."""
 
     label: str
-    about: str
     field: str
-    whole: bool = True
-    unit: float = 1.0
+    units: tuple[Unit, ...] = (Unit("tokens"),)
+    factor: float = 1.0
 
     def of(self, cell: Cell) -> float | None:
         """The cost of a cell, None if it is not known."""
         value = getattr(cell, self.field)
-        return None if value is None else self.unit * value
+        return None if value is None else self.factor * value
 
-    def text(self, value: float) -> str:
-        """The cost as it is printed."""
-        return f"{value:,.0f}" if self.whole else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    def unit(self, values: Iterable[float]) -> Unit:
+        """The unit in which the largest of the values has at most three digits before the point, with three in all."""
+        largest = max(values, default=0.0)
+        unit = next((unit for unit in self.units if largest < 1000 * unit.size), self.units[-1])
+        whole = len(self.units) == 1 or largest <= 0
+        return unit if whole else unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
 
 
 #: Costs by the names under which `--metric` knows them.
 COSTS: Mapping[str, Cost] = {
-    "mean_kv_tokens": Cost("KV Tokens", "Mean cached tokens per sequence.", "mean_kv_tokens"),
-    "peak_kv_tokens": Cost("Peak KV Tokens", "Most tokens ever cached.", "peak_kv_tokens"),
-    "seconds": Cost("Seconds", "Mean decoding seconds per answer.", "seconds_mean", whole=False),
-    "output_tokens": Cost("Output Tokens", "Mean tokens written per answer.", "output_tokens_mean"),
-    "truncated": Cost("Truncated", "Traces cut at the token limit.", "truncated"),
+    "mean_kv_tokens": Cost("mean cached tokens", "mean_kv_tokens"),
+    "peak_kv_tokens": Cost("most cached tokens", "peak_kv_tokens"),
+    "seconds": Cost("time per answer", "seconds_mean", _TIMES),
+    "output_tokens": Cost("tokens per answer", "output_tokens_mean"),
+    "truncated": Cost("traces cut at the token limit", "truncated", (Unit("traces"),)),
 }
 #: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
 KV_MEMORY = "kv_memory"
@@ -158,9 +205,7 @@ def cost_of(name: str, model: str) -> Cost:
         raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join((*COSTS, KV_MEMORY))}.")
     from kvatlas import models
 
-    mebibytes = models.find(model).kv_bytes_per_token / 2**20
-    about = "Mean memory of keys and values per sequence, in MiB."
-    return Cost("KV Memory (MiB)", about, "mean_kv_tokens", False, mebibytes)
+    return Cost("mean KV memory", "mean_kv_tokens", _BYTES, models.find(model).kv_bytes_per_token)
 
 
 def _known_costs(map_: Map, name: str) -> tuple[Cost, dict[CellCoord, float]]:
@@ -173,18 +218,19 @@ def _known_costs(map_: Map, name: str) -> tuple[Cost, dict[CellCoord, float]]:
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
-    """Maps of a cost of `COSTS` or of `KV_MEMORY` (MiB); raises KvatlasError if the maps do not carry it."""
+    """Maps of a cost of `COSTS` or of `KV_MEMORY`, all in one unit; raises KvatlasError if the maps do not carry it."""
+    costs = [_known_costs(map_, name) for map_ in maps]
     panels = []
-    for map_ in maps:
-        cost, known = _known_costs(map_, name)
-        cells = {coord: CellText(value, cost.text(value)) for coord, value in known.items()}
+    for map_, (cost, known) in zip(maps, costs, strict=True):
+        unit = cost.unit(value for _, values in costs for value in values.values())
+        cells = {coord: CellText(value / unit.size, unit.text(value)) for coord, value in known.items()}
         of_baselines = {text: value for text, cell in map_.baselines.items() if (value := cost.of(cell)) is not None}
-        baselines = tuple((f"{text} {cost.text(value)}", "") for text, value in of_baselines.items())
-        least = 0.02 * max(known.values()) or 1.0
+        baselines = tuple((f"{text} {unit.text(value)}", "") for text, value in of_baselines.items())
+        least = 0.02 * max(known.values()) / unit.size or 1.0
         panels.append(
             Panel(
-                map_, cells, cost.label, (cost.about,), style.COSTS, least=least, baselines=baselines,
-                notes=map_.remarks,
+                map_, cells, cost.label, f"in {unit.name}", colours=style.COSTS, least=least, digits=unit.digits,
+                baselines=baselines, notes=map_.remarks,
             )
         )  # fmt: skip
     return panels
@@ -223,7 +269,8 @@ class Against:
 def difference_panels(maps: Sequence[Map], differences: Differences, against: Against) -> list[Panel]:
     """Maps of cell minus the other side, in points; without intervals where `differences` has none.
 
-    Raises KvatlasError if a map has nothing to be compared with.
+    Intervals and marks hold over all cells of a map together. Raises KvatlasError if a map has nothing to be compared
+    with.
     """
     panels = []
     for map_ in maps:
@@ -232,24 +279,35 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: Ag
             contrast = paired.get(coord)
             value = 100 * (contrast.value if contrast else map_.cells[coord].estimate.value - other.estimate.value)
             limits = [style.signed(100 * limit, 0) for limit in (contrast.low, contrast.high)] if contrast else []
-            is_shown = contrast is not None and contrast.p < LEVEL
-            text = f"{style.signed(value)}{'*' if is_shown else ''}"
-            cells[coord] = CellText(value, text, " to ".join(limits), is_shown)
-        label, how = style.label(map_.metric), "paired by problem" if paired else "not paired"
-        about = [f"{label} minus that of {against.name}, in points, {how}."]
-        if paired:
-            marks = "Intervals and marks hold over all cells of a map together; * and bold: a difference is shown."
-            about += [SMALL, marks]
-        corners = _cornered(map_) if base else {}
-        if corners:
-            about.append(CORNER)
+            is_proven = contrast is not None and contrast.p < LEVEL
+            cells[coord] = CellText(value, style.signed(value), " to ".join(limits), is_proven)
+        widths = _widths(paired.values())
         panels.append(
             Panel(
-                map_, cells, f"{label} minus {against.name}", tuple(about), style.DIFFERENCES, True,
-                _noise(paired.values()) / 2, style.baseline_texts(base), map_.remarks, cornered=corners,
+                map_,
+                cells,
+                f"{style.label(map_.metric)} minus {against.name}",
+                "in points",
+                (
+                    *(["paired by problem", "bold: a difference is proven"] if paired else ["not paired"]),
+                    *(_corner_words(map_) if base else []),
+                ),
+                style.DIFFERENCES,
+                centred=True,
+                least=max(NARROWEST, fmean(widths or [0])) / 2,
+                claim=f"proven to differ from {against.name}" if paired else "",
+                proven=frozenset(coord for coord, cell in cells.items() if cell.bold),
+                half_interval=median(widths) / 2 if widths else None,
+                baselines=style.baseline_texts(base),
+                notes=map_.remarks,
+                cornered=_cornered(map_) if base else {},
             )
-        )  # fmt: skip
+        )
     return panels
+
+
+def _corner_words(map_: Map) -> list[str]:
+    return [CORNER] if _cornered(map_) else []
 
 
 def cost_change_panels(maps: Sequence[Map], name: str, against: Against) -> list[Panel]:
@@ -262,9 +320,9 @@ def cost_change_panels(maps: Sequence[Map], name: str, against: Against) -> list
         if not changes:
             raise KvatlasError(f"{against.name} of {map_.model} on {map_.benchmark} has no {name} to compare with.")
         cells = {coord: CellText(change, style.signed(change, 0)) for coord, change in changes.items()}
-        about = f"Change of {cost.label} against {against.name}, in percent."
-        label, colours = f"{cost.label} against {against.name} (%)", f"{style.DIFFERENCES}_r"
-        panels.append(Panel(map_, cells, label, (about,), colours, centred=True, notes=map_.remarks))
+        label = f"{cost.label} against {against.name}"
+        colours = f"{style.DIFFERENCES}_r"
+        panels.append(Panel(map_, cells, label, "in %", (), colours, centred=True, digits=0, notes=map_.remarks))
     return panels
 
 
@@ -276,5 +334,5 @@ def data_csv(panels: Sequence[Panel]) -> str:
         for coord, cell in panel.cells.items():
             names = map(guarded, (*panel.map.name, *coord))
             numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined)]
-            rows.append([*names, panel.label, *numbers])
+            rows.append([*names, f"{panel.label} {panel.unit}", *numbers])
     return style.rows_csv(rows)

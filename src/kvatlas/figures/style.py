@@ -1,4 +1,4 @@
-"""What all pictures share: names and numbers as text, colours, the options of figures, canvas, and files."""
+"""Parts that all figures share: names and numbers as text, colours, options, the sheet of panels, and files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import csv
 import io
 import math
 import re
-import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
 LABELS: Mapping[str, str] = {
@@ -86,9 +87,19 @@ def baseline_texts(cells: Mapping[str, Cell]) -> tuple[tuple[str, str], ...]:
     return tuple((f"{name} {percent(cell.estimate.value)}", interval(cell.estimate)) for name, cell in cells.items())
 
 
-#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: values, costs, differences (low is red). All are
-#: perceptually ordered and safe for the colour-blind.
-VALUES, COSTS, DIFFERENCES = "YlGnBu", "YlOrBr", "RdBu"
+def sentence(text: str) -> str:
+    """A text with a capital letter and a full stop; the name of a parameter stays as it is."""
+    first = text[:1] if "=" in text.partition(" ")[0] else text[:1].upper()
+    return f"{first}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: values, costs, counts, differences (low is red).
+#: All are perceptually ordered and safe for the colour-blind.
+VALUES, COSTS, COUNTS, DIFFERENCES = "YlGnBu", "YlOrBr", "Blues", "RdBu"
+#: The pale part of each, on which black type has a contrast of 4.5 or more.
+_PALE = {VALUES: (0.0, 0.62), COSTS: (0.0, 0.62), COUNTS: (0.05, 0.68), DIFFERENCES: (0.22, 0.78)}
+#: The colour of text on any of them.
+ON_COLOUR = "#111111"
 #: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines, and their markers.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 MARKERS = "osD^vPX*"
@@ -113,7 +124,7 @@ class Palette(NamedTuple):
 
 
 LIGHT = Palette(
-    "#ffffff", "#111111", "#444444", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4", "#e4e7ea",
+    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4", "#e4e7ea",
     ("#0072b2", "#b84f00", "#c1121f"),
 )  # fmt: skip
 DARK = Palette(
@@ -145,47 +156,59 @@ def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> 
     return start, start + least
 
 
+@cache
 def steps(colours: str) -> list[str]:
-    """The colours, as `#rrggbb`, between which matplotlib's ColorBrewer map of that name mixes."""
+    """The nine colours, as `#rrggbb`, between which a scale mixes; the name may end in `_r` for the reverse order."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    count = 11 if colours == DIFFERENCES else 9
-    return [to_hex(colour) for colour in colormaps[colours].resampled(count)(range(count))]
+    name = colours.removesuffix("_r")
+    low, high = _PALE[name]
+    pale = [to_hex(colormaps[name](low + (high - low) * step / 8)) for step in range(9)]
+    return pale if name == colours else pale[::-1]
+
+
+@cache
+def colour_map(colours: str) -> LinearSegmentedColormap:
+    """The scale of these colours for matplotlib."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(colours, steps(colours))
 
 
 def colour(value: float, low: float, high: float, colours: str = VALUES) -> str:
-    """The colour of a value on the scale from low to high, as `#rrggbb`, by matplotlib's map of that name."""
-    from matplotlib import colormaps
+    """The colour of a value on the scale from low to high, as `#rrggbb`."""
     from matplotlib.colors import to_hex
 
-    return to_hex(colormaps[colours](min(max((value - low) / (high - low), 0.0), 1.0)))
-
-
-def text_on(background: str) -> str:
-    """The text colour, dark or light, with the higher contrast to a background (WCAG 2.2, relative luminance)."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(background))
-    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return "#111111" if (luminance + 0.05) ** 2 > 1.05 * 0.056 else "#ffffff"
+    return to_hex(colour_map(colours)(min(max((value - low) / (high - low), 0.0), 1.0)))
 
 
 #: The font that comes with matplotlib.
 FONT = "DejaVu Sans"
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
-#: Points of the text at the foot, inches from one of its lines to the next.
-SMALL_TYPE, LINE_HEIGHT = 6.5, 0.128
+#: Points of a figure's title, of a panel's name, and of other text.
+TITLE_TYPE, NAME_TYPE, SMALL_TYPE = 9.0, 7.5, 6.5
 #: Points: no text of a figure is smaller on paper.
 LEAST_TYPE = 5.0
+#: Inches of the border around a figure, and of a line of text for each point of its type.
+EDGE, LINE = 0.07, 1.35 / 72
+#: Lines of notes under a figure; the caption has all of them.
+NOTE_LINES = 2
 
 
-class Foot(NamedTuple):
-    """The lines under a figure as (text, colour, weight), and all of it as the text of a caption."""
+class Line(NamedTuple):
+    """A line of text above or below the panels."""
 
-    lines: Sequence[tuple[str, str, str]] = ()
-    caption: str = ""
+    text: str
+    size: float
+    colour: str
+    weight: str = "normal"
+
+    @property
+    def high(self) -> float:
+        """Its height in inches."""
+        return self.size * LINE
 
 
 #: The options of the command line by the field of `Look` that each of them sets: placeholder and help.
@@ -195,9 +218,9 @@ OPTIONS: Mapping[str, tuple[str | None, str]] = {
     "dark": (None, "On a dark ground."),
     "font": ("NAME", "An installed font instead of DejaVu Sans."),
     "label": ("NAME=TEXT", "The text for a name in the figure. Repeat it."),
-    "intervals": (None, "Without intervals."),
-    "notes": (None, "Notes in the caption alone, but for warnings; needs --caption."),
-    "caption": ("FILE.tex", "Write the notes as a LaTeX caption, too."),
+    "intervals": (None, "Intervals in the cells of maps too, or nowhere."),
+    "notes": (None, "Title and notes in the caption alone, but for warnings; needs --caption."),
+    "caption": ("FILE.tex", "Write title and notes as a LaTeX caption, too."),
 }
 
 
@@ -206,8 +229,8 @@ class Look:
     """The options of all figures.
 
     `layout` is ROWSxPANELS, both 1 or more; `label` has NAME=TEXT for models, benchmarks, policies, axes and metrics.
-    Without `notes` warnings alone stand under a figure, and the rest in its `caption`. Raises KvatlasError if an option
-    is not valid.
+    `intervals` is True for intervals in the cells of maps, False for no intervals at all. Without `notes` warnings
+    alone stand beside the panels, and the rest in the figure's `caption`. Raises KvatlasError if an option is invalid.
     """
 
     columns: int | None = None
@@ -215,7 +238,7 @@ class Look:
     layout: str | None = None
     font: str = FONT
     label: list[str] | None = None
-    intervals: bool = True
+    intervals: bool | None = None
     notes: bool = True
     caption: Path | None = None
     #: The names that a figure asked for, which labels may replace.
@@ -257,35 +280,43 @@ class Look:
         """Inches that the figure may take."""
         return self.width or WIDTHS[2]
 
-    def across(self, count: int, usual: int) -> int:
-        """How many of so many panels stand in a row: as the layout says, else the usual number."""
+    def across(self, count: int, most: int, fits: Callable[[int, float], bool] = lambda across, width: True) -> int:
+        """The number of panels in a row: that of the layout, else the largest up to `most` that is legible.
+
+        Args:
+            count: panels of the figure.
+            most: panels in a row without a layout.
+            fits: True if so many panels in a row are legible in a figure of that width in inches.
+
+        Raises KvatlasError if the panels are not legible, with a layout that is; returns 0 if there is no such layout.
+        """
         if self.layout is None:
-            return max(1, min(count, usual))
-        rows, across = map(int, self.layout.split("x"))
-        if rows * across < count:
-            raise KvatlasError(
-                f"The layout {self.layout} has room for {rows * across} panels, and the figure has {count}."
-            )
-        return across
+            fitting = next((across for across in range(min(most, count), 0, -1) if fits(across, self.widest)), 0)
+            if fitting:
+                return math.ceil(count / math.ceil(count / fitting))
+        else:
+            rows, across = map(int, self.layout.split("x"))
+            if rows * across < count:
+                raise KvatlasError(
+                    f"The layout {self.layout} has room for {rows * across} panels, and the figure has {count}."
+                )
+            if fits(across, self.widest):
+                return across
+        for columns, width in WIDTHS.items():
+            for across in range(min(count, 8), 0, -1) if width >= self.widest else ():
+                if fits(across, width):
+                    other = "" if width == self.widest else f" --columns {columns}"
+                    given = f"--layout {self.layout}" if self.layout else f"--columns {self.columns}"
+                    raise KvatlasError(
+                        f"{given} leaves too little room for type of {LEAST_TYPE:g} points; use "
+                        f"--layout {math.ceil(count / across)}x{across}{other}."
+                    )
+        return 0
 
     def named(self, name: str) -> str:
         """The text for this name in the figure."""
         self._names[name] = None
         return next((text[len(name) + 1 :] for text in self.label or () if text.startswith(f"{name}=")), name)
-
-    def foot(self, notes: Iterable[Note], about: Iterable[str], inches: float) -> Foot:
-        """The lines under a figure so wide: notes, warnings in their colour, then sentences about the figure."""
-        notes, about, palette = list(notes), [text for text in about if text], self.colours
-        lines = []
-        for note in notes:
-            colour = palette.warning if note.is_warning or note.kind is NoteKind.SCALES else palette.soft
-            if self.notes or note.is_warning:
-                weight = "bold" if note.is_warning else "normal"
-                lines += [(line, colour, weight) for line in wrapped(note.text, inches - 0.2)]
-        if self.notes:
-            lines += [(line, palette.soft, "normal") for text in about for line in wrapped(text, inches - 0.2)]
-        sentences = [note.text for note in notes] + about
-        return Foot(lines, " ".join(text if text.endswith(".") else f"{text}." for text in sentences))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -297,8 +328,6 @@ class Look:
             "font.family": [*dict.fromkeys((self.font, FONT)), "sans-serif"],
             "font.size": 8.0,
             "axes.linewidth": 0.6,
-            "figure.constrained_layout.w_pad": 0.06,
-            "figure.constrained_layout.h_pad": 0.06,
             "svg.fonttype": "none",
             "svg.hashsalt": "kvatlas",
             "pdf.fonttype": 42,
@@ -312,80 +341,155 @@ class Look:
             yield
 
 
-def wrapped(text: str, inches: float, size: float = SMALL_TYPE) -> list[str]:
-    """The lines into which a text of so many points breaks within a width; a number stays with its ` %`."""
-    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), max(12, int(inches * 72 / (size * 0.53))))
-    return [line.replace("\u00a0", " ") for line in lines]
+def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float:
+    """Inches of a text in the font of the look that is applied."""
+    import matplotlib as mpl
+
+    return size * _unit_width(visible(text), bold, tuple(mpl.rcParams["font.family"]))
 
 
-def fitting(inches: float, characters: int, largest: float) -> float:
-    """Points, `largest` at most, at which so many characters fit into a width."""
-    return min(largest, (inches * 72 - 2) / (0.6 * max(characters, 1)))
+@lru_cache(100_000)
+def _unit_width(text: str, bold: bool, family: tuple[str, ...]) -> float:
+    """Inches of a text in type of one point."""
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(family=list(family), size=100, weight="bold" if bold else "normal")
+    # A fiftieth more, since small type is wider than its share of large type.
+    return 1.02 * float(_renderer().get_text_width_height_descent(text, font, False)[0]) / 7200
 
 
-def title(text: str, inches: float) -> tuple[str, float]:
-    """A title in as many lines as it needs within a width, and its points."""
-    size = max(7.0, fitting(inches, len(text), 9.0))
-    return "\n".join(wrapped(text, inches, 1.12 * size)), size
+@cache
+def _renderer() -> Any:
+    from matplotlib.backends.backend_agg import RendererAgg
+
+    renderer: Any = RendererAgg
+    return renderer(1, 1, 72)
 
 
-def canvas(
-    size: tuple[float, float], count: int = 1, across: int = 1, foot: Foot | None = None
+def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:
+    """The lines into which a text breaks within a width; a number stays with its ` %`, too long words are broken."""
+    lines = [""]
+    for word in text.replace(" %", "\u00a0%").split(" "):
+        line = f"{lines[-1]} {word}" if lines[-1] else word
+        if text_width(line, size, bold) <= inches:
+            lines[-1] = line
+            continue
+        if lines[-1]:
+            lines.append("")
+        # After a mark if possible, else anywhere.
+        for part in [word] if text_width(word, size, bold) <= inches else re.split(r"(?<=[-_/,=(])", word):
+            for piece in [part] if text_width(part, size, bold) <= inches else part:
+                if lines[-1] and text_width(lines[-1] + piece, size, bold) > inches:
+                    lines.append("")
+                lines[-1] += piece
+    return [line.replace("\u00a0", " ") for line in lines if line]
+
+
+def fitting(inches: float, texts: Iterable[str], largest: float, bold: bool = False) -> float:
+    """Points, `largest` at most, at which each of the texts fits into a width."""
+    longest = max((text_width(text, 1, bold) for text in texts), default=0)
+    return min(largest, (inches - 2 / 72) / longest) if longest else largest
+
+
+class Margins(NamedTuple):
+    """Inches around panels: left and right of a row, between two in a row, above and below each."""
+
+    left: float
+    right: float
+    between: float
+    above: float
+    below: float
+
+    def inner(self, width: float, across: int) -> float:
+        """The width of a panel in a row of a figure."""
+        return (width - self.left - self.right - (across - 1) * self.between) / across
+
+
+def sheet(
+    look: Look,
+    size: tuple[float, float],
+    count: int,
+    across: int,
+    margins: Margins,
+    *,
+    title: str = "",
+    about: Iterable[str] = (),
+    lines: Iterable[Line] = (),
+    notes: Iterable[Note] = (),
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, `across` in a row, which make room for their labels, above the lines at its foot.
+    """A figure of panels, `across` in a row, under its title and a line about it, and above its notes.
 
-    `size` is in inches, the foot apart, which adds to the height.
+    `size` is the width of the figure and the height of a panel, in inches; `lines` stand under the words about it.
+    Without the look's notes, warnings alone are written; the caption has title, words, lines and all notes.
     """
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-    lines, caption = foot or Foot()
-    figure = Figure((size[0], size[1] + LINE_HEIGHT * len(lines)), layout="constrained")
-    figure.set_label(caption)
-    if lines:
-        legend = figure.legend(
-            [Line2D([], [])] * len(lines), [text for text, _, _ in lines], loc="outside lower left", frameon=False,
-            labelcolor=[colour for _, colour, _ in lines], fontsize=SMALL_TYPE, handlelength=0, handletextpad=0,
-            borderpad=0.3, labelspacing=0.25,
-        )  # fmt: skip
-        for text, (_, _, weight) in zip(legend.get_texts(), lines, strict=True):
-            text.set_fontweight(weight)
-    return figure, [figure.add_subplot(math.ceil(count / across), across, number + 1) for number in range(count)]
+    (width, high), colours, lines = size, look.colours, list(lines)
+    about = "; ".join(filter(None, dict.fromkeys(about)))
+    about = about[:1].upper() + about[1:]
+    kept = [note for note in dict.fromkeys(notes) if look.intervals is not False or note.kind is not NoteKind.INTERVAL]
+    room, head, foot = width - 2 * EDGE, list[Line](), list[Line]()
+    if look.notes:
+        head += [Line(text, TITLE_TYPE, colours.ink, "bold") for text in wrapped(title, room, TITLE_TYPE, True)]
+        head += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(about, room)]
+        head += [line._replace(text=text) for line in lines for text in wrapped(line.text, room, line.size)]
+    for note in kept:
+        if note.is_warning:
+            foot += [Line(text, SMALL_TYPE, colours.warning, "bold") for text in wrapped(note.text, room, bold=True)]
+    sentences = ""
+    for note in kept if look.notes else ():
+        longer = f"{sentences} {sentence(note.text)}".strip()
+        if not note.is_warning and len(wrapped(longer, room)) <= NOTE_LINES:
+            sentences = longer
+    foot += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(sentences, room)]
+    top, bottom = (EDGE + sum(line.high for line in part) + 0.05 * bool(part) for part in (head, foot))
+    down = margins.above + high + margins.below
+    height = top + math.ceil(count / across) * down + bottom
+    figure = Figure((width, height))
+    words = (title, about, *(line.text for line in lines), *(note.text for note in kept))
+    figure.set_label(" ".join(map(sentence, filter(None, words))))
+    for part, y in ((head, height - EDGE), (foot, EDGE + sum(line.high for line in foot))):
+        for line in part:
+            y -= line.high
+            place = (EDGE / width, (y + 0.3 * line.size / 72) / height)
+            figure.text(*place, line.text, fontsize=line.size, color=line.colour, fontweight=line.weight)
+    inner = margins.inner(width, across)
+    panels = []
+    for number in range(count):
+        row, column = divmod(number, across)
+        x, y = margins.left + column * (inner + margins.between), height - top - row * down - margins.above - high
+        panels.append(figure.add_axes((x / width, y / height, inner / width, high / height)))
+    return figure, panels
 
 
-def colour_bar(figure: Figure, colours: Any, panels: Sequence[Axes], label: str, size: float, **options: Any) -> None:
-    """A colour bar right of the panels, as high as all of them together; its label has `size` points."""
-    bar = figure.colorbar(colours, ax=panels, aspect=None, **options)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=6.5)
-    bar.ax.minorticks_off()
-    bar.set_label(label, fontsize=size, labelpad=3)
+def write_above(panel: Axes, lines: Iterable[Line], right: Line | None = None) -> None:
+    """Write lines over a panel, the last one nearest to it, and one to the right of the first."""
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "baseline"}
+    written, y = list(lines), 4.0
+    for line in reversed(written):
+        for x, one in ((0, line), (1, right if line is written[0] else None)):
+            if one is not None:
+                panel.annotate(
+                    one.text, (x, 1), (0, y), ha=("left", "right")[x], fontsize=one.size, color=one.colour,
+                    fontweight=one.weight, **place,
+                )  # fmt: skip
+        y += 72 * line.high
 
 
 def line_axes(panel: Axes, look: Look, grid: str = "both") -> None:
     """Thin ticks, a pale grid and open sides for a panel of lines."""
-    panel.tick_params(length=2, width=0.5, pad=2, labelsize=7)
+    panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE)
     panel.grid(axis=grid, color=look.colours.soft, alpha=0.3, linewidth=0.5)  # type: ignore[arg-type]
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 
 
 def settle(figure: Figure, look: Look) -> None:
-    """Lay the panels out now and for good: every format shows the same, and positions can be read.
-
-    Raises KvatlasError if a label is for a name that the figure does not show.
-    """
+    """Make all texts visible. Raises KvatlasError if a label is for a name that the figure does not show."""
     for name in (text.partition("=")[0] for text in look.label or ()):
         if name not in look._names:
             raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(look._names)}.")
     _make_visible(figure)
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        # Twice: only then are titles where the panels ended up.
-        engine.execute(figure)
-        engine.execute(figure)
-    # Not "none", for which a figure is drawn once more before it is written.
-    figure.set_layout_engine(None)
 
 
 def _make_visible(figure: Figure) -> None:

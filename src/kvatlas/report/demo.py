@@ -21,7 +21,6 @@ from kvatlas.text import visible
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 #: Kinds of files of each figure.
 FIGURES = ("png", "svg", "pdf")
@@ -70,31 +69,32 @@ def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:
     return {(model, cell.setting.id) for part in (full, best) for model, cell in part.items()}
 
 
-def print_map(map_: Map, console: Console) -> None:
-    """Print a map with the largest vertical value on top, each cell with its 95 % interval, baselines and notes below.
+def print_maps(maps: Sequence[Map], console: Console) -> None:
+    """Print maps on one colour scale, the largest vertical value on top, with baselines and notes below.
 
-    Cells are coloured like the figures where the console has colours; an empty cell is a dash.
+    Cells have their 95 % intervals where the console has room for them; an empty cell is a dash.
     """
     from rich.text import Text
 
-    console.print(map_table(map_, console.width))
-    for text, interval in style.baseline_texts(map_.baselines):
-        shown = f"{text} ({interval})" if interval else text
-        console.print(Text(visible(f"  baseline: {shown}")), soft_wrap=True)
-    for note in map_.remarks:
-        console.print(Text(visible(f"  {note}"), style="bold red" if note.is_warning else ""), soft_wrap=True)
+    low, high = style.scale(maps)
+    for map_ in maps:
+        console.print(_table(map_, console.width, low, high))
+        for text, interval in style.baseline_texts(map_.baselines):
+            console.print(Text(visible(f"  baseline: {text}{f' ({interval})' if interval else ''}")), soft_wrap=True)
+        for note in map_.remarks:
+            console.print(Text(visible(f"  {note}"), style="bold red" if note.is_warning else ""), soft_wrap=True)
 
 
-def map_table(map_: Map, width: int) -> Table:
-    """A map as a table for a console of so many columns; intervals are left out where they do not fit."""
+def _table(map_: Map, width: int, low: float, high: float) -> Table:
+    """A map as a table for a console of so many columns, coloured on the scale from low to high."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     (vertical, rows), (horizontal, columns) = map_.axes
-    low, high = style.scale([map_])
     known = any(style.interval(cell.estimate) for cell in map_.cells.values())
     intervals = known and width >= len(style.label(vertical)) + 5 + (_WIDE + 3) * len(columns)
+    wide = _WIDE if intervals else 5
     title = " | ".join(part for part in (style.model(map_.model), map_.benchmark, map_.policy) if part)
     metric = style.label(map_.metric)
     table = Table(
@@ -108,18 +108,15 @@ def map_table(map_: Map, width: int) -> Table:
     for column in columns:
         table.add_column(Text(visible(str(column))), justify="center", no_wrap=True)
     for row in reversed(rows):
-        table.add_row(Text(visible(f"{row} ")), *(_cell(map_, row, column, low, high, intervals) for column in columns))
+        texts = [Text(visible(f"{row} "))]
+        for column in columns:
+            cell = map_.cells.get((row, column))
+            if cell is None:
+                texts.append(Text(f" {'–':^{wide}} ", style="dim"))
+                continue
+            text = f" {style.percent(cell.estimate.value):^{wide}} "
+            text += f"\n {style.interval(cell.estimate):^{wide}} " if intervals else ""
+            ground = style.colour(100 * cell.estimate.value, low, high)
+            texts.append(Text(text, style=f"{style.ON_COLOUR} on {ground}"))
+        table.add_row(*texts)
     return table
-
-
-def _cell(map_: Map, row: object, column: object, low: float, high: float, intervals: bool) -> Text:
-    from rich.text import Text
-
-    cell = map_.cells.get((row, column))
-    if cell is None:
-        return Text(f" {'–':^{_WIDE if intervals else 5}} ", style="dim")
-    background = style.colour(100 * cell.estimate.value, low, high)
-    text = f" {style.percent(cell.estimate.value):^{_WIDE if intervals else 5}} "
-    if intervals:
-        text += f"\n {style.interval(cell.estimate):^{_WIDE}} "
-    return Text(text, style=f"{style.text_on(background)} on {background}")

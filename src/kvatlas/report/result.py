@@ -316,7 +316,7 @@ def analyse(
         across=_across([one for one in tested[: len(maps)] if one.verdict.basis and not one.map.is_mean]),
         comparisons=adjusted([*compared, *comparisons_of_maps(single, by_map)]),
         choices=tuple(choices),
-        notes=(*notes, *remarks, *_scales(single)),
+        notes=(*notes, *remarks),
         effects=tuple(effects),
     )
 
@@ -365,20 +365,6 @@ def _across(maps: Sequence[MapResult]) -> tuple[Across, ...]:
         for (model, policy), group in groups.items()
         if len(group) > 1
     )
-
-
-def _scales(maps: Sequence[Map]) -> list[Note]:
-    """A warning where panels drawn each on its own colour scale would show one value in several colours."""
-    scales = {map_.name: style.scale([map_]) for map_ in maps}
-    if len({tuple(round(end, 1) for end in ends) for ends in scales.values()}) < 2:
-        return []
-    low, *_, high = sorted(scales.items(), key=lambda item: sum(item[1]))
-    text = (
-        f"Panels have unlike colour scales, from {low[1][0]:.1f} to {low[1][1]:.1f} ({low[0].benchmark}) up to "
-        f"{high[1][0]:.1f} to {high[1][1]:.1f} ({high[0].benchmark}): equal colours are unequal values; "
-        "kvatlas map --shared draws one scale"
-    )
-    return [Note(NoteKind.SCALES, text)]
 
 
 def _p(p: float | None) -> float | None:

@@ -230,7 +230,7 @@ class AppRun:
                     result = analyse([analysis])
                     document |= {
                         "interpretation": [*say("recommendations", result), *say("effects", result)],
-                        "observations": [*say("observations", result), *say("scales", result), *say("notes", result)],
+                        "observations": [*say("observations", result), *say("notes", result)],
                         "sentences": [f"{one.title}: {' '.join(say('analysis', one))}" for one in result.every],
                         "comparisons": result.to_dict()["comparisons"],
                     }

@@ -1,0 +1,123 @@
+"""Texts of figures over a grid of layouts: none overlap, none leave the canvas, or the layout is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.figures.curves import depth_figure, line_figure
+from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.pairwise import names_of, pairwise_figure
+from kvatlas.figures.style import Look
+from kvatlas.stats.maps import curves_of_run
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import ModelSetting, pairs_of
+from tests.stats.synthetic import grid, manifest, traces
+
+BASELINES = ("full", "window(local_window=500)", "streaming", "random", "h2o(kv_budget=5000)", "snapkv")
+LOOKS = (Look(1), Look(2))
+
+
+def faults(figure: Figure) -> list[str]:
+    """Texts that overlap another one, or leave the canvas, by more than a point."""
+    figure.set_dpi(72)
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    point = figure.dpi / 72
+    boxes = [
+        (text.get_text(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip()
+    ]
+    wide, high = figure.bbox.width + point, figure.bbox.height + point
+    found = [
+        f"{text!r} leaves the canvas"
+        for text, box in boxes
+        if box.x0 < -point or box.y0 < -point or box.x1 > wide or box.y1 > high
+    ]
+    for number, (text, box) in enumerate(boxes):
+        for other, its in boxes[number + 1 :]:
+            across = min(box.x1, its.x1) - max(box.x0, its.x0)
+            if across > point and min(box.y1, its.y1) - max(box.y0, its.y0) > point:
+                found.append(f"{text!r} overlaps {other!r}")
+    return found
+
+
+def maps(llama: list[Map], panels: int, baselines: int) -> list[Map]:
+    beside = {name: Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5)) for name in BASELINES[:baselines]}
+    # Two rows say as much about texts as four.
+    low = [
+        replace(
+            map_,
+            axes=(("local_window", (500, 1000)), map_.axes[1]),
+            cells={coord: cell for coord, cell in map_.cells.items() if coord[0] < 2000},
+        )
+        for map_ in llama
+    ]
+    models = [replace(map_, model=model) for model in ("R1-Llama", "R1-Qwen") for map_ in low]
+    return [replace(map_, baselines=beside) for map_ in models[:panels]]
+
+
+@pytest.mark.parametrize(("panels", "baselines"), list(product(range(1, 9), (0, 1, 3, 6))))
+def test_maps_without_a_layout_have_one_without_overlaps(llama, panels: int, baselines: int) -> None:
+    for look in LOOKS:
+        assert faults(map_figure(maps(llama, panels, baselines), look=look)) == [], look
+
+
+def test_a_layout_is_drawn_without_overlaps_or_refused_with_one_that_is(llama) -> None:
+    refused = 0
+    for panels, across, look in product(
+        (4, 8), (1, 2, 4, 8), (*LOOKS, Look(1, intervals=True), Look(2, intervals=True))
+    ):
+        look = replace(look, layout=f"{math.ceil(panels / across)}x{across}")
+        figure, sentence = None, ""
+        try:
+            figure = map_figure(maps(llama, panels, 4), look=look)
+        except KvatlasError as error:
+            refused, sentence = refused + 1, str(error)
+        if figure is None:
+            named = re.search(r"use --layout (\d+x\d+)(?: --columns (\d))?\.$", sentence)
+            assert named, sentence
+            look = replace(look, layout=named[1], columns=int(named[2] or look.columns or 2))
+            figure = map_figure(maps(llama, panels, 4), look=look)
+        assert faults(figure) == [], look
+    assert refused >= 6
+
+
+def test_names_of_narrow_columns_stand_apart(llama) -> None:
+    wide = tuple(n / 10_000 for n in range(1001, 1021))
+    cells = {(row, column): llama[0].cells[500, 0.1] for row in (1, 2) for column in wide}
+    dense = replace(llama[0], axes=(("local_window", (1, 2)), ("ratio", wide)), cells=cells)
+    assert faults(map_figure([dense], look=Look(2))) == []
+
+
+def test_lines_pairs_and_depths_have_no_overlaps() -> None:
+    plan = manifest(grid("dynts", "random", "window", "h2o"), problems=4)
+    curves = curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
+    names = ["R1-Llama", "R1-Llama-of-a-long-name", "R1-Qwen", "gpt-4o-mini"]
+    systems = [
+        ModelSetting(
+            name,
+            Setting.of("dynts", local_window=500, ratio=0.3),
+            {("B", str(n)): {0: round((n * (own + 2) % 11) / 10, 1)} for n in range(40)},
+            {("B", str(n)): {"L": 5 + n // 4} for n in range(40)},
+        )
+        for own, name in enumerate(names)
+    ]
+    for look, count in product((Look(1), Look(2), Look(dark=True)), (2, 3, 4)):
+        own = systems[:count]
+        assert faults(line_figure(curves, look=look)) == [], look
+        assert faults(pairwise_figure(own, pairs_of(own), "progress", look=look)) == [], (look, count)
+        assert faults(pairwise_figure(own, pairs_of(own), "progress", density=True, look=look)) == [], (look, count)
+        success = [
+            replace(one, outcomes={key: {0: float(v[0] > 0.4)} for key, v in one.outcomes.items()}) for one in own
+        ]
+        assert faults(depth_figure(success, own, names_of(own), look=look)[0]) == [], (look, count)
