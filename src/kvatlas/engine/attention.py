@@ -7,7 +7,7 @@ gives it the backend and the batch of a pass as `kvatlas` (`models.attention.att
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from kvatlas.native import Native
 
-#: What transformers passes to layers whose attention is more than a softmax over earlier tokens.
-UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks"}
 #: Queries whose attention weights are held at a time where a policy asked to see them.
 CHUNK = 256
 
@@ -80,11 +78,17 @@ class ForwardBatch:
         return self.starts[-1] == len(self.counts)
 
     @cached_property
-    def layer_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of what every layer attends with: query [1, heads, tokens, head size], key and value."""
+    def layer_shapes(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        """By a layer's number in the model, the shapes of its query [1, heads, tokens, key size], key and value."""
         shape, tokens = self.cache.shape, self.starts[-1]
-        kept = 1, shape.kv_heads, tokens, shape.head_dim
-        return (1, shape.heads, tokens, shape.head_dim), kept, kept
+        return {
+            layer.number: (
+                (1, shape.heads, tokens, layer.key),
+                (1, shape.kv_heads, tokens, layer.key),
+                (1, shape.kv_heads, tokens, layer.value),
+            )
+            for layer in shape.cached_layers
+        }
 
     def load(self, other: ForwardBatch) -> None:
         """Take over the numbers of another batch of as many sequences and tokens, in the same tensors."""
@@ -176,11 +180,28 @@ class ForwardBatch:
 
 
 class Layer(NamedTuple):
-    """A layer as its model calls attention: its number, the factor of its scores, its sliding window or None."""
+    """A layer as its model calls attention.
+
+    `number` is its place in the cache, `scaling` the factor of its scores. It has a sliding `window` in tokens, a
+    `softcap` c, by which scores become c tanh(score / c), and `sinks` [heads], logits that take a share of the softmax
+    and have no value, or None.
+    """
 
     number: int
     scaling: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Attention weights of the scaled scores [KV heads, query heads of each, new, cached] where `visible`."""
+        if self.softcap:
+            scores = self.softcap * (scores / self.softcap).tanh()
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
 class AttentionBackend(Protocol):
@@ -191,9 +212,9 @@ class AttentionBackend(Protocol):
     page_size: int
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention [tokens, heads, head size] of new tokens; query [tokens, heads, head size], key and value [tokens,
-        KV heads, head size]. A token sees the cached tokens of its sequence and itself, of the layer's window if there
-        is one. Adds the weights of watched sequences to `batch.attention`."""
+        """Attention [tokens, heads, value size] of new tokens; query [tokens, heads, key size], key [tokens, KV heads,
+        key size], value [tokens, KV heads, value size]. A token sees the cached tokens of its sequence and itself, of
+        the layer's window if there is one. Adds the weights of watched sequences to `batch.attention`."""
         ...
 
 
@@ -206,39 +227,31 @@ def attend(
     scaling: float,
     kvatlas: tuple[AttentionBackend, ForwardBatch],
     sliding_window: int | None = None,
-    **others: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention by transformers' interface: query [1, heads, tokens, size], key and value [1, KV heads, tokens, size];
-    returns [1, tokens, heads, size] and None.
+    """Attention by transformers' interface: query [1, heads, tokens, key size], key [1, KV heads, tokens, key size],
+    value [1, KV heads, tokens, value size]; returns [1, tokens, heads, value size] and None. `s_aux` are sinks.
 
-    Raises KvatlasError for layers whose attention is more than a softmax over earlier tokens, or whose tensors are not
-    what the cache was made for.
+    Raises KvatlasError for layers that mask tokens by a rule of their own, or whose tensors do not fit the cache.
     """
-    refuse_unsupported(others)
     backend, batch = kvatlas
     number: Any = getattr(module, "layer_idx", None)
-    shapes, layers = (query.shape, key.shape, value.shape), batch.cache.shape.layers
+    shapes, expected = (query.shape, key.shape, value.shape), batch.layer_shapes.get(number, ())
     if attention_mask is not None:
         raise KvatlasError(f"The model masks tokens by a rule of its own (layer {number}).")
-    if shapes != batch.layer_shapes or number not in range(layers):
-        expected, given = (", ".join(str(tuple(shape)) for shape in of) for of in (batch.layer_shapes, shapes))
+    if shapes != expected:
+        wanted, given = (", ".join(str(tuple(shape)) for shape in of) or "no cache" for of in (expected, shapes))
         raise KvatlasError(
-            f"The model has layers of other shapes than its config.json says (layer {number} of {layers}: query, key "
-            f"and value are {given}, expected {expected})."
+            f"The model changes the shapes of its layers (layer {number}: query, key and value are {given}, expected "
+            f"{wanted})."
         )
-    batch.cache.scalings[number] = scaling
+    layer = Layer(batch.cache.shape.place[number], scaling, sliding_window, softcap, s_aux)
+    batch.cache.layers[layer.number] = layer
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    batch.remember(number, query)
-    return backend.attend(batch, Layer(number, scaling, sliding_window), query, key, value)[None], None
-
-
-def refuse_unsupported(others: Mapping[str, Any]) -> None:
-    """KvatlasError if a layer asks for attention that is more than a softmax over earlier tokens."""
-    for name, what in UNSUPPORTED.items():
-        if others.get(name) is not None:
-            raise KvatlasError(
-                f"The model has layers with {what}; expected attention to all earlier tokens or to a sliding window."
-            )
+    batch.remember(layer.number, query)
+    return backend.attend(batch, layer, query, key, value)[None], None
 
 
 class CpuBackend:
@@ -251,7 +264,7 @@ class CpuBackend:
         self.native = native
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache, (number, scaling, window) = batch.cache, layer
+        cache, (number, scaling, window, softcap, sinks) = batch.cache, layer
         return self.native.attention(
             batch.paged,
             _dense(query),
@@ -262,8 +275,10 @@ class CpuBackend:
             scaling,
             window=window or 0,
             positions=batch.positions32 if window else None,
-            places=None if window is None else cache.watch_window(number, window),
+            places=None if window is None else cache.watch_window(number),
             mass=batch.attention[number] if batch.watched else None,
+            softcap=softcap or 0.0,
+            sinks=sinks,
         )
 
 
@@ -279,12 +294,13 @@ class ReferenceBackend:
     page_size = PAGE
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache, entered, (number, scaling, window) = batch.cache, batch.entered_slots, layer
+        cache, entered, number, window = batch.cache, batch.entered_slots, layer.number, layer.window
+        plain = layer.softcap is None and layer.sinks is None
         cache.keys[number][:, entered] = key.transpose(0, 1)
         cache.values[number][:, entered] = value.transpose(0, 1)
         if window is not None:
-            cache.watch_window(number, window)[:, entered] = batch.positions32
-        out = torch.empty_like(query)
+            cache.watch_window(number)[:, entered] = batch.positions32
+        out = query.new_empty(*query.shape[:2], value.shape[2])
         for group in batch.groups:
             keys, values = (pool[number][:, group.slots].transpose(0, 1) for pool in (cache.keys, cache.values))
             visible = group.visible[:, None]
@@ -293,24 +309,38 @@ class ReferenceBackend:
                 visible = visible & (near > batch.positions[group.tokens][:, None, :, None] - window)
                 visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
             asking = query[group.tokens].transpose(1, 2)
-            grouped = query.shape[1] != key.shape[1]
-            output = F.scaled_dot_product_attention(
-                asking, keys, values, attn_mask=visible, scale=scaling, enable_gqa=grouped
-            )
-            out[group.tokens] = output.transpose(1, 2)
-            for place, index in enumerate(batch.watched):
-                if index in group.members:
-                    at = group.members.index(index)
-                    _add_attention(batch.attention[number, place], asking[at], keys[at], visible[at], scaling)
+            if plain:
+                output = F.scaled_dot_product_attention(
+                    asking,
+                    keys,
+                    values,
+                    attn_mask=visible,
+                    scale=layer.scaling,
+                    enable_gqa=query.shape[1] != key.shape[1],
+                )
+                out[group.tokens] = output.transpose(1, 2)
+            for at, index in enumerate(group.members):
+                watched = batch.watched.index(index) if index in batch.watched else None
+                if plain and watched is None:
+                    continue
+                for start, weights in _weights(layer, asking[at], keys[at], visible[at]):
+                    if not plain:
+                        part = (weights.to(values.dtype) @ values[at].unsqueeze(1)).flatten(0, 1).transpose(0, 1)
+                        out[group.tokens[at, start : start + CHUNK]] = part
+                    if watched is not None:
+                        batch.attention[number, watched, :, : keys.shape[2]] += weights.mean(1).sum(1)
         return out
 
 
-def _add_attention(total: Tensor, query: Tensor, keys: Tensor, visible: Tensor, scaling: float) -> None:
-    """Add what queries [heads, new, size] pay to keys [KV heads, cached, size] to `total` [KV heads, slots]."""
+def _weights(layer: Layer, query: Tensor, keys: Tensor, visible: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Parts of new tokens: the first, and what their queries pay [KV heads, query heads of each, new, cached].
+
+    Query [heads, new, size], keys [KV heads, cached, size], visible [heads or 1, new, cached].
+    """
     heads, new, size = query.shape
-    kv_heads, cached, _ = keys.shape
+    kv_heads = keys.shape[0]
     for start in range(0, new, CHUNK):
         part = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
-        weights = part.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * scaling
-        seen = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(weights.shape)
-        total[:, :cached] += weights.masked_fill(~seen, float("-inf")).softmax(-1).mean(1).sum(1)
+        scores = part.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
+        seen = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
+        yield start, layer.weights(scores, seen)

@@ -7,17 +7,20 @@ that fork share their pages until one of them compresses; compaction writes into
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvatlas.engine.attention import Layer
+    from kvatlas.engine.states import RowStates
     from kvatlas.models import Shape
 
 #: Tokens of a page.
@@ -44,25 +47,27 @@ class CachedSequence:
 class Snapshot:
     """A sequence at the moment of a fork: its pages, shared, and copies of what changes while others go on.
 
-    `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, head size].
+    `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, key size]; `state` is that of
+    layers that keep one.
     """
 
     pages: tuple[int, ...]
     length: int
     token_state: dict[str, Tensor]
     queries: list[Tensor]
+    state: Any = None
 
 
 class KVCache:
     """Keys and values of up to `rows` sequences, and what policies note beside cached tokens.
 
-    `keys` and `values` are [layers][KV heads, slots, head size]; slot s is token s % page_size of page s // page_size.
+    Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is token s % page_size of page s // page_size.
     Page 0 belongs to no sequence: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's
     pages, last those of `idle`, a sequence that pads batches and whose tokens are never read.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
-    queries: that of the token at position p is in place p % query_window. `scalings` and `windows` are those of the
-    layers' own attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
+    queries: that of the token at position p is in place p % query_window. `layers` are the layers as the model called
+    attention last, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
     """
 
     def __init__(
@@ -74,14 +79,16 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
         page_size: int = PAGE,
+        states: RowStates | None = None,
     ) -> None:
         self.shape, self.rows, self.device, self.dtype, self.page_size = shape, rows, device, dtype, page_size
         self.query_window = query_window
-        self.keys = [self._pool(0) for _ in range(shape.layers)]
-        self.values = [self._pool(0) for _ in range(shape.layers)]
+        #: The states of rows, of models whose layers keep one.
+        self.states = states
+        self.keys = [self._pool(0, layer.key) for layer in shape.cached_layers]
+        self.values = [self._pool(0, layer.value) for layer in shape.cached_layers]
         self.positions: dict[int, Tensor] = {}
-        self.windows: dict[int, int] = {}
-        self.scalings: dict[int, float] = {}
+        self.layers: dict[int, Layer] = {}
         self.idle = CachedSequence(rows)
         self.table = torch.zeros(rows + 1, 1, dtype=torch.int32, device=device)
         self.token_state = {
@@ -90,8 +97,8 @@ class KVCache:
         #: Tokens of a sequence beside which policies can note something.
         self.capacity = 0
         self.queries = [
-            torch.zeros(rows + 1, shape.heads, query_window, shape.head_dim, device=device, dtype=dtype)
-            for _ in range(shape.layers if query_window else 0)
+            torch.zeros(rows + 1, shape.heads, query_window, layer.key, device=device, dtype=dtype)
+            for layer in (shape.cached_layers if query_window else ())
         ]
         #: How often a tensor was replaced by a larger one.
         self.moves = 0
@@ -99,8 +106,8 @@ class KVCache:
         self.holders = [1]
         self.reset()
 
-    def _pool(self, pages: int) -> Tensor:
-        shape = (self.shape.kv_heads, pages * self.page_size, self.shape.head_dim)
+    def _pool(self, pages: int, width: int) -> Tensor:
+        shape = (self.shape.kv_heads, pages * self.page_size, width)
         size = math.prod(shape) * self.dtype.itemsize
         if self.device.type != "cpu" or not size:
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
@@ -126,6 +133,8 @@ class KVCache:
         for state in self.token_state.values():
             # Nothing of the last sequence may show in what policies noted.
             state[sequence.row] = 0
+        if self.states is not None:
+            self.states.rows.pop(sequence.row, None)
         return sequence
 
     def reserve(self, sequence: CachedSequence, tokens: int) -> None:
@@ -150,7 +159,9 @@ class KVCache:
         for page in pages:
             self.holders[page] += branches
         states = {name: state[sequence.row, ..., : sequence.length].clone() for name, state in self.token_state.items()}
-        return Snapshot(tuple(pages), sequence.length, states, [ring[sequence.row].clone() for ring in self.queries])
+        queries = [ring[sequence.row].clone() for ring in self.queries]
+        own = None if self.states is None else self.states.copied(sequence.row)
+        return Snapshot(tuple(pages), sequence.length, states, queries, own)
 
     def resume(self, snapshot: Snapshot) -> CachedSequence:
         """A sequence that goes on from a snapshot. Its pages are shared: it has to be compacted before it grows."""
@@ -162,6 +173,8 @@ class KVCache:
             self.token_state[name][sequence.row, ..., : snapshot.length] = state
         for ring, copied in zip(self.queries, snapshot.queries, strict=True):
             ring[sequence.row] = copied
+        if self.states is not None:
+            self.states.rows[sequence.row] = copy.deepcopy(snapshot.state)
         return sequence
 
     def compact(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
@@ -181,9 +194,9 @@ class KVCache:
             chosen = before[kept[min(layer, kept.shape[0] - 1)]].expand(kv_heads, count)
             if layer in self.positions:
                 self.positions[layer][:, after] = self.positions[layer].gather(1, chosen)
-            chosen = chosen.unsqueeze(-1).expand(-1, -1, self.shape.head_dim)
             for pool in (self.keys[layer], self.values[layer]):
-                pool.index_copy_(1, after, pool.gather(1, chosen))
+                kept_rows = pool.gather(1, chosen.unsqueeze(-1).expand(-1, -1, pool.shape[-1]))
+                pool.index_copy_(1, after, kept_rows)
         for name in names:
             state = self.token_state[name][sequence.row]
             state[..., :count] = state.gather(-1, kept)
@@ -195,10 +208,9 @@ class KVCache:
         offsets = torch.arange(self.page_size, device=self.device)
         return (pages[:, None] * self.page_size + offsets).flatten()[: sequence.length]
 
-    def watch_window(self, layer: int, window: int) -> Tensor:
+    def watch_window(self, layer: int) -> Tensor:
         """The positions of a layer with a sliding window; kept from its first token on."""
         if layer not in self.positions:
-            self.windows[layer] = window
             self.positions[layer] = self.keys[layer].new_zeros(self.keys[layer].shape[:2], dtype=torch.int32)
         return self.positions[layer]
 
@@ -237,7 +249,7 @@ class KVCache:
         used = had * self.page_size
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
-                pools[layer] = self._pool(pages)
+                pools[layer] = self._pool(pages, old.shape[-1])
                 pools[layer][:, :used] = old
         wider = self.keys[0].shape[1] - used
         self.positions = {layer: torch.nn.functional.pad(old, (0, wider)) for layer, old in self.positions.items()}

@@ -16,9 +16,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -31,7 +32,10 @@ from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.engine.states import RowStates, reading, split_rows
+from kvatlas.models import Shape
 from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.models.handle import CachedLayer
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-2, 0.15
 #: Models that the engine was seen to decode as transformers does.
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
+#: Shapes of models as their layers are.
+_shapes: WeakKeyDictionary[PreTrainedModel, Shape] = WeakKeyDictionary()
 #: Words of errors that say that memory ran out: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -106,13 +112,57 @@ class Engine:
         self._place = weight.device, weight.dtype, self.backend.page_size
         self._finished: list[Generation[Any]] = []
         self._hidden: Tensor | None = None
+        #: Whether layers keep a state beside the KV cache.
+        self.stateful = split_rows(model)
+        if model not in _shapes:
+            _shapes[model] = self._measured()
+        # What config.json says may differ.
+        vars(handle)["shape"] = _shapes[model]
         self._allocate()
 
     def _allocate(self) -> None:
         state = self.collector.token_state(self.handle.shape)
-        self.cache = KVCache(self.handle.shape, self.batch_size, state, self.collector.query_window, *self._place)
-        self.graphs = CudaGraphRunner(self.cache, self.sampling) if self.backend.name == "flex" else None
+        self.cache = self._new_cache(self.batch_size, state, self.collector.query_window)
+        captured = self.backend.name == "flex" and not self.stateful
+        self.graphs = CudaGraphRunner(self.cache, self.sampling) if captured else None
         self.scheduler = Scheduler(self.handle, self.cache, self.collector, self.sampling, self.batch_size)
+
+    def _new_cache(self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int) -> KVCache:
+        states = RowStates(self.model) if self.stateful else None
+        return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states)
+
+    @torch.inference_mode()
+    def _measured(self) -> Shape:
+        """The shape of the model's layers as they call attention."""
+        found: dict[int, tuple[int, int, CachedLayer]] = {}
+
+        def record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+            number = getattr(module, "layer_idx", len(found))
+            found[number] = query.shape[1], key.shape[1], CachedLayer(number, key.shape[3], value.shape[3])
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+        with self._refusing(), _without_hooks(self.model), own_attention(self.model), attention_function(record):
+            self.model(input_ids=torch.tensor([[0, 1]], device=self._place[0]), use_cache=False)
+        heads = {(query, key) for query, key, _ in found.values()}
+        if not heads:
+            raise self._refusal("has no layers that attend by transformers' attention interface")
+        if len(heads) > 1:
+            raise self._refusal("has layers with unlike numbers of heads")
+        ((query, key),) = heads
+        layers = tuple(found[number][2] for number in sorted(found))
+        planned = self.handle.shape
+        return replace(planned, layers=len(layers), heads=query, kv_heads=key, head_dim=layers[0].key, by_layer=layers)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Say of what fails inside that the model cannot be decoded."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, KvatlasError) or out_of_memory(error):
+                raise
+            name = type(error).__name__
+            raise self._refusal(f"does not run under the engine ({name}: {reason(error)})") from error
 
     @property
     def active_rows(self) -> int:
@@ -184,9 +234,9 @@ class Engine:
         """
         tokens = torch.arange(21) * 7 % self.handle.vocabulary
         texts, span = [text.tolist() for text in (tokens[:12], tokens[12:])], (slice(0, 4), slice(4, None))
-        cache = KVCache(self.handle.shape, len(texts), {}, 0, *self._place)
+        cache = self._new_cache(len(texts), {}, 0)
         rows = [cache.begin() for _ in texts]
-        try:
+        with self._refusing():
             ids = [torch.tensor([text], device=cache.device) for text in texts]
             own = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
             with self._attention():
@@ -197,16 +247,12 @@ class Engine:
                     logits, _ = self._forward(ForwardBatch(cache, rows, parts, [row.length for row in rows]))
                     for row, new in zip(rows, parts, strict=True):
                         row.length += len(new)
-        except Exception as error:
-            if isinstance(error, KvatlasError) or out_of_memory(error):
-                raise
-            name = type(error).__name__
-            raise self._refusal(f"does not run under the engine ({name}: {reason(error)})") from error
-        if set(cache.scalings) != set(range(cache.shape.layers)):
-            raise self._refusal("has layers that do not attend by transformers' attention interface")
+        if cache.states is not None:
+            _shapes[self.model] = replace(self.handle.shape, state_bytes=cache.states.bytes(rows[0].row))
+            vars(self.handle)["shape"] = _shapes[self.model]
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        if getattr(config, "sliding_window", None) and "sliding_attention" in kinds and not cache.windows:
+        if getattr(config, "sliding_window", None) and "sliding_attention" in kinds and not cache.positions:
             raise self._refusal("does not tell its layers' sliding window")
         off = ((logits.float() - own).abs().mean(-1) / own.std(-1)).mean()
         if own.isfinite().all() and not off <= ROUNDING[self.cache.dtype is not torch.float32]:
@@ -288,7 +334,7 @@ class Engine:
     def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits [wanted or all, vocabulary] and last hidden states [tokens, hidden size]; positions are given."""
         every = wanted is None or len(wanted) == batch.starts[-1]
-        with attention_function(partial(attend, kvatlas=(self.backend, batch))):
+        with attention_function(partial(attend, kvatlas=(self.backend, batch))), reading(batch):
             output = self.model(
                 input_ids=batch.input_ids[None],
                 position_ids=batch.positions[None],

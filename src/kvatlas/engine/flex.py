@@ -22,7 +22,10 @@ BLOCK = 128
 
 
 class FlexBackend(ReferenceBackend):
-    """FlexAttention where every sequence has one new token; chunks, windows and watched attention in plain torch."""
+    """FlexAttention where every sequence has one new token.
+
+    Chunks, windows, soft caps, sinks and watched attention are computed in plain torch.
+    """
 
     name = "flex"
     page_size = BLOCK
@@ -31,7 +34,8 @@ class FlexBackend(ReferenceBackend):
         self.kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if layer.window is not None or batch.watched or not batch.decoding:
+        plain = layer.window is None and layer.softcap is None and layer.sinks is None
+        if not plain or batch.watched or not batch.decoding:
             return super().attend(batch, layer, query, key, value)
         cache, number, kv_heads = batch.cache, layer.number, key.shape[1]
         if not batch.derived:
@@ -46,7 +50,7 @@ class FlexBackend(ReferenceBackend):
         out: Tensor = self.kernel(
             grouped, cache.keys[number][None], cache.values[number][None], block_mask=mask, scale=layer.scaling
         )
-        return out.reshape(query.shape)
+        return out.reshape(*query.shape[:2], -1)
 
 
 def _paged(batch: ForwardBatch) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class CudaGraphRunner:
         step.batch.load(padded)
         step.streams.copy_(torch.tensor([*streams, *[0] * missing]), non_blocking=True)
         # Layers with a window mask by position, in shapes that depend on it.
-        if size not in self._captured and not self.cache.windows and self._capture(step, forward):
+        if size not in self._captured and not self.cache.positions and self._capture(step, forward):
             self._captured[size] = step
         self.steps += size in self._captured
         if step.graph is None:

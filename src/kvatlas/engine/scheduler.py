@@ -215,7 +215,7 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
     states = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * size
     return Peak(
         weights=model.weight_bytes or 0,
-        slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries),
+        slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries + shape.state_bytes),
         snapshots=max(0, forked - unbounded) * waiting * page,
         workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
     )

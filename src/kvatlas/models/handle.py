@@ -11,7 +11,7 @@ from datetime import date
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.hub import Repository, is_id, matching
@@ -37,6 +37,7 @@ WEIGHTS = ("model*.safetensors",)
 #: Messages of `role`, `content` and what else a chat template reads; further values for it.
 Messages = Sequence[Mapping[str, Any]]
 Values = Mapping[str, Any]
+_SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
 _INDEX = "model.safetensors.index.json"
 #: What a config says of the program that wrote it, and not of the model.
@@ -47,24 +48,51 @@ _STREAMS = {
     "a4e90e308aced10c": "f945ffafc617c52054861ccaef642f023b2a9b53ab71f15fa309921963dfbd8e",
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_LAYERS = ("full_attention", "sliding_attention")
+#: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
+_CACHED = ("full_attention", "sliding_attention", "attention", "hybrid")
+_LAYERS = (*_CACHED, "linear_attention", "conv", "mamba", "moe", "mlp")
 #: Rotations of positions whose frequencies do not depend on the length of the text.
 STEADY = ("default", "linear", "llama3", "yarn", "proportional")
 
 
+class CachedLayer(NamedTuple):
+    """A layer with a KV cache: its number in the model, and the sizes of a head's key and value."""
+
+    number: int
+    key: int
+    value: int
+
+
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that decide what a cached token costs."""
+    """The sizes that decide what a cached token costs.
+
+    `layers` counts the layers with a KV cache, `head_dim` is the size of their keys. As config.json says until the
+    model is loaded; then as its layers are. `by_layer` are the cached layers where they are not all alike, `state_bytes`
+    is what layers with a state keep of a row.
+    """
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     hidden: int
+    by_layer: tuple[CachedLayer, ...] = ()
+    state_bytes: int = 0
+
+    @cached_property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        """The layers with a KV cache, in order."""
+        return self.by_layer or tuple(CachedLayer(n, self.head_dim, self.head_dim) for n in range(self.layers))
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """The place of each cached layer in the cache, by its number in the model."""
+        return {layer.number: place for place, layer in enumerate(self.cached_layers)}
 
     def kv_bytes_per_token(self, bytes_per_value: int = 4) -> int:
-        """Bytes of keys and values of one token over all layers and heads."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+        """Return the bytes of keys and values of one token over all layers and heads."""
+        return self.kv_heads * sum(layer.key + layer.value for layer in self.cached_layers) * bytes_per_value
 
 
 @dataclass(frozen=True)
@@ -117,14 +145,15 @@ class ModelHandle:
         known: dict[str, Any] = {}
         with suppress(KvatlasError), refusal(""):
             config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-            known = config.get_text_config().to_dict()
+            text = config.get_text_config()
+            # Some types give these under other names.
+            known = {name: getattr(text, name, None) for name in _SIZES} | text.to_dict()
         return {**known, **self.config}
 
     @cached_property
     def shape(self) -> Shape:
         """Layers, KV heads, head size and hidden size."""
-        needed = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
-        config = self.config if all(self.config.get(name) for name in needed) else self._settings
+        config = self.config if all(self.config.get(name) for name in _SIZES) else self._settings
 
         def size(name: str, default: int | None = None) -> int:
             given = config.get(name) if default is None else config.get(name) or default
@@ -136,7 +165,12 @@ class ModelHandle:
 
         heads, hidden = size("num_attention_heads"), size("hidden_size")
         kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
-        return Shape(size("num_hidden_layers"), heads, kv_heads, head_dim, hidden)
+        layers = range(size("num_hidden_layers"))
+        kinds = config.get("layer_types")
+        if isinstance(kinds, list) and set(kinds) - set(_CACHED):
+            layers = [number for number, kind in enumerate(kinds) if kind in _CACHED]
+        own = tuple(CachedLayer(number, head_dim, head_dim) for number in layers)
+        return Shape(len(own), heads, kv_heads, head_dim, hidden, own)
 
     @property
     def positions(self) -> int | None:
@@ -216,9 +250,11 @@ class ModelHandle:
                 "installed transformers (code that comes with a model is never run)."
             )
         others = set(config.get("layer_types") or ()) - set(_LAYERS)
-        if config.get("attn_logit_softcapping") or others:
-            what = f"{min(others)} layers" if others else "soft-capped attention"
-            raise KvatlasError(f"The model {self.name!r} has {what}; expected full or sliding-window attention.")
+        if others:
+            raise KvatlasError(
+                f"The model {self.name!r} has {min(others)} layers; expected layers that attend to all earlier tokens or "
+                "to a sliding window, or that keep a state."
+            )
 
     def _check_weights(self) -> None:
         if self.repository is None and not self._weight_files():

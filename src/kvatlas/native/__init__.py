@@ -100,12 +100,12 @@ class _Batch(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("heads", "kv_heads", "slots", "size")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "slots", "size", "value_size")),
         *((name, c_void_p) for name in ("query", "key", "value")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
-        *((name, c_void_p) for name in ("keys", "values", "out", "places", "positions", "mass")),
+        *((name, c_void_p) for name in ("keys", "values", "out", "places", "positions", "mass", "sinks")),
         ("window", c_int64),
-        ("scaling", c_double),
+        *((name, c_double) for name in ("scaling", "softcap")),
     ]
 
 
@@ -215,24 +215,29 @@ class Native:
         positions: Tensor | None = None,
         places: Tensor | None = None,
         mass: Tensor | None = None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write new keys and values into the pages of one layer, then attend: [tokens, heads, size].
+        """Write new keys and values into the pages of one layer, then attend: [tokens, heads, value size].
 
-        `query` [tokens, heads, size], `key` and `value` [tokens, kv_heads, size], heads side by side; `keys` and
-        `values` [kv_heads, slots, size]: the pools of the layer. Every new token sees its sequence up to its own slot.
+        `query` [tokens, heads, size], `key` [tokens, kv_heads, size], `value` [tokens, kv_heads, value size], heads
+        side by side; `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size]: the pools of the layer.
+        Every new token sees its sequence up to its own slot. Scores become softcap tanh(score / softcap) if it is not
+        0; `sinks` [heads] are logits that take a share of the softmax and have no value.
         With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
         are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width] gets, added to what
         it holds, the attention of watched sequences to each slot, the mean of a group's heads.
         """
         tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
-        out = self._empty(tokens, heads, size)
-        if batch.scratch is None or batch.scratch_size < size:
-            self._prepare(batch, size)
+        value_size = value.shape[2]
+        out = self._empty(tokens, heads, value_size)
+        if batch.scratch is None or batch.scratch_size < max(size, value_size):
+            self._prepare(batch, max(size, value_size))
         new = query.data_ptr(), key.data_ptr(), value.data_ptr(), query.stride(0), key.stride(0), value.stride(0)
         pools = keys.data_ptr(), values.data_ptr(), out.data_ptr()
-        optional = _pointer(places), _pointer(positions), _pointer(mass)
-        layer = _Layer(heads, kv_heads, slots, size, *new, *pools, *optional, window, scaling)
+        optional = _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)
+        layer = _Layer(heads, kv_heads, slots, size, value_size, *new, *pools, *optional, window, scaling, softcap)
         self._attention(batch.address, ctypes.addressof(layer))
         return out
 

@@ -251,30 +251,32 @@ struct batch {
 
 /* New queries, keys and values, and the pools of one layer. */
 struct layer {
-    int64_t heads, kv_heads, slots, size;
+    int64_t heads, kv_heads, slots, size, value_size;
     const float *query, *key, *value;
     int64_t query_stride, key_stride, value_stride; /* between tokens; heads of a token lie side by side */
-    float *keys, *values;                           /* [kv_heads][slots][size] */
-    float *out;                                     /* [tokens][heads][size] */
+    float *keys, *values;                           /* [kv_heads][slots][size], [kv_heads][slots][value_size] */
+    float *out;                                     /* [tokens][heads][value_size] */
     int32_t *places;                                /* [kv_heads][slots]: positions; null without a window */
     const int32_t *positions;                       /* [tokens] */
     float *mass;                                    /* [watched][kv_heads][watched_width]; null where nobody asked */
+    const float *sinks; /* [heads]: logits that take a share and have no value; null without */
     int64_t window;
-    double scaling;
+    double scaling, softcap; /* scores become softcap tanh(score / softcap); 0 without */
 };
 
-/* One tile of queries of a KV head: [TILE][padded] unless said otherwise. */
+/* One tile of queries of a KV head. `padded` and `chunks` are a key's floats and vectors, `wide` a value's floats. */
 struct tile {
-    int64_t count, padded, chunks;
-    float *queries, *sums, *shares /* [TILE][BLOCK] */, *parts /* [TILE][LANES] */;
-    float *turned /* [padded][BLOCK] */, *key_copy /* [BLOCK][padded] */, *value_copy, *scores /* [TILE][limit] */;
+    int64_t count, padded, chunks, wide;
+    float *queries /* [TILE][padded] */, *sums /* [TILE][wide] */, *shares /* [TILE][BLOCK] */, *parts /* [TILE][LANES] */;
+    float *turned /* [padded][BLOCK] */, *key_copy /* [BLOCK][padded] */, *value_copy /* [BLOCK][wide] */;
+    float *scores /* [TILE][limit] */, softcap;
     int64_t score_stride;
     float top[TILE], shrink[TILE];
     int32_t visible[TILE];  /* slots that a query sees */
     int32_t earliest[TILE]; /* and the last position that it does not, with a window */
 };
 
-/* Floats of scratch for sequences of at most `longest` tokens, new ones included. */
+/* Floats of scratch for keys and values of at most `size` and sequences of at most `longest` tokens, new ones included. */
 API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t with_mass) {
     int64_t padded = (size + LANES - 1) / LANES * LANES;
     int64_t floats = 2 * TILE * padded + TILE * BLOCK + TILE * LANES + 3 * BLOCK * padded;
@@ -431,6 +433,11 @@ INLINE void score_block(struct tile *t, const float *const *keys, const float *c
     }
 }
 
+INLINE vec capped(vec x, float softcap) {
+    vec tanh = splat(1.0f) - splat(2.0f) / (exponential(x * splat(2.0f / softcap)) + splat(1.0f));
+    return tanh * splat(softcap);
+}
+
 /* Masks, the running maximum, exponentials: scores in `shares` become shares of what is visible in this block. */
 INLINE void soften_block(struct tile *t, int64_t block, int64_t quarters, const int32_t *const *places) {
     for (int64_t i = 0; i < t->count; i++) {
@@ -438,6 +445,7 @@ INLINE void soften_block(struct tile *t, int64_t block, int64_t quarters, const 
         vec scores[QUARTERS], top = splat(t->top[i]);
         for (int64_t s = 0; s < QUARTERS; s++) {
             scores[s] = s < quarters ? load(own + s * LANES) : splat(-__builtin_inff());
+            if (t->softcap != 0.0f) scores[s] = capped(scores[s], t->softcap);
             ivec seen = isplat((int32_t)(block + s * LANES)) + COUNT < isplat(t->visible[i]);
             if (places && s < quarters) seen &= *(const ivec_at *)places[s] > isplat(t->earliest[i]);
             scores[s] = select(seen, scores[s], splat(-__builtin_inff()));
@@ -489,7 +497,7 @@ INLINE void value_columns(const int vectors, struct tile *t, const float *const 
     int64_t i = 0;
 #define QUERIES(n)                                                                                                     \
     for (; i + n <= t->count; i += n)                                                                                  \
-        add_values(n, vectors, t->sums + i * t->padded + column, t->padded, t->shares + i * BLOCK, t->shrink + i,      \
+        add_values(n, vectors, t->sums + i * t->wide + column, t->wide, t->shares + i * BLOCK, t->shrink + i,          \
                    values, i ? 0 : next, stride, column, tokens);
 #if WIDE
     QUERIES(6)
@@ -502,12 +510,12 @@ INLINE void value_columns(const int vectors, struct tile *t, const float *const 
 }
 
 INLINE void value_block(struct tile *t, const float *const *values, const float *const *next, int64_t stride, int64_t tokens) {
-    int64_t c = 0;
+    int64_t c = 0, chunks = t->wide / LANES;
 #if WIDE
-    for (; c + 4 <= t->chunks; c += 4) value_columns(4, t, values, next, stride, c * LANES, tokens);
+    for (; c + 4 <= chunks; c += 4) value_columns(4, t, values, next, stride, c * LANES, tokens);
 #endif
-    for (; c + 2 <= t->chunks; c += 2) value_columns(2, t, values, next, stride, c * LANES, tokens);
-    for (; c < t->chunks; c++) value_columns(1, t, values, next, stride, c * LANES, tokens);
+    for (; c + 2 <= chunks; c += 2) value_columns(2, t, values, next, stride, c * LANES, tokens);
+    for (; c < chunks; c++) value_columns(1, t, values, next, stride, c * LANES, tokens);
 }
 
 /* Rows of any size as rows of whole vectors. */
@@ -527,8 +535,8 @@ INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t toke
 /* `after`: the slot, counted from this head's first, that is read when this tile is done. */
 static void attend_tile(const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head, int64_t after,
                         struct tile *t) {
-    int64_t limit = t->visible[t->count - 1], stride = t->padded;
-    const float *keys = l->keys + head * l->slots * l->size, *values = l->values + head * l->slots * l->size;
+    int64_t limit = t->visible[t->count - 1];
+    const float *keys = l->keys + head * l->slots * l->size, *values = l->values + head * l->slots * l->value_size;
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
     for (int64_t block = 0; block < limit; block += BLOCK) {
         const float *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
@@ -536,7 +544,7 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
         int64_t tokens = limit - block < BLOCK ? limit - block : BLOCK, quarters = (tokens + LANES - 1) / LANES;
         for (int64_t s = 0; s < quarters; s++) {
             int64_t slot = slot_of(b, pages, block + s * LANES);
-            key[s] = keys + slot * l->size, value[s] = values + slot * l->size;
+            key[s] = keys + slot * l->size, value[s] = values + slot * l->value_size;
             if (places) place[s] = places + slot;
         }
         if (places) {
@@ -549,18 +557,22 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
         }
         for (int64_t s = 0; s < QUARTERS; s++) {
             int64_t ahead = block + AHEAD + s * LANES;
-            int64_t at = (ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES) * l->size;
-            next_key[s] = keys + at, next_value[s] = values + at;
+            int64_t at = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
+            next_key[s] = keys + at * l->size, next_value[s] = values + at * l->value_size;
         }
-        if (l->size != t->padded)
-            for (int64_t s = 0; s < quarters; s++) {
+        for (int64_t s = 0; s < quarters; s++) {
+            if (l->size != t->padded) {
                 pad_rows(key[s], l->size, t->key_copy + s * LANES * t->padded, t->padded);
-                pad_rows(value[s], l->size, t->value_copy + s * LANES * t->padded, t->padded);
-                key[s] = t->key_copy + s * LANES * t->padded, value[s] = t->value_copy + s * LANES * t->padded;
+                key[s] = t->key_copy + s * LANES * t->padded;
             }
-        score_block(t, key, next_key, stride, quarters);
+            if (l->value_size != t->wide) {
+                pad_rows(value[s], l->value_size, t->value_copy + s * LANES * t->wide, t->wide);
+                value[s] = t->value_copy + s * LANES * t->wide;
+            }
+        }
+        score_block(t, key, next_key, t->padded, quarters);
         soften_block(t, block, quarters, places ? place : 0);
-        value_block(t, value, next_value, stride, tokens);
+        value_block(t, value, next_value, t->wide, tokens);
     }
 }
 
@@ -583,12 +595,10 @@ static void write_tokens(const struct batch *b, const struct layer *l, int64_t s
         int64_t slot = slot_of(b, pages, b->lengths[sequence] + token - b->starts[sequence]);
         for (int64_t head = 0; head < l->kv_heads; head++) {
             const float *key = l->key + token * l->key_stride + head * l->size;
-            const float *value = l->value + token * l->value_stride + head * l->size;
+            const float *value = l->value + token * l->value_stride + head * l->value_size;
             int64_t at = head * l->slots + slot;
-            for (int64_t d = 0; d < l->size; d++) {
-                l->keys[at * l->size + d] = key[d];
-                l->values[at * l->size + d] = value[d];
-            }
+            for (int64_t d = 0; d < l->size; d++) l->keys[at * l->size + d] = key[d];
+            for (int64_t d = 0; d < l->value_size; d++) l->values[at * l->value_size + d] = value[d];
             if (l->places) l->places[at] = l->positions[token];
         }
     }
@@ -598,14 +608,15 @@ API void kvatlas_attention(const struct batch *b, const struct layer *l) {
     int64_t group = l->heads / l->kv_heads;
     struct tile t;
     t.chunks = (l->size + LANES - 1) / LANES, t.padded = t.chunks * LANES;
+    t.wide = (l->value_size + LANES - 1) / LANES * LANES, t.softcap = (float)l->softcap;
     float *scratch = b->scratch;
     t.queries = scratch, scratch += TILE * t.padded;
-    t.sums = scratch, scratch += TILE * t.padded;
+    t.sums = scratch, scratch += TILE * t.wide;
     t.shares = scratch, scratch += TILE * BLOCK;
     t.parts = scratch, scratch += TILE * LANES;
     t.turned = scratch, scratch += BLOCK * t.padded;
     t.key_copy = scratch, scratch += BLOCK * t.padded;
-    t.value_copy = scratch, scratch += BLOCK * t.padded;
+    t.value_copy = scratch, scratch += BLOCK * t.wide;
     vec scaling = splat((float)l->scaling);
     for (int64_t sequence = 0; sequence < b->sequences; sequence++) {
         int64_t start = b->starts[sequence], queries = (b->starts[sequence + 1] - start) * group;
@@ -627,10 +638,12 @@ API void kvatlas_attention(const struct batch *b, const struct layer *l) {
                     for (int64_t c = 0; c < t.padded; c += LANES) {
                         vec own = c + LANES <= l->size ? load(query + c) : load_part(query + c, l->size - c);
                         store(t.queries + i * t.padded + c, own * scaling);
-                        store(t.sums + i * t.padded + c, splat(0.0f));
                     }
+                    for (int64_t c = 0; c < t.wide; c += LANES) store(t.sums + i * t.wide + c, splat(0.0f));
+                    /* The sink is a score that has been seen. */
                     store(t.parts + i * LANES, splat(0.0f));
-                    t.top[i] = -__FLT_MAX__;
+                    if (l->sinks) t.parts[i * LANES] = 1.0f;
+                    t.top[i] = l->sinks ? l->sinks[head * group + (first + i) % group] : -__FLT_MAX__;
                     t.visible[i] = (int32_t)(b->lengths[sequence] + token - start + 1);
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
@@ -638,13 +651,13 @@ API void kvatlas_attention(const struct batch *b, const struct layer *l) {
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
-                    float *out = l->out + (token * l->heads + head * group + (first + i) % group) * l->size;
+                    float *out = l->out + (token * l->heads + head * group + (first + i) % group) * l->value_size;
                     totals[i] = sum(load(t.parts + i * LANES));
                     vec scale = splat(1.0f / totals[i]);
-                    for (int64_t c = 0; c < t.padded; c += LANES) {
-                        vec own = load(t.sums + i * t.padded + c) * scale;
-                        if (c + LANES <= l->size) store(out + c, own);
-                        else store_part(out + c, own, l->size - c);
+                    for (int64_t c = 0; c < t.wide; c += LANES) {
+                        vec own = load(t.sums + i * t.wide + c) * scale;
+                        if (c + LANES <= l->value_size) store(out + c, own);
+                        else store_part(out + c, own, l->value_size - c);
                     }
                 }
                 if (t.scores)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
-from kvatlas.policies.recent import logits, observing, pooled
+from kvatlas.policies.recent import attention, observing, pooled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,5 +50,5 @@ class SnapKV(CompressingPolicy):
 
     def _votes(self, cached: CacheView, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)
-        votes = logits(cached, layer).softmax(-1).sum(2).masked_fill(inside[:, None], 0.0)
+        votes = attention(cached, layer).sum(2).masked_fill(inside[:, None], 0.0)
         return pooled(votes, self.kernel, self.pooling).mean(1).masked_fill(inside, float("inf"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, scope_param
-from kvatlas.policies.recent import logits
+from kvatlas.policies.recent import attention
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,4 +33,4 @@ class TOVA(CompressingPolicy):
     queries = 1
 
     def score(self, cached: CacheView) -> Tensor:
-        return cached.each_layer(lambda layer: logits(cached, layer).softmax(-1).mean(1)[:, 0])
+        return cached.each_layer(lambda layer: attention(cached, layer).mean(1)[:, 0])

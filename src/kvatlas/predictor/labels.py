@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError, Trace
-from kvatlas.engine.attention import refuse_unsupported
+from kvatlas.engine.attention import Layer
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
 from kvatlas.models.handle import STEADY
@@ -50,8 +50,8 @@ class Examples:
         return self.label / thinking[self.trace]
 
 
-#: Sees the number of a layer, its queries [heads, tokens, size], keys [KV heads, tokens, size], scale and window.
-Observer = Callable[[int, Tensor, Tensor, float, int], None]
+#: Sees a layer, its queries [heads, tokens, size] and keys [KV heads, tokens, size].
+Observer = Callable[[Layer, Tensor, Tensor], None]
 
 
 def _read(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> Tensor:
@@ -75,30 +75,37 @@ def _attend(
     scaling: float,
     observe: Observer,
     sliding_window: int | None = None,
-    **others: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    refuse_unsupported(others)
     _, heads, length, size = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, width = key.shape[1], value.shape[3]
     groups = heads // kv_heads
     window = sliding_window or length
+    layer = Layer(module.layer_idx, scaling, window, softcap, s_aux)
     # The query heads that share a KV head stand one after another: keys are never copied for each of them.
     grouped = query.view(kv_heads, groups, length, size)
     positions = torch.arange(length, device=query.device)
-    out = torch.empty_like(grouped)
+    out = query.new_empty(kv_heads, groups, length, width)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
         back = positions[start:stop, None] - positions[:stop]
-        block = F.scaled_dot_product_attention(
-            grouped[:, :, start:stop].reshape(1, kv_heads, -1, size),
-            key[:, :, :stop],
-            value[:, :, :stop],
-            attn_mask=((back >= 0) & (back < window)).repeat(groups, 1),
-            scale=scaling,
-        )
-        out[:, :, start:stop] = block.view(kv_heads, groups, stop - start, size)
-    observe(module.layer_idx, query[0], key[0], scaling, window)
-    return out.view(1, heads, length, size).transpose(1, 2), None
+        visible = (back >= 0) & (back < window)
+        if softcap is None and s_aux is None:
+            block = F.scaled_dot_product_attention(
+                grouped[:, :, start:stop].reshape(1, kv_heads, -1, size),
+                key[:, :, :stop],
+                value[:, :, :stop],
+                attn_mask=visible.repeat(groups, 1),
+                scale=scaling,
+            ).view(kv_heads, groups, stop - start, width)
+        else:
+            scores = grouped[:, :, start:stop] @ key[0, :, None, :stop].transpose(-1, -2) * scaling
+            block = layer.weights(scores, visible) @ value[0, :, None, :stop]
+        out[:, :, start:stop] = block
+    observe(layer, query[0], key[0])
+    return out.view(1, heads, length, width).transpose(1, 2), None
 
 
 @torch.inference_mode()
@@ -110,7 +117,7 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
     """
     total, layers = torch.zeros(answer_start, device=model.device), 0
 
-    def observe(_: int, query: Tensor, key: Tensor, scaling: float, window: int) -> None:
+    def observe(layer: Layer, query: Tensor, key: Tensor) -> None:
         nonlocal layers
         heads, length, size = query.shape
         groups = heads // len(key)
@@ -121,9 +128,9 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
             rows = slice(first, min(first + ROWS, length))
             part = query[:, :, rows].float().reshape(len(key), -1, size)
             back = positions[rows, None] - positions
-            hidden = ((back < 0) | (back >= window)).repeat(groups, 1)
-            weights = (part @ keys * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
-            total.add_(weights[..., :answer_start].sum((0, 1)) * share)
+            visible = (back >= 0) & (back < (layer.window or length))
+            scores = (part @ keys * layer.scaling).view(len(key), groups, -1, length)
+            total.add_(layer.weights(scores, visible)[..., :answer_start].sum((0, 1, 2)) * share)
         layers += 1
 
     states = _read(model, tokens, observe)
@@ -152,12 +159,13 @@ def query_statistics(
     center = torch.zeros(shape.layers, shape.heads, planes, dtype=torch.complex128, device=model.device)
     norm = center.real.clone()
 
-    def observe(layer: int, query: Tensor, *_: Any) -> None:
+    def observe(layer: Layer, query: Tensor, *_: Any) -> None:
+        place = shape.place[layer.number]
         angles = torch.arange(query.shape[1], device=query.device)[:, None] * frequency
         pairs = torch.complex(query[..., :planes].double(), query[..., planes:].double())
         pairs = pairs * torch.polar(torch.full_like(angles, 1 / rotary.attention_scaling), -angles)
-        center[layer] += pairs.sum(1)
-        norm[layer] += pairs.abs().sum(1)
+        center[place] += pairs.sum(1)
+        norm[place] += pairs.abs().sum(1)
 
     tokens = 0
     for text in texts:

@@ -1,0 +1,113 @@
+"""Layers that keep a state beside the KV cache: linear attention, Mamba, short convolutions.
+
+Their kernels know no ragged batches, so such a layer computes each sequence of a batch by itself, from the state of its
+row. transformers' own cache holds a row's state.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine.attention import ForwardBatch
+
+#: Methods of transformers' caches that only layers with a state call.
+_CALLS = {"get_conv_state", "get_recurrent_state", "get_linear_cache"}
+_batch: ContextVar[ForwardBatch | None] = ContextVar("kvatlas_batch", default=None)
+
+
+class RowStates:
+    """The states of all rows: one cache of transformers for each row that has read a token."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        from transformers import DynamicCache
+
+        self.config = model.config.get_text_config()
+        kinds = vars(sys.modules[type(model).__module__]).values()
+        own = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, DynamicCache)]
+        #: The class of the model's caches: its own if its module defines one.
+        self.kind = next((kind for kind in own if kind is not DynamicCache), None)
+        self.rows: dict[int, Any] = {}
+
+    def of(self, row: int) -> Any:
+        """Return the state of a row, empty at first."""
+        from transformers import DynamicCache
+
+        if row not in self.rows:
+            self.rows[row] = self.kind() if self.kind is not None else DynamicCache(config=self.config)
+        return self.rows[row]
+
+    def copied(self, row: int) -> Any:
+        """Return a copy of the state of a row."""
+        return copy.deepcopy(self.of(row))
+
+    def bytes(self, row: int) -> int:
+        """Return the bytes of the tensors in the state of a row."""
+        found: dict[int, int] = {}
+
+        def visit(item: Any) -> None:
+            if isinstance(item, torch.Tensor):
+                found[id(item)] = item.numel() * item.element_size()
+            elif isinstance(item, dict | list | tuple):
+                for part in item.values() if isinstance(item, dict) else item:
+                    visit(part)
+            elif hasattr(item, "__dict__") and type(item).__module__.startswith("transformers."):
+                visit(vars(item))
+
+        visit(vars(self.of(row)) | {"config": None})
+        return sum(found.values())
+
+
+class RowByRow:
+    """The `forward` of a layer with a state; outside of `reading` it is the layer's own."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self.whole: Any = WeakMethod(layer.forward)
+        names = inspect.signature(layer.forward).parameters
+        self.state = "cache_params" if "cache_params" in names else "past_key_values"
+
+    def __call__(self, hidden_states: torch.Tensor, *given: Any, **named: Any) -> Any:
+        batch, whole = _batch.get(), self.whole()
+        if batch is None:
+            return whole(hidden_states, *given, **named)
+        assert batch.cache.states is not None
+        outputs = [
+            whole(hidden_states[:, start:end], *given, **{**named, self.state: batch.cache.states.of(row)})
+            for row, start, end in zip(batch.rows, batch.starts, batch.starts[1:], strict=False)
+        ]
+        if isinstance(outputs[0], tuple):
+            return torch.cat([output for output, *_ in outputs], 1), None
+        return torch.cat(outputs, 1)
+
+
+def split_rows(model: PreTrainedModel) -> bool:
+    """Let every layer with a state compute row by row under `reading`, and return whether there is any."""
+    found = False
+    for module in model.modules():
+        functions = [item for kind in type(module).__mro__ for item in vars(kind).values() if inspect.isfunction(item)]
+        if any(_CALLS & {*inspect.unwrap(function).__code__.co_names} for function in functions):
+            found = True
+            if not isinstance(module.forward, RowByRow):
+                module.forward = RowByRow(module)
+    return found
+
+
+@contextmanager
+def reading(batch: ForwardBatch) -> Iterator[None]:
+    """Let layers with a state that this thread calls read `batch`."""
+    token = _batch.set(batch)
+    try:
+        yield
+    finally:
+        _batch.reset(token)
