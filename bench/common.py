@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
+from kvatlas.engine.attention import Layer
 from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
@@ -90,7 +91,7 @@ class FilledEngine(Engine):
         torch.manual_seed(0)
         for table in (*self.cache.keys, *self.cache.values, *self.cache.queries):
             table.normal_()
-        self.cache.scalings = dict.fromkeys(range(model.shape.layers), model.shape.head_dim**-0.5)
+        self.cache.layers = {n: Layer(n, model.shape.head_dim**-0.5) for n in range(model.shape.layers)}
         #: Processor seconds inside of the model's forward pass.
         self.forward_seconds = 0.0
 

@@ -23,8 +23,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers would wait for every other process on the machine: their default is 15.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3")
-#: Window of the layers that have one: some in gemma3, all in mistral, none in the others.
+#: Plain ones, with windows, with a soft cap (gemma2), sinks (gpt_oss), values smaller than keys (deepseek_v3) and layers
+#: with a state (qwen3_next).
+ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3"),
+    *("gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"),
+)
+#: Window of the layers that have one: some in gemma2, gemma3 and gpt_oss, all in mistral, none in the others.
 WINDOW = 24
 
 
@@ -62,6 +67,10 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
         "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
         "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM),
         "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM),
+        "gemma2": (hf.Gemma2Config, hf.Gemma2ForCausalLM),
+        "gpt_oss": (hf.GptOssConfig, hf.GptOssForCausalLM),
+        "deepseek_v3": (hf.DeepseekV3Config, hf.DeepseekV3ForCausalLM),
+        "qwen3_next": (hf.Qwen3NextConfig, hf.Qwen3NextForCausalLM),
     }
     special: dict[str, dict[str, Any]] = {
         "mistral": {"sliding_window": WINDOW},
@@ -71,10 +80,48 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
             "query_pre_attn_scalar": 16,
         },
         "phi3": {"sliding_window": None},
+        "gemma2": {
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": None,
+        },
+        "gpt_oss": {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        "deepseek_v3": {
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        "qwen3_next": {
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
     }
     config_class, model_class = classes[kind]
     torch.manual_seed(7)
-    model_class(config_class(**common, **special.get(kind, {}))).save_pretrained(folder)
+    model_class(config_class(**common | special.get(kind, {}))).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (source.folder / name).is_file():
             shutil.copy(source.folder / name, folder / name)

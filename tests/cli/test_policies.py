@@ -96,13 +96,13 @@ def test_wrong_policies_are_refused_in_one_sentence(
     assert sentence in kvatlas.refuse(*RUN, *given, "--workers", "1", "--quiet")
 
 
-def test_a_model_that_cannot_show_its_attention_is_refused(
+def test_a_model_with_layers_that_the_engine_does_not_know_is_refused(
     kvatlas: Call, random_models: dict[str, ModelHandle], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(random_models["qwen2"].folder, tmp_path / "capped")
+    folder = shutil.copytree(random_models["qwen2"].folder, tmp_path / "chunked")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "attn_logit_softcapping": 50.0}))
-    assert "has soft-capped attention; expected full or sliding-window attention" in kvatlas.refuse(
+    (folder / "config.json").write_text(json.dumps({**config, "layer_types": ["chunked_attention"] * 3}))
+    assert "has chunked_attention layers; expected layers that attend to all earlier tokens" in kvatlas.refuse(
         "run", f"hf:{folder}", "CHAIN4", "--policy", "h2o", *GOOD, "--quiet"
     )
 

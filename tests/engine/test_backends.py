@@ -55,7 +55,7 @@ def attend(
     shape: Shape,
     lengths: list[int],
     counts: list[int],
-    window: int | None = None,
+    kind: tuple[int | None, float | None, bool] = (None, None, False),
     members: list[int] | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What the sequences `members` of a scene get, each for itself: outputs and watched attention."""
@@ -65,8 +65,9 @@ def attend(
     tensors = drawn(shape, counts, generator)
     starts = [sum(counts[:index]) for index in range(len(counts))]
     chosen = list(range(len(lengths))) if members is None else members
+    window, softcap, sinks = kind
     if window is not None:
-        places = cache.watch_window(0, window)
+        places = cache.watch_window(0)
         for sequence in sequences:
             places[:, cache.slots(sequence)] = 2 * torch.arange(sequence.length, dtype=torch.int32)
     for index in chosen:
@@ -79,7 +80,7 @@ def attend(
         watched=tuple(range(0, len(chosen), 2)) if members is None else (),
     )
     rows = torch.cat([torch.arange(starts[index], starts[index] + counts[index]) for index in chosen])
-    layer = Layer(0, shape.head_dim**-0.5, window)
+    layer = Layer(0, shape.head_dim**-0.5, window, softcap, torch.linspace(-1, 2, shape.heads) if sinks else None)
     out = backend.attend(batch, layer, *(tensor[rows] for tensor in tensors))
     return list(out.split([counts[index] for index in chosen])), list(batch.attention[0])
 
@@ -92,15 +93,17 @@ SCENES = [
 
 
 @needs_native
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("kind", [(None, None, False), (40, None, False), (None, 3.0, False), (40, 50.0, True)])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("size", [16, 64, 80])
-def test_native_attention_is_that_of_plain_torch(group: int, size: int, window: int | None) -> None:
+def test_native_attention_is_that_of_plain_torch(
+    group: int, size: int, kind: tuple[int | None, float | None, bool]
+) -> None:
     shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
     for lengths, counts in SCENES:
-        result, noted = attend(backend_for(torch.device("cpu"), torch.float32), shape, lengths, counts, window)
+        result, noted = attend(backend_for(torch.device("cpu"), torch.float32), shape, lengths, counts, kind)
         wanted, expected = attend(
-            backend_for(torch.device("cpu"), torch.float32, "reference"), shape, lengths, counts, window
+            backend_for(torch.device("cpu"), torch.float32, "reference"), shape, lengths, counts, kind
         )
         for own, theirs in zip([*result, *noted], [*wanted, *expected], strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)

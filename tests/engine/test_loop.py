@@ -174,13 +174,6 @@ def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandl
     assert any(generation.tokens != full[generation.key] for generation in generations)
 
 
-def test_soft_capped_attention_is_refused(random_models: dict[str, ModelHandle]) -> None:
-    from kvatlas.engine.attention import attend
-
-    with pytest.raises(KvatlasError, match="has layers with soft-capped attention; expected attention to"):
-        attend(*[torch.zeros(1)] * 4, None, 1.0, None, softcap=50.0)  # type: ignore[arg-type]
-
-
 def test_half_precision_decodes_under_observing_policies(tmp_path: Path) -> None:
     """What a GPU run does, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
     model = models.find(save_model("llama", tmp_path / "m").name, dtype="bfloat16", think_close="")

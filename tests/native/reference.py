@@ -34,6 +34,8 @@ class Scene:
     window: int = 0
     page_size: int = 16
     watched: list[int] = field(default_factory=list)
+    softcap: float = 0.0
+    sinks: Tensor | None = None
 
     @classmethod
     def random(
@@ -48,6 +50,9 @@ class Scene:
         window: int = 0,
         page_size: int = 16,
         watched: list[int] | None = None,
+        value_size: int | None = None,
+        softcap: float = 0.0,
+        sinks: bool = False,
     ) -> Scene:
         """Numbers from `seed`. Cached tokens of every KV head have positions of their own, with gaps."""
         source = torch.Generator().manual_seed(seed)
@@ -57,10 +62,13 @@ class Scene:
             steps[:, before:] = True
             positions = (steps + steps.cumsum(1)).int()
             positions[:, before:] = before * 2 + torch.arange(now).int()
-            keys, values = (torch.randn(kv_heads, before + now, size, generator=source) for _ in range(2))
+            keys, values = (
+                torch.randn(kv_heads, before + now, width, generator=source) for width in (size, value_size or size)
+            )
             queries = 2 * torch.randn(now, kv_heads * group, size, generator=source)
             sequences.append(Sequence(keys, values, positions, queries))
-        return cls(sequences, window, page_size, watched or [])
+        logits = torch.randn(kv_heads * group, generator=source) if sinks else None
+        return cls(sequences, window, page_size, watched or [], softcap, logits)
 
     def only(self, index: int) -> Scene:
         """One sequence without its neighbours."""
@@ -77,6 +85,8 @@ class Scene:
             group = sequence.queries.shape[1] // sequence.keys.shape[0]
             keys, values = (table.double().repeat_interleave(group, 0) for table in (sequence.keys, sequence.values))
             scores = torch.einsum("thd,hsd->hts", sequence.queries.double(), keys) * self.scaling
+            if self.softcap:
+                scores = self.softcap * (scores / self.softcap).tanh()
             count = sequence.keys.shape[1]
             seen = (torch.arange(count) <= torch.arange(sequence.cached, count)[:, None]).expand(
                 len(sequence.keys), -1, -1
@@ -84,20 +94,24 @@ class Scene:
             if self.window:
                 own = sequence.positions[:, sequence.cached :, None]
                 seen = seen & (sequence.positions[:, None] > own - self.window)
-            weights = scores.masked_fill(~seen.repeat_interleave(group, 0), float("-inf")).softmax(-1)
+            scores = scores.masked_fill(~seen.repeat_interleave(group, 0), float("-inf"))
+            if self.sinks is not None:
+                scores = torch.cat([scores, self.sinks.double()[:, None, None].expand(*scores.shape[:2], 1)], -1)
+            weights = scores.softmax(-1)[..., :count]
             outputs.append(torch.einsum("hts,hsd->thd", weights, values))
             masses.append(weights.unflatten(0, (-1, group)).mean(1).sum(1))
         return outputs, [masses[index] for index in self.watched]
 
     def run(self, native: Native, pages: int = 0, chunk: int = 10**6) -> tuple[list[Tensor], list[Tensor]]:
         """The same by the kernels: pages dealt out by the seed `pages`, new tokens in chunks."""
-        kv_heads, _, size = self.sequences[0].keys.shape
+        kv_heads = self.sequences[0].keys.shape[0]
+        sizes = [table.shape[2] for table in (self.sequences[0].keys, self.sequences[0].values)]
         counts = [-(-sequence.keys.shape[1] // self.page_size) for sequence in self.sequences]
         order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(pages)).int()
         # What nobody wrote is NaN, and no page has the number of those that are not there.
         table = torch.full((len(counts), max(counts) + 1), 2**30, dtype=torch.int32)
         slots = len(order) * self.page_size
-        keys, values = (torch.full((kv_heads, slots, size), float("nan")) for _ in range(2))
+        keys, values = (torch.full((kv_heads, slots, size), float("nan")) for size in sizes)
         places = torch.full((kv_heads, slots), 2**30, dtype=torch.int32)
         for row, dealt, sequence in zip(table, order[: sum(counts)].split(counts), self.sequences, strict=True):
             row[: len(dealt)] = dealt
@@ -136,6 +150,8 @@ class Scene:
                 places=places if self.window else None,
                 positions=torch.cat([item.positions[0, own] for (item, *_), own in rows]) if self.window else None,
                 mass=mass if self.watched else None,
+                softcap=self.softcap,
+                sinks=self.sinks,
             )
             for index, part in zip(turn, result.split([end - begin for end in ends]), strict=True):
                 outputs[index].append(part)

@@ -46,6 +46,9 @@ scenes = st.builds(
     size=st.sampled_from((8, 16, 20, 32, 48, 64, 72, 80, 96, 128, 256)),
     window=st.sampled_from((0, 0, 1, 13)),
     page_size=st.sampled_from((16, 48, 128)),
+    value_size=st.sampled_from((None, None, 8, 24, 128)),
+    softcap=st.sampled_from((0.0, 0.0, 2.0, 50.0)),
+    sinks=st.booleans(),
 )
 
 

@@ -270,30 +270,6 @@ def test_layers_with_a_window_are_read_with_it(random_models: dict[str, ModelHan
     torch.testing.assert_close(result["norm"][-1], norms, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("what", "sentence"),
-    [("softcap", "has layers with soft-capped attention"), ("s_aux", "has layers with attention sinks")],
-)
-def test_attention_that_is_more_than_a_softmax_is_refused(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, what: str, sentence: str
-) -> None:
-    """As where the engine and the labels attend."""
-    from transformers import AttentionInterface
-
-    handle = random_models["qwen3"]
-    model, other = handle.load(), handle.load()
-    register = AttentionInterface.register
-
-    def with_more(name: str, function: Any) -> None:
-        register(name, lambda *tensors, **others: function(*tensors, **others, **{what: 30.0}))
-
-    monkeypatch.setattr(AttentionInterface, "register", with_more)
-    with pytest.raises(KvatlasError, match=sentence):
-        query_statistics(handle, model, [(5, 6, 7)])
-    with pytest.raises(KvatlasError, match=sentence):
-        answer_attention(other, [5, 6, 7], 2)
-
-
 def test_what_cannot_be_calibrated_is_said(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
