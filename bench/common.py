@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.attention import Layer
+from kvatlas.engine.cache import Layer
 from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy

@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers would wait for every other process on the machine: their default is 15.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-#: Plain ones, with windows, with a soft cap (gemma2), sinks (gpt_oss), values smaller than keys (deepseek_v3) and layers
-#: with a state (qwen3_next).
+#: Plain ones, with windows, with a soft cap (gemma2), sinks (gpt_oss), values smaller than keys (deepseek_v3) and
+#: layers with a state (qwen3_next).
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3"),
     *("gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"),

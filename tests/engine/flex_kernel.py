@@ -23,8 +23,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvatlas.engine import flex
-from kvatlas.engine.attention import ForwardBatch, Layer
-from kvatlas.engine.cache import KVCache
+from kvatlas.engine.attention import ForwardBatch
+from kvatlas.engine.cache import KVCache, Layer
 from kvatlas.models import Shape
 from tests.engine.cuda_device import DEVICE, without_cuda
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.attention import AttentionBackend, ForwardBatch, Layer
-from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.attention import AttentionBackend, ForwardBatch
+from kvatlas.engine.cache import CachedSequence, KVCache, Layer
 from kvatlas.engine.engine import backend_for
 from kvatlas.engine.flex import FlexBackend
 from kvatlas.models import ModelHandle, Shape

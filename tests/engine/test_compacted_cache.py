@@ -128,10 +128,10 @@ def _masked(handle: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor)
             weights = (weights / softcap).tanh() * softcap
         hidden = ~visible[handle.shape.place[module.layer_idx]].repeat_interleave(groups, 0)
         kinds = getattr(module.config, "layer_types", None)
-        if kinds is not None or module.config.model_type == "mistral":
-            if kinds is None or kinds[module.layer_idx] == "sliding_attention":
-                places = torch.arange(len(tokens))
-                hidden = hidden | (places[:, None] - places >= WINDOW)
+        windowed = module.config.model_type == "mistral" if kinds is None else "sliding" in kinds[module.layer_idx]
+        if windowed:
+            places = torch.arange(len(tokens))
+            hidden = hidden | (places[:, None] - places >= WINDOW)
         weights = weights.masked_fill(hidden, float("-inf"))
         if s_aux is not None:
             sinks = s_aux[None, :, None, None].expand(*weights.shape[:3], 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvatlas import models, policies
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.models import ModelHandle

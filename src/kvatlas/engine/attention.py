@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.cache import PAGE, CachedSequence, KVCache
+from kvatlas.engine.cache import PAGE, CachedSequence, KVCache, Layer
 from kvatlas.native import PagedBatch
 
 if TYPE_CHECKING:
@@ -177,31 +177,6 @@ class ForwardBatch:
                 queries.append((self.starts[index] + token, self.rows[index], slot))
         tokens, rows, places = torch.tensor(queries).to(self.cache.device).unbind(1)
         return tokens, rows, places
-
-
-class Layer(NamedTuple):
-    """A layer as its model calls attention.
-
-    `number` is its place in the cache, `scaling` the factor of its scores. It has a sliding `window` in tokens, a
-    `softcap` c, by which scores become c tanh(score / c), and `sinks` [heads], logits that take a share of the softmax
-    and have no value, or None.
-    """
-
-    number: int
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Attention weights of the scaled scores [KV heads, query heads of each, new, cached] where `visible`."""
-        if self.softcap:
-            scores = self.softcap * (scores / self.softcap).tanh()
-        scores = scores.masked_fill(~visible, float("-inf"))
-        if self.sinks is None:
-            return scores.softmax(-1)
-        sinks = self.sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
 class AttentionBackend(Protocol):

@@ -12,14 +12,13 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.engine.attention import Layer
     from kvatlas.engine.states import RowStates
     from kvatlas.models import Shape
 
@@ -27,6 +26,31 @@ if TYPE_CHECKING:
 PAGE = 64
 #: The cache grows by at least one part in so many of what it holds, because growing copies it.
 GROWTH = 16
+
+
+class Layer(NamedTuple):
+    """A layer as its model calls attention.
+
+    `number` is its place in the cache, `scaling` the factor of its scores. It has a sliding `window` in tokens, a
+    `softcap` c, by which scores become c tanh(score / c), and `sinks` [heads], logits that take a share of the softmax
+    and have no value, or None.
+    """
+
+    number: int
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Attention weights of the scaled scores [KV heads, query heads of each, new, cached] where `visible`."""
+        if self.softcap:
+            scores = self.softcap * (scores / self.softcap).tanh()
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
 def pages_for(tokens: int, page_size: int = PAGE) -> int:
@@ -61,7 +85,8 @@ class Snapshot:
 class KVCache:
     """Keys and values of up to `rows` sequences, and what policies note beside cached tokens.
 
-    Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is token s % page_size of page s // page_size.
+    Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is
+    token s % page_size of page s // page_size.
     Page 0 belongs to no sequence: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's
     pages, last those of `idle`, a sequence that pads batches and whose tokens are never read.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a

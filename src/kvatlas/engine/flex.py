@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from kvatlas.engine.attention import ForwardBatch, Layer, ReferenceBackend
+from kvatlas.engine.attention import ForwardBatch, ReferenceBackend
+from kvatlas.engine.cache import Layer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,11 +20,10 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvatlas.engine.attention import ForwardBatch
-
 #: Methods of transformers' caches that only layers with a state call.
 _CALLS = {"get_conv_state", "get_recurrent_state", "get_linear_cache"}
-_batch: ContextVar[ForwardBatch | None] = ContextVar("kvatlas_batch", default=None)
+#: The batch that this thread reads: a `ForwardBatch`, or None.
+_batch: ContextVar[Any] = ContextVar("kvatlas_batch", default=None)
 
 
 class RowStates:
@@ -81,7 +80,6 @@ class RowByRow:
         batch, whole = _batch.get(), self.whole()
         if batch is None:
             return whole(hidden_states, *given, **named)
-        assert batch.cache.states is not None
         outputs = [
             whole(hidden_states[:, start:end], *given, **{**named, self.state: batch.cache.states.of(row)})
             for row, start, end in zip(batch.rows, batch.starts, batch.starts[1:], strict=False)
@@ -104,8 +102,8 @@ def split_rows(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def reading(batch: ForwardBatch) -> Iterator[None]:
-    """Let layers with a state that this thread calls read `batch`."""
+def reading(batch: Any) -> Iterator[None]:
+    """Let layers with a state that this thread calls read `batch`, a `ForwardBatch`."""
     token = _batch.set(batch)
     try:
         yield

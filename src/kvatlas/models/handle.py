@@ -68,8 +68,8 @@ class Shape:
     """The sizes that decide what a cached token costs.
 
     `layers` counts the layers with a KV cache, `head_dim` is the size of their keys. As config.json says until the
-    model is loaded; then as its layers are. `by_layer` are the cached layers where they are not all alike, `state_bytes`
-    is what layers with a state keep of a row.
+    model is loaded; then as its layers are. `by_layer` are the cached layers where they are not all alike,
+    `state_bytes` is what layers with a state keep of a row.
     """
 
     layers: int
@@ -165,7 +165,7 @@ class ModelHandle:
 
         heads, hidden = size("num_attention_heads"), size("hidden_size")
         kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
-        layers = range(size("num_hidden_layers"))
+        layers: Sequence[int] = range(size("num_hidden_layers"))
         kinds = config.get("layer_types")
         if isinstance(kinds, list) and set(kinds) - set(_CACHED):
             layers = [number for number, kind in enumerate(kinds) if kind in _CACHED]
@@ -252,8 +252,8 @@ class ModelHandle:
         others = set(config.get("layer_types") or ()) - set(_LAYERS)
         if others:
             raise KvatlasError(
-                f"The model {self.name!r} has {min(others)} layers; expected layers that attend to all earlier tokens or "
-                "to a sliding window, or that keep a state."
+                f"The model {self.name!r} has {min(others)} layers; expected layers that attend to all earlier tokens "
+                "or to a sliding window, or that keep a state."
             )
 
     def _check_weights(self) -> None:
@@ -345,8 +345,14 @@ class ModelHandle:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know, as sentences: what the template asks for, fewer positions, no think tags."""
+        """Sentences about the template, layers without a cache, fewer positions and missing think tags."""
         notes = []
+        kinds = self.config.get("layer_types") or ()
+        if without := sum(kind not in _CACHED for kind in kinds):
+            notes.append(
+                f"{without} of the {len(kinds)} layers of the model {self.name!r} have no KV cache: compressions act "
+                f"on the other {len(kinds) - without}."
+            )
         if "strftime_now" in self._template:
             notes.append(
                 f"The chat template of the model {self.name!r} asks for the date: it is told {self.options.date} every "

@@ -182,7 +182,7 @@ class Native:
         pointer, number = c_void_p, c_int64
         for name, arguments in {
             "linear": [pointer, number, pointer, pointer, pointer, *[number] * 4],
-            "attention": [pointer, pointer],
+            "attend": [pointer, pointer],
             "attention_scratch": [number] * 3,
             "rms_norm": [pointer, pointer, pointer, number, number, c_double],
             "silu_mul": [pointer, number, pointer, number, pointer, number, number],
@@ -192,7 +192,7 @@ class Native:
             function = getattr(library, f"kvatlas_{name}")
             function.argtypes, function.restype = arguments, None
         library.kvatlas_attention_scratch.restype = c_int64
-        self._attention, self._scratch = library.kvatlas_attention, library.kvatlas_attention_scratch
+        self._attention, self._scratch = library.kvatlas_attend, library.kvatlas_attention_scratch
         self._rms_norm, self._silu_mul = library.kvatlas_rms_norm, library.kvatlas_silu_mul
         self._rotate, self._uniform = library.kvatlas_rotate, library.kvatlas_uniform
 

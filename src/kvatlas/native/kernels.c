@@ -604,7 +604,7 @@ static void write_tokens(const struct batch *b, const struct layer *l, int64_t s
     }
 }
 
-API void kvatlas_attention(const struct batch *b, const struct layer *l) {
+API void kvatlas_attend(const struct batch *b, const struct layer *l) {
     int64_t group = l->heads / l->kv_heads;
     struct tile t;
     t.chunks = (l->size + LANES - 1) / LANES, t.padded = t.chunks * LANES;

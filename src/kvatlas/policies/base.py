@@ -119,7 +119,8 @@ class CacheView:
     where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
     positions a layer with a sliding window sees, None for all; `scaling(layer)` is what the layer multiplies q k by
     before its softmax, often but not always 1 / sqrt(head size); `softcap(layer)` c turns these scores into
-    c tanh(score / c), and `sinks(layer)` [heads] are logits beside them that have no value; None without. `tokens()` are the token ids [length] of the sequence.
+    c tanh(score / c), and `sinks(layer)` [heads] are logits beside them that have no value; None without. `tokens()`
+    are the token ids [length] of the sequence.
     `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
     `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """

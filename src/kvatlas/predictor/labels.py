@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError, Trace
-from kvatlas.engine.attention import Layer
+from kvatlas.engine.cache import Layer
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
 from kvatlas.models.handle import STEADY
@@ -77,7 +77,7 @@ def _attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **_others: Any,
 ) -> tuple[Tensor, None]:
     _, heads, length, size = query.shape
     kv_heads, width = key.shape[1], value.shape[3]

@@ -159,8 +159,8 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
     """Measure the bandwidth of the memory, and the share of it that the attention of a decoding step reaches."""
     import torch
 
-    from kvatlas.engine.attention import ForwardBatch, Layer
-    from kvatlas.engine.cache import KVCache
+    from kvatlas.engine.attention import ForwardBatch
+    from kvatlas.engine.cache import KVCache, Layer
     from kvatlas.engine.engine import backend_for
 
     rows, size = SIZES[device.type]
@@ -219,7 +219,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     shape, _ = handle.shape, handle.tokenizer
     prompts = [handle.prompt(message) for message in messages]
     layers = (
-        f"{shape.layers} layers of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
+        f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
         f"{handle.kv_bytes_per_token:,} bytes of keys and values a token"
     )
     known = [
@@ -310,15 +310,11 @@ def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
 def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
     """Report the layers with full attention and with a window, and the attention scale."""
     layers: dict[int, tuple[str, float]] = {}
-    refused = set()
     for module in model.get_decoder().modules():
         layer, scale = getattr(module, "layer_idx", None), getattr(module, "scaling", None)
         if isinstance(layer, int) and isinstance(scale, float):
             window = getattr(module, "sliding_window", None)
             layers[layer] = (f"a window of {window:,}" if window else "all tokens", scale)
-            refused |= {word for word in ("sinks", "attn_logit_softcapping") if getattr(module, word, None) is not None}
-    if refused:
-        return Finding("attention", Check.FAILED, f"layers have {', '.join(sorted(refused))}", "take another model")
     if len(layers) != handle.shape.layers:
         message = f"{len(layers)} of {handle.shape.layers} layers declare their attention scale"
         return Finding("attention", Check.WARNING, message, "rely on the step against transformers only")
