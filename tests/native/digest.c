@@ -55,13 +55,14 @@ static void attention(int64_t size, int64_t group, int64_t window) {
     float *out = zeros(4 * (TOKENS * KV * group * size)), *mass = zeros(4 * (2 * KV * 240));
     struct batch b = {3, PAGE, 5, 240, &table[0][0], starts, lengths, watched, 0};
     b.scratch = zeros(4 * (kvatlas_attention_scratch(size, 240, 1)));
-    struct layer l = {KV * group, KV, PAGES * PAGE, size};
+    struct layer l = {KV * group, KV, PAGES * PAGE, size, size};
     l.query = numbers(TOKENS * KV * group * size), l.key = numbers(TOKENS * KV * size);
     l.value = numbers(TOKENS * KV * size), l.keys = numbers(KV * PAGES * PAGE * size);
     l.values = numbers(KV * PAGES * PAGE * size), l.out = out, l.mass = mass, l.scaling = 0.1;
     l.query_stride = KV * group * size, l.key_stride = l.value_stride = KV * size;
     if (window) l.places = places, l.positions = positions, l.window = window;
-    kvatlas_attention(&b, &l);
+    if (group == 4) l.sinks = numbers(KV * group), l.softcap = 30.0;
+    kvatlas_attend(&b, &l);
     digest("attention", out, TOKENS * KV * group * size * 4), digest("mass", mass, 2 * KV * 240 * 4);
 }
 
