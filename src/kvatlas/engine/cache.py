@@ -19,8 +19,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.engine.states import RowStates
     from kvatlas.models import Shape
+    from kvatlas.models.attention import RowStates
 
 #: Tokens of a page.
 PAGE = 64

@@ -32,9 +32,8 @@ from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.engine.states import RowStates, reading, split_rows
 from kvatlas.models import Shape
-from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
 from kvatlas.models.handle import CachedLayer
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal

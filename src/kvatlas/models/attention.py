@@ -1,15 +1,24 @@
-"""Running a model under an attention function of ours.
+"""Running a model under the engine: an attention function of ours, and layers that keep a state, row by row.
 
-transformers knows one function of ours by name. What it computes is set around each call of a model, for the thread
-that calls: some models drop keyword arguments, and several threads may run models at once.
+transformers knows one attention function of ours by name. What it computes is set around each call of a model, for the
+thread that calls: some models drop keyword arguments, and several threads may run models at once.
+
+Layers with a state (linear attention, Mamba, short convolutions) know no ragged batches. Such a layer computes each
+sequence of a batch by itself, from the state of its row, which a cache of transformers holds.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
+
+import torch
 
 from kvatlas.core import KvatlasError
 
@@ -18,7 +27,11 @@ if TYPE_CHECKING:
 
 #: The name of our function with transformers' attention interface.
 ATTENTION = "kvatlas"
+#: Methods of transformers' caches that only layers with a state call.
+_CALLS = {"get_conv_state", "get_recurrent_state", "get_linear_cache"}
 _function: ContextVar[Callable[..., Any] | None] = ContextVar(ATTENTION, default=None)
+#: The batch that this thread reads: a `ForwardBatch`, or None.
+_batch: ContextVar[Any] = ContextVar("kvatlas_batch", default=None)
 
 
 @contextmanager
@@ -51,3 +64,88 @@ def attend(*tensors: Any, **others: Any) -> Any:
     if function is None:
         raise KvatlasError("The model is called while kvatlas decodes with it; call it afterwards, or load it again.")
     return function(*tensors, **others)
+
+
+class RowStates:
+    """The states of all rows: one cache of transformers for each row that has read a token."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        from transformers import DynamicCache
+
+        self.config = model.config.get_text_config()
+        kinds = vars(sys.modules[type(model).__module__]).values()
+        own = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, DynamicCache)]
+        #: The class of the model's caches: its own if its module defines one.
+        self.kind = next((kind for kind in own if kind is not DynamicCache), None)
+        self.rows: dict[int, Any] = {}
+
+    def of(self, row: int) -> Any:
+        """Return the state of a row, empty at first."""
+        from transformers import DynamicCache
+
+        if row not in self.rows:
+            self.rows[row] = self.kind() if self.kind is not None else DynamicCache(config=self.config)
+        return self.rows[row]
+
+    def copied(self, row: int) -> Any:
+        """Return a copy of the state of a row."""
+        return copy.deepcopy(self.of(row))
+
+    def bytes(self, row: int) -> int:
+        """Return the bytes of the tensors in the state of a row."""
+        found: dict[int, int] = {}
+
+        def visit(item: Any) -> None:
+            if isinstance(item, torch.Tensor):
+                found[id(item)] = item.numel() * item.element_size()
+            elif isinstance(item, dict | list | tuple):
+                for part in item.values() if isinstance(item, dict) else item:
+                    visit(part)
+            elif hasattr(item, "__dict__") and type(item).__module__.startswith("transformers."):
+                visit(vars(item))
+
+        visit(vars(self.of(row)) | {"config": None})
+        return sum(found.values())
+
+
+class RowByRow:
+    """The `forward` of a layer with a state; outside of `reading` it is the layer's own."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self.whole: Any = WeakMethod(layer.forward)
+        names = inspect.signature(layer.forward).parameters
+        self.state = "cache_params" if "cache_params" in names else "past_key_values"
+
+    def __call__(self, hidden_states: torch.Tensor, *given: Any, **named: Any) -> Any:
+        batch, whole = _batch.get(), self.whole()
+        if batch is None:
+            return whole(hidden_states, *given, **named)
+        outputs = [
+            whole(hidden_states[:, start:end], *given, **{**named, self.state: batch.cache.states.of(row)})
+            for row, start, end in zip(batch.rows, batch.starts, batch.starts[1:], strict=False)
+        ]
+        if isinstance(outputs[0], tuple):
+            return torch.cat([output for output, *_ in outputs], 1), None
+        return torch.cat(outputs, 1)
+
+
+def split_rows(model: PreTrainedModel) -> bool:
+    """Let every layer with a state compute row by row under `reading`, and return whether there is any."""
+    found = False
+    for module in model.modules():
+        functions = [item for kind in type(module).__mro__ for item in vars(kind).values() if inspect.isfunction(item)]
+        if any(_CALLS & {*inspect.unwrap(function).__code__.co_names} for function in functions):
+            found = True
+            if not isinstance(module.forward, RowByRow):
+                module.forward = RowByRow(module)
+    return found
+
+
+@contextmanager
+def reading(batch: Any) -> Iterator[None]:
+    """Let layers with a state that this thread calls read `batch`, a `ForwardBatch`."""
+    token = _batch.set(batch)
+    try:
+        yield
+    finally:
+        _batch.reset(token)

@@ -219,8 +219,8 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     shape, _ = handle.shape, handle.tokenizer
     prompts = [handle.prompt(message) for message in messages]
     layers = (
-        f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size {shape.head_dim}; "
-        f"{handle.kv_bytes_per_token:,} bytes of keys and values a token"
+        f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
+        f"{shape.head_dim}; {handle.kv_bytes_per_token:,} bytes of keys and values a token"
     )
     known = [
         _guarded("model", _model, handle),
