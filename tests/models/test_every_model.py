@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from kvatlas import native
+from kvatlas import native, policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import find
 from kvatlas.models.packing import packed
 from tests.models import every_model
 
@@ -78,3 +84,27 @@ def test_experts_of_somebody_else_are_as_they_were_afterwards(kind: str) -> None
             torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(ids).logits, expected)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_mxfp4_checkpoints_are_decoded_as_by_transformers(tmp_path: Path) -> None:
+    """Experts in four bits, as GPT-OSS is published: on a CPU transformers turns them into floating-point numbers."""
+    every_model.save("gpt_oss", tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        blocks, scales = (experts, outputs, inputs // 32, 16), (experts, outputs, inputs // 32)
+        weights[f"{name}_blocks"] = torch.randint(0, 256, blocks, dtype=torch.uint8, generator=generator)
+        weights[f"{name}_scales"] = torch.randint(118, 124, scales, dtype=torch.uint8, generator=generator)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    file = tmp_path / "config.json"
+    quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantized}))
+    handle = find(f"hf:{tmp_path}")
+    vars(handle)["stops"] = frozenset()
+    full, prompt = policies.of(Setting.of("full")), (5, 6, 7, 8, 9)
+    engine = Engine(handle, handle.load(), [full], Sampling(temperature=0.0, max_new_tokens=12), 1)
+    (generation,) = engine.run([Request(0, prompt, 0, (full,))])
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    output = plain.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)
+    assert list(generation.tokens) == output[0, len(prompt) :].tolist()

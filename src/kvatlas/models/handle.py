@@ -218,7 +218,8 @@ class ModelHandle:
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
         size = sum(path.stat().st_size for path in self._weight_files()) or self._index()[1]
-        if size is None:
+        # Quantised weights may be turned into floating-point numbers or not.
+        if size is None or self.config.get("quantization_config"):
             return None
         stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
         return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
