@@ -42,6 +42,11 @@ class Layer(NamedTuple):
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    @property
+    def plain(self) -> bool:
+        """True for a softmax over all earlier tokens without window, soft cap or sinks."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Attention weights of the scaled scores [KV heads, query heads of each, new, cached] where `visible`."""
         if self.softcap:

@@ -92,8 +92,9 @@ class CudaGraphRunner:
         step = self._captured.get(size) or CapturedStep(padded, self.sampling)
         step.batch.load(padded)
         step.streams.copy_(torch.tensor([*streams, *[0] * missing]), non_blocking=True)
-        # Layers with a window mask by position, in shapes that depend on it.
-        if size not in self._captured and not self.cache.positions and self._capture(step, forward):
+        # Other layers attend in plain torch, in shapes that depend on the lengths.
+        plain = all(layer.plain for layer in self.cache.layers.values())
+        if size not in self._captured and plain and self._capture(step, forward):
             self._captured[size] = step
         self.steps += size in self._captured
         if step.graph is None:
