@@ -145,6 +145,7 @@ class AppRun:
             "done": self.done,
             "promised": self.promised,
             "finished": self.finished,
+            "loading": self._seen < 0 and self.analysis is None,
             "models": list(dict.fromkeys(style.model(cell.model) for cell in expected)),
             "benchmarks": list(dict.fromkeys(cell.benchmark for cell in expected)),
             "settings": len({cell.setting.id for cell in expected}),
@@ -231,7 +232,7 @@ class AppRun:
                     document |= {
                         "interpretation": [*say("recommendations", result), *say("effects", result)],
                         "observations": [*say("observations", result), *say("notes", result)],
-                        "sentences": [f"{one.title}: {' '.join(say('analysis', one))}" for one in result.every],
+                        "sentences": [[one.title, say("analysis", one)] for one in result.every],
                         "comparisons": result.to_dict()["comparisons"],
                     }
         return {**document, "figures": [[one.title, one.about, one.address] for one in shown]}

@@ -10,6 +10,35 @@ function show(name, heading, crumbs) {
   const steps = path.map(([text, address], index) => (index === path.length - 1 ? el("span", { "aria-current": "page" }, text) : link(address, text)));
   byId("crumbs").replaceChildren(...steps.flatMap((step, index) => (index ? [" / ", step] : [step])));
   drawSearch();
+  drawHeader();
+}
+
+const tabs = { answer: "Answer", maps: "Maps", find: "Traces", compare: "Compare", evidence: "Evidence" };
+
+/* The pages of a run, and what all of them are about: model, policy, measure and colour scale. */
+function drawHeader() {
+  const { parts, query } = here(), page_ = parts[1] === "map" ? "maps" : (parts[1] ?? "answer");
+  const there = state.run !== null && !page.home, models = there ? unique(data.maps.map((map) => map.model)) : [];
+  const onMaps = ["answer", "maps", "cell", "trace"].includes(page_), lists = ["answer", "maps", "find", "compare"].includes(page_);
+  byId("pages").hidden = !there;
+  byId("view").hidden = !there || !(onMaps || lists);
+  if (!there) return;
+  const names = Object.entries(tabs).filter(([name]) => name !== "find" || (page.source !== "files" && data.done > 0));
+  const onTraces = !(page_ in tabs);
+  byId("pages").replaceChildren(...names.map(([name, text]) => el("a", {
+    href: name === "answer" ? to(state.run) : to(state.run, name), "aria-current": name === page_ || (onTraces && name === "find") ? "page" : null,
+  }, text)));
+  const policies = unique(data.maps.map((map) => map.policy)).filter(Boolean);
+  const shown = Object.entries(measures).filter(([, one]) => data.cells.some((cell) => known(one.of(cell)))).map(([name, one]) => [name, one.label]);
+  const scales = [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]];
+  const change = (name) => (value) => lead(withQuery(location.hash, { ...query, [name]: value === usual[name] ? "" : value }));
+  byId("view").replaceChildren(...(lists ? [
+    choice("Model", [["", "all"], ...models.map((name) => [name, shortOf(name)])].slice(models.length > 1 ? 0 : 1), view.model, change("model")),
+    choice("Policy", [["", "all"], ...policies.map((name) => [name, name])].slice(policies.length > 1 ? 0 : 1), view.policy, change("policy")),
+  ] : []), ...(onMaps ? [
+    choice("Show", shown, view.show, change("show")),
+    choice("Colours", scales, view.scale, change("scale")),
+  ] : []));
 }
 
 function drawSearch() {
@@ -28,6 +57,7 @@ function drawSearch() {
 byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
 
 function progress(run) {
+  if (run.loading) return "Loading the traces …";
   const share = run.done < run.promised ? `${whole(run.done)} of ${whole(run.promised)} traces` : `${whole(run.done)} traces`;
   return run.failure ? `${share}; ${run.failure}` : share;
 }
@@ -46,16 +76,30 @@ async function useRun(name) {
   state.run = name;
 }
 
-const folds = { costs: drawCosts, problems: () => guarded(drawProblems) };
-const sections = [["verdict", "Verdict"], ["maps", "Maps"], ["costs", "Accuracy and cost"], ["figures", "Figures"], ["comparisons", "Comparisons"],
-  ["problems", "Problems"], ["traces", "Traces"], ["provenance", "Provenance"]];
+const isShown = (map) => (!view.model || map.model === view.model) && (!view.policy || !map.policy || map.policy === view.policy);
+
+/* The answer in a sentence, never more than is proven. */
+function claim() {
+  const cards = data.cards.filter((card) => !view.model || card.model === shortOf(view.model)), shown = cards.filter((card) => card.shown);
+  const on = data.benchmarks.length === 1 ? data.benchmarks[0] : `${data.benchmarks.length} benchmarks`;
+  if (!cards.length) return `${data.models.join(", ")} on ${on}`;
+  const within = `within ${brief(cards[0].margin)} points of the full cache`;
+  if (!shown.length) return `No setting is proven to stay ${within}`;
+  const [card] = shown, saves = known(card.saved) ? `saves ${fixed(card.saved, 0)} % of the KV memory and ` : "";
+  const others = cards.length > 1 ? ` (${card.model}${shown.length < cards.length ? "; none for the other models" : ""})` : "";
+  return `${data.cells[card.cell].short} ${saves}is proven to stay ${within}${others}`;
+}
 
 async function showRun(parts, query, fresh) {
   const map = parts[1] === "map" ? data.maps[numbered(parts[2], "map")] : null;
   if (parts[1] === "map" && !map) throw new Error("There is no such map.");
-  const on = data.benchmarks.length === 1 ? data.benchmarks[0] : `${data.benchmarks.length} benchmarks`;
-  show("overview", `${data.models.join(", ")} on ${on}`, [[state.run, to(state.run)]]);
-  byId("metric").textContent = `${data.metric} in percent over KV-cache selection settings. Intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
+  const tab = map ? "maps" : (parts[1] ?? "answer");
+  show("overview", tab === "answer" ? claim() : tabs[tab], [[state.run, to(state.run)]]);
+  for (const section of document.querySelectorAll("[data-tab]")) section.hidden = !section.dataset.tab.split(" ").includes(tab);
+  const on = data.benchmarks.join(", ");
+  byId("maps-title").classList.toggle("unseen", tab === "maps");
+  byId("metric").hidden = tab !== "answer";
+  byId("metric").textContent = `${data.models.join(" and ")} on ${on}: ${data.metric} in percent over KV-cache selection settings. Intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
   byId("warnings").replaceChildren(...data.warnings.map((text) => el("p", { class: "warn" }, text)));
   const problems = new Map(data.outcomes.map((table) => [table.benchmark, table.problems.length]));
   const samples = data.outcomes.map((table) => table.samples);
@@ -63,48 +107,30 @@ async function showRun(parts, query, fresh) {
     "samples each": unique([Math.min(...samples), Math.max(...samples)]).join("–"), settings: data.settings, traces: data.done };
   byId("counts").replaceChildren(...Object.entries(counts).map(([name, count]) =>
     el("div", {}, el("dt", {}, name), el("dd", {}, typeof count === "string" ? count : whole(count)))));
-  byId("verdicts").replaceChildren(...data.cards.map(verdictCard));
+  byId("verdicts").replaceChildren(...data.cards.filter((card) => !view.model || card.model === shortOf(view.model)).map(verdictCard));
   byId("findings").replaceChildren(...data.findings.map((text) => el("p", {}, text)));
-  byId("limits").hidden = !data.findings.length;
-  byId("limits").querySelector("summary").textContent = `What limits the run (${data.findings.length})`;
-  byId("costs").hidden = !data.fronts.length;
-  if (map) Object.assign(mapView, { model: map.model, open: true });
-  if (data.maps.length) drawMaps(map);
-  else for (const id of ["maps-controls", "maps-panels"]) byId(id).replaceChildren();
-  for (const id of ["figures", "comparisons", "summary", "analysis"]) byId(id).hidden = !data.finished;
-  byId("verdict").hidden = !data.cards.length && !data.findings.length;
-  const searched = page.source !== "files" && data.done > 0;
-  const there = sections.filter(([id]) => (id === "traces" ? searched : !byId(id).hidden));
-  byId("sections").replaceChildren(...there.map(([id, name]) => link(id === "traces" ? to(state.run, "find") : withQuery(to(state.run), { open: id }), name)));
-  /* Without a server all is here already; else a section is fetched when it is opened. */
-  if (!live || document.querySelector("details[data-about][open]")) await drawAbout();
-  for (const [id, draw] of Object.entries(folds)) if (!live || byId(id).querySelector("details").open) await draw();
-  const section = sections.some(([id]) => id === query.open) && fresh ? byId(query.open) : null;
-  section?.querySelector(":scope > details")?.setAttribute("open", "");
-  section?.scrollIntoView();
+  if (data.maps.length) drawMaps(tab, map);
+  else byId("maps-panels").replaceChildren();
+  const hide = (id, empty) => { byId(id).hidden ||= empty; };
+  hide("limits", !data.findings.length);
+  hide("costs", !data.fronts.length);
+  for (const id of ["figures", "comparisons", "summary", "analysis"]) hide(id, !data.finished);
+  /* Without a server all is here already; else only what is on show is fetched. */
+  if (!live || document.querySelector("[data-about]:not([hidden])")) await drawAbout();
+  drawCosts();
+  if (!live || !byId("problems").hidden) await drawProblems();
 }
-
-for (const details of document.querySelectorAll("details[data-about]")) {
-  details.addEventListener("toggle", () => { if (details.open && live) guarded(drawAbout); });
-}
-for (const [id, draw] of Object.entries(folds)) {
-  const details = byId(id).querySelector("details");
-  details.addEventListener("toggle", () => { if (details.open && live && state.run) draw(); });
-}
-/* Paper shows what is folded. */
-window.addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("section > details")) details.open = true; });
 
 /* What to choose for a model, what it saves and what it loses. */
 function verdictCard(card) {
   const cell = known(card.cell) ? data.cells[card.cell] : null, numbers = [];
   if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached on average`]);
   if (card.loss) {
-    const [value, low, high] = card.loss.map((points) => signed(points));
+    const [value, low, high] = card.loss.map((points) => fixed(points).replace("-", "−"));
     numbers.push(["points lost", value, `95 %: ${low} to ${high}; the margin is ${brief(card.margin)}`]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
   return el("article", { class: "card" }, el("h3", {}, `${card.model} | ${card.benchmark}`),
-    card.shown ? null : el("p", { class: "setting" }, `No setting is proven to stay within ${brief(card.margin)} points of the full cache`),
     cell && !card.shown ? el("p", { class: "closest" }, "The least loss:") : null,
     cell ? el("p", { class: "setting" }, el("button", { onclick: () => openCell(card.cell) }, cell.short)) : null,
     el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
@@ -114,31 +140,34 @@ function verdictCard(card) {
 /* The run's sentences, figures, comparisons and provenance. */
 async function drawAbout() {
   const about = await ofRun("about");
-  const items = (lines, kind = null) => lines.map((line) => el("li", { class: kind }, line));
-  byId("observations").replaceChildren(...items(about.interpretation, "strong"), ...items(about.observations));
-  byId("sentences").replaceChildren(...items(about.sentences));
+  const items = (lines) => lines.map((line) => el("li", {}, line));
+  byId("observations").replaceChildren(...items([...about.interpretation, ...about.observations]));
+  byId("sentences").replaceChildren(...about.sentences.flatMap(([name, lines]) => [el("h3", {}, name), el("ul", { class: "words" }, ...items(lines))]));
   for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["figures", about.figures], ["comparisons", about.comparisons]]) {
-    byId(id).hidden = !there.length;
+    byId(id).hidden ||= !there.length;
   }
   byId("pictures").replaceChildren(...about.figures.map(([name, text, src]) => el("figure", { class: "picture" },
     el("figcaption", {}, el("strong", {}, name), ` ${text}`), el("div", { class: "scroll", tabindex: 0 }, el("img", { src, alt: text || name })))));
-  byId("comparisons-table").replaceChildren(...comparisonTable(about.comparisons));
+  const of = (one) => (!view.model || one.model.split(", ").includes(view.model)) && (!view.policy || `${one.first} ${one.second}`.includes(view.policy));
+  byId("comparisons-table").replaceChildren(...comparisonTable(about.comparisons.filter(of)));
   byId("provenance-table").replaceChildren(listTable("Provenance of the run", [], about.provenance));
   byId("spec").textContent = about.spec;
   byId("keys").textContent = about.keys.map(([key, settings]) => [key, ...settings.map((setting) => `    ${setting}`)].join("\n")).join("\n");
 }
 
 function comparisonTable(comparisons) {
-  const notes = unique(comparisons.map((one) => one.note).filter(Boolean)), several = data.models.length > 1;
+  const notes = unique(comparisons.map((one) => one.note).filter(Boolean)), letter = (note) => "abcdefgh"[notes.indexOf(note)];
+  const several = data.models.length > 1;
   const rows = comparisons.map((one) => {
     const [value, low, high] = [one.difference, one.low, one.high].map((points) => signed(points));
     const p = one.p < 0.001 ? "< 0.001" : fixed(one.p, 3);
-    const first = `${one.first}${one.note ? ` ${"*".repeat(notes.indexOf(one.note) + 1)}` : ""}`;
-    return [...(several ? [one.model] : []), one.benchmark, first, one.second, one.cells, one.problems, value, `${low} to ${high}`, p];
+    const names = (text) => text.split(", ").map(shortOf).join(", ");
+    const first = `${names(one.first)}${one.note ? ` (${letter(one.note)})` : ""}`;
+    return [...(several ? [names(one.model)] : []), one.benchmark, first, names(one.second), one.cells, one.problems, value, `${low} to ${high}`, p];
   });
   const columns = [...(several ? ["Model"] : []), "Benchmark", "First", "Second", "Cells", "Problems", "Difference", "95 % interval", "p"];
   const table = listTable("Paired comparisons of policies, models and best cells", columns, rows, columns.map((_, index) => index).slice(-5));
-  return [el("div", { class: "scroll", tabindex: 0 }, table), ...notes.map((note, index) => el("p", { class: "soft" }, `${"*".repeat(index + 1)} ${note}.`))];
+  return [el("div", { class: "scroll", tabindex: 0 }, table), ...notes.map((note, index) => el("p", { class: "soft" }, `(${"abcdefgh"[index]}) ${note}.`))];
 }
 
 /* -- lists of traces ----------------------------------------------------------------------------------------------- */
@@ -183,8 +212,9 @@ async function showCell(number, query) {
   const all = page.folder ? [link(`${encodeURIComponent(page.folder)}/${number}.html`, "All traces of this cell")] : [];
   byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "cell", number)), ...all);
   byId("list-said").textContent = `${facts}. ${whole(shown.rows.length)} of ${whole(shown.there.length)} traces.`;
-  /* What can be read comes first. */
-  drawRows(shown.rows.sort((a, b) => holds(b.cell, b.problem, b.sample) - holds(a.cell, a.problem, a.sample)), ["New tokens", "Full cache"]);
+  /* Lost ones come first, and of others those that can be read. */
+  const rank = (row) => 2 * filters.lost[1](row.mark, row.full) + holds(row.cell, row.problem, row.sample);
+  drawRows(shown.rows.sort((a, b) => rank(b) - rank(a)), ["New tokens", "Full cache"]);
 }
 
 /* A cell of a mean leads to the same setting's cells on each benchmark. */
@@ -204,25 +234,28 @@ async function showProblem(at, index, query) {
   const table = await outcomesOf(at), places = [...Array(table.samples).keys()];
   const rows = table.rows.flatMap((cell) => places.map((sample) => ({ cell, problem: index, sample, mark: table.marks[cell][index * table.samples + sample], more: [data.cells[cell].short] })));
   const shown = filtered(rows, query, Object.keys(filters).filter((name) => name !== "lost"));
-  show("list", `${table.short} | ${table.benchmark} | ${problem}`, [[state.run, to(state.run)], ["Problems", withQuery(to(state.run), { open: "problems" })], [problem, ""]]);
-  byId("list-map").replaceChildren();
+  show("list", `${table.short} | ${table.benchmark} | ${problem}`, [[state.run, to(state.run)], ["Problems", to(state.run, "compare")], [problem, ""]]);
+  byId("list-map").replaceChildren(...mosaic(table, index));
   byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "problem", at, index)));
   byId("list-said").textContent = `${whole(shown.counts.right)} of ${whole(shown.there.length)} traces are right.`;
   drawRows(shown.rows, ["Setting"]);
 }
 
-async function showFound(query) {
+async function showFound(given) {
+  /* Without a search, lost traces come first. */
+  const query = { ...given, what: given.what ?? (given.text ? "" : "lost") };
   show("list", query.text ? "Search" : "Traces", [[state.run, to(state.run)], ["Traces", ""]]);
   for (const id of ["list-map", "list-rows"]) byId(id).replaceChildren();
   const tables = data.outcomes.map((table, index) => [String(index), `${table.short} | ${table.benchmark}`]);
   const again = (change) => lead(withQuery(to(state.run, "find"), { ...query, ...change }));
   byId("list-controls").replaceChildren(
     choice("In", [["", "the whole run"], ...tables], query.table ?? "", (table) => again({ table })),
-    choice("Show", Object.entries(filters).map(([name, [text]]) => [name, text]), query.what ?? "", (what) => again({ what })));
-  await found(query, (hits, { seen, total, rest }) => {
+    choice("Show", Object.entries(filters).map(([name, [text]]) => [name || "all", text]), query.what || "all", (what) => again({ what })));
+  await found({ ...query, what: query.what === "all" ? "" : query.what }, (hits, { seen, total, rest }) => {
     const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : documents ? `of ${whole(total)} in this file` : "all looked at";
     byId("list-said").textContent = `${whole(hits.length)} traces found; ${share}${rest ? ", the rest is left out" : ""}.`;
-    drawRows(hits.map(([cell, problem, sample, mark, around]) => {
+    const of = ([cell]) => (!view.model || data.cells[cell].model === view.model) && (!view.policy || data.cells[cell].policy === view.policy);
+    drawRows(hits.filter(of).map(([cell, problem, sample, mark, around]) => {
       const measured = isMeasured(cell, problem, sample) ? "with measured attention" : "";
       return { cell, problem, sample, mark, more: [nameOf(cell), around ? `… ${around} …` : measured] };
     }), ["Cell", "Text"]);
@@ -244,7 +277,7 @@ async function open(parts, query, fresh) {
   }
   await useRun(parts[0]);
   const [, kind, ...rest] = parts;
-  if (!kind || kind === "map") await showRun(parts, query, fresh);
+  if (!kind || kind === "map" || (kind in tabs && kind !== "find")) await showRun(parts, query, fresh);
   else if (kind === "cell") await showCell(numbered(rest[0], "cell"), query);
   else if (kind === "problem") await showProblem(numbered(rest[0], "table"), numbered(rest[1], "problem"), query);
   else if (kind === "trace") {
@@ -257,9 +290,11 @@ async function open(parts, query, fresh) {
 async function route(fresh = true) {
   const turn = ++state.turn, { parts, query } = here();
   hideTip();
+  view.read(query);
+  if (fresh) byId("live").textContent = "Loading …";
   await guarded(() => open(parts, query, fresh));
   if (turn !== state.turn) return;
-  if (fresh && parts[1] !== "map" && !known(parts[5]) && !query.open) window.scrollTo(0, 0);
+  if (fresh && parts[1] !== "map" && !known(parts[5])) window.scrollTo(0, 0);
   if (fresh) byId("main").focus({ preventScroll: true });
   sayProgress();
 }

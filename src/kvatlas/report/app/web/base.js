@@ -83,17 +83,10 @@ function colourOf(value, low, high, steps) {
   return from.map((part, index) => Math.round(part + (to[index] - part) * (position - step)));
 }
 
-/* Dark or light text, whichever has the higher contrast (WCAG relative luminance). */
-function inkOn(channels) {
-  const linear = channels.map((part) => part / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-  const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-  return (luminance + 0.05) ** 2 > 1.05 * 0.056 ? "#111111" : "#ffffff";
-}
-
+/* All scales are pale: black type can be read on every colour. */
 function paint(node, value, low, high, steps) {
-  const channels = colourOf(value, low, high, steps);
-  node.style.backgroundColor = `rgb(${channels.join(" ")})`;
-  node.style.color = inkOn(channels);
+  node.style.backgroundColor = `rgb(${colourOf(value, low, high, steps).join(" ")})`;
+  node.style.color = "#111111";
 }
 
 /* -- cells --------------------------------------------------------------------------------------------------------- */
@@ -107,8 +100,8 @@ function cellFacts(cell) {
   const facts = [];
   if (cell.problems) facts.push(`${plural(cell.problems, "problem")}${cell.samples ? `, ${plural(cell.samples, "sample")} each` : ""}`);
   if (cell.difference) {
-    const [value, low, high] = cell.difference;
-    facts.push(`${signed(value)} points against the baseline (${signed(low)} to ${signed(high)}, paired)`);
+    const [value, low, high] = cell.difference.map((points) => signed(-points));
+    facts.push(`points lost against the first baseline: ${value} (95 %, paired: ${high} to ${low})`);
   }
   if (known(cell.kept)) facts.push(`${whole(cell.kept)} tokens cached on average${cell.peak ? `, ${whole(cell.peak)} at the peak` : ""}`);
   if (known(cell.output)) facts.push(`${whole(cell.output)} tokens per answer`);
@@ -117,7 +110,7 @@ function cellFacts(cell) {
   if (cell.audit) {
     const { median, worst } = cell.audit;
     facts.push(`${whole(median)} places for older thinking tokens in the median problem, ${whole(worst)} in the worst`);
-    if (noChoice(cell)) facts.push(`policies have nothing to choose in ${fixed(noChoice(cell))} % of the problems`);
+    if (noChoice(cell)) facts.push(`every policy keeps the same tokens in ${fixed(noChoice(cell))} % of the problems`);
   }
   return facts;
 }

@@ -4,7 +4,8 @@ const costView = { group: 0 };
 function drawCosts() {
   const names = data.fronts.map((front, index) => [String(index), `${shortOf(front.model)} | ${front.benchmark}`]);
   if (costView.group >= names.length) costView.group = 0;
-  const group = data.fronts[costView.group];
+  const own = data.fronts.findIndex((front) => front.model === view.model);
+  const group = data.fronts[own >= 0 && data.fronts[costView.group]?.model !== view.model ? own : costView.group];
   const change = (value) => { costView.group = Number(value); drawCosts(); };
   byId("costs-controls").replaceChildren(choice("Maps", names, String(costView.group), change));
   const axes = [["kept", "Mean cached tokens per sequence"], ["seconds", "Seconds per answer"]];
@@ -31,7 +32,7 @@ function frame([width, height], label, horizontal, vertical, [left, right, top, 
   }
   for (const y of vertical.ticks) {
     picture.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: py(y), y2: py(y) }),
-      svg("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, brief(y)));
+      svg("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, (vertical.text ?? brief)(y)));
   }
   const middle = (top + height - bottom) / 2;
   picture.append(svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, horizontal.label),
@@ -50,9 +51,17 @@ function padded(values, most = Infinity) {
 function costChart(group, name, label) {
   const size = [520, 330], margins = [44, 12, 10, 40];
   const dots = group.cells.filter((number) => known(data.cells[number][name])).map((number) => ({ number, cell: data.cells[number] }));
-  const xs = padded(dots.map(({ cell }) => cell[name])), ys = padded(dots.map(({ cell }) => cell.value), 100);
+  /* Points lost against the full cache, where it is there; better is higher up, as with the metric. */
+  const full = dots.find(({ cell }) => cell.policy === "full")?.cell, ys = padded(dots.map(({ cell }) => cell.value), 100);
+  const xs = padded(dots.map(({ cell }) => cell[name])), lost = (value) => (full ? full.value - value : value);
+  const marks_ = full ? ticks([lost(ys[1]), lost(ys[0])], 5).map(lost) : ticks(ys, 5);
   const { picture, px, py } = frame(size, `${data.metric} against ${label}`, { at: linear(xs), ticks: ticks(xs, 5), label, role: "group" },
-    { at: linear(ys), ticks: ticks(ys, 5), label: data.metric }, margins);
+    { at: linear(ys), ticks: marks_, label: full ? "Points lost against the full cache" : data.metric, text: (value) => brief(lost(value)) }, margins);
+  const margin = data.cards[0]?.margin;
+  if (full && known(margin)) {
+    const [top, bottom] = [py(Math.min(full.value, ys[1])), py(Math.max(full.value - margin, ys[0]))];
+    picture.prepend(svg("rect", { class: "band", x: margins[0], y: top, width: size[0] - margins[0] - margins[1], height: Math.max(2, bottom - top) }));
+  }
   const front = group[name].map((number) => data.cells[number]);
   if (front.length) {
     const steps = front.map((cell, index) => (index ? `H${px(cell[name])}V${py(cell.value)}` : `M${px(cell[name])} ${py(cell.value)}`));
@@ -79,8 +88,8 @@ function costChart(group, name, label) {
     swatch.style.background = colour(policy);
     return el("li", {}, swatch, policy);
   });
-  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${data.metric} against ${label.toLowerCase()}`)), picture,
-    el("ul", { class: "legend" }, ...legend, el("li", {}, "ringed, dashed line: the front")));
+  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${full ? "Loss" : data.metric} against ${label.toLowerCase()}`)), picture,
+    el("ul", { class: "legend" }, ...legend, el("li", {}, `ringed, dashed line: the front${full && known(margin) ? `; band: at most ${brief(margin)} points lost` : ""}`)));
 }
 
 /* Predicted importance against the answer's attention, a dot for each thinking token, both axes logarithmic. */

@@ -7,12 +7,12 @@ const measures = {
     small: (cell) => between(cell.low, cell.high),
     steps: page.colours,
   },
-  difference: {
-    label: "Difference to the baseline (points)",
-    of: (cell) => cell.difference && cell.difference[0],
-    text: (cell) => signed(cell.difference[0]),
-    small: (cell) => `${signed(cell.difference[1], 0)} to ${signed(cell.difference[2], 0)}`,
-    steps: page.differences,
+  loss: {
+    label: "Points lost against the first baseline",
+    of: (cell) => cell.difference && -cell.difference[0],
+    text: (cell) => signed(-cell.difference[0]),
+    small: (cell) => `${signed(-cell.difference[2], 0)} to ${signed(-cell.difference[1], 0)}`,
+    steps: [...page.differences].reverse(),
     centred: true,
   },
   kept: cost("KV memory (mean cached tokens)", "kept", whole),
@@ -20,7 +20,6 @@ const measures = {
   output: cost("Tokens per answer", "output", whole),
   truncated: cost("Truncated (%)", "truncated", fixed),
 };
-const mapView = { model: "", measure: "value", scale: "row", open: false };
 
 function cost(label, name, text) {
   return { label, of: (cell) => cell[name], text: (cell) => text(cell[name]), steps: page.costs };
@@ -34,38 +33,34 @@ function spanOf(maps, measure) {
   return span(values, measure.centred, measure.least);
 }
 
-function drawMaps(wanted = null) {
-  const models = unique(data.maps.map((map) => map.model));
-  if (!models.includes(mapView.model)) [mapView.model] = models;
-  const shown = data.maps.filter((map) => map.model === mapView.model);
-  const measure = measures[mapView.measure];
-  const there = Object.entries(measures).filter(([, one]) => data.cells.some((cell) => known(one.of(cell))));
-  const scales = [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]];
-  const change = (name) => (value) => { mapView[name] = value; drawMaps(); };
-  byId("maps-controls").replaceChildren(
-    choice("Model", models.map((name) => [name, shortOf(name)]), mapView.model, change("model")),
-    choice("Show", there.map(([name, one]) => [name, one.label]), mapView.measure, change("measure")),
-    choice("Colour scale", scales, mapView.scale, change("scale")),
-  );
-  const every = spanOf(shown, measure), used = new Set();
-  const blocks = unique(shown.map((map) => map.benchmark)).map((benchmark) => {
-    const row = shown.filter((map) => map.benchmark === benchmark), shared = spanOf(row, measure);
-    const panels = row.map((map) => {
-      const scale = { all: every, row: shared, own: spanOf([map], measure) }[mapView.scale];
-      used.add(scale.join());
-      const figure = panel(map, measure, scale), name = figure.querySelector("figcaption strong");
-      name.replaceChildren(link(to(state.run, "map", data.maps.indexOf(map)), name.textContent));
-      if (map === wanted) figure.classList.add("here");
-      return figure;
+/* The ends of a map's colour scale, the same wherever it stands; differences are on one scale around 0. */
+function scaleOf(map, measure) {
+  const all = view.scale === "all" || measure.centred, row = data.maps.filter((one) => one.model === map.model && one.benchmark === map.benchmark);
+  return spanOf(view.scale === "own" && !measure.centred ? [map] : all ? data.maps : row, measure);
+}
+
+const measureShown = () => measures[view.show] ?? measures.value;
+
+/* All maps, or on the page with the answer the first ones: the means over benchmarks, where there are any. */
+function drawMaps(tab, wanted) {
+  const measure = measureShown(), used = new Set(), shown = data.maps.filter(isShown);
+  const blocks = unique(shown.map((map) => map.model)).map((model) => {
+    const own = shown.filter((map) => map.model === model), benchmarks = unique(own.map((map) => map.benchmark));
+    return (tab === "maps" ? benchmarks : benchmarks.slice(0, 1)).flatMap((benchmark) => {
+      const row = own.filter((map) => map.benchmark === benchmark);
+      const panels = row.map((map) => {
+        const scale = scaleOf(map, measure);
+        used.add(scale.join());
+        const figure = panel(map, measure, scale), name = figure.querySelector("figcaption strong");
+        name.replaceChildren(link(to(state.run, "map", data.maps.indexOf(map)), name.textContent));
+        if (map === wanted) figure.classList.add("here");
+        return figure;
+      });
+      return [el("h3", {}, `${row[0].short} | ${benchmark}`), besideOf(row[0]), el("div", { class: "panels" }, ...panels)];
     });
-    return [el("h3", {}, `${row[0].short} | ${benchmark}`), besideOf(row[0]), el("div", { class: "panels" }, ...panels)];
   });
-  byId("maps-scale").textContent = used.size > 1 ? "Colour scales differ between maps." : "";
-  /* The mean over benchmarks comes first, where there is one. */
-  const [first, ...folded] = blocks;
-  const details = el("details", { open: mapView.open, ontoggle: () => { mapView.open = details.open; } },
-    el("summary", {}, `Each benchmark (${folded.length})`), ...folded.flat());
-  byId("maps-panels").replaceChildren(...first, ...(folded.length ? [details] : []));
+  byId("maps-scale").textContent = used.size > 1 ? "Colour scales differ between maps; each map says its own." : "";
+  byId("maps-panels").replaceChildren(...blocks.flat());
   byId("maps-panels").querySelector("figure.here")?.scrollIntoView({ block: "center" });
 }
 
@@ -73,12 +68,31 @@ function drawMaps(wanted = null) {
 function mapAround(number) {
   const map = data.maps.find((one) => numbersIn(one).includes(number)) ?? data.maps.find((one) => one.beside.includes(number));
   if (!map) return [];
-  const figure = panel(map, measures.value, spanOf([map], measures.value));
+  const figure = panel(map, measureShown(), scaleOf(map, measureShown()));
   for (const node of figure.querySelectorAll(`td[data-cell="${number}"]`)) {
     node.classList.add("here");
     node.setAttribute("aria-current", "true");
   }
   return [el("p", { class: "soft" }, `${map.short} | ${map.benchmark}`), figure, besideOf(map)];
+}
+
+/* One problem under every setting: a small map for each policy, each cell with its right samples. */
+function mosaic(table, problem) {
+  const maps = data.maps.filter((map) => map.model === table.model && map.benchmark === table.benchmark);
+  return maps.map((map) => {
+    const rows = map.cells.map((row, y) => el("tr", {}, el("th", { scope: "row" }, map.rows[y]), ...row.map((number) => {
+      const letters = known(number) ? table.marks[number].slice(problem * table.samples, (problem + 1) * table.samples) : "";
+      if (!letters) return el("td", { class: "none" });
+      const right = [...letters].filter((mark) => mark === "r").length, first = [...letters].findIndex((_, sample) => holds(number, problem, sample));
+      const text = letters.length === 1 ? marks[letters] : `${right}/${letters.length}`;
+      const node = el("td", {}, first < 0 ? text : link(to(state.run, "trace", number, problem, first), text));
+      paint(node, right / letters.length, 0, 1, page.colours);
+      return node;
+    })));
+    const head = el("tr", {}, el("td", { class: "corner" }), ...map.columns.map((column) => el("th", { scope: "col" }, column)));
+    return el("figure", { class: "mosaic" }, el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical} by ${map.horizontal || "setting"}`),
+      el("table", { class: "heat", "aria-label": `This problem under ${map.policy}` }, el("tbody", {}, ...rows), el("tfoot", {}, head)));
+  });
 }
 
 function besideOf(map) {
@@ -116,7 +130,7 @@ function captionOf(map) {
   const everywhere = map.framed.flat().every(Boolean);
   if (everywhere) caption.append(`. All cells are ${map.frame}.`);
   if (numbersIn(map).some((number) => noChoice(data.cells[number]))) {
-    caption.append(`${everywhere ? "" : "."} Corner: policies have nothing to choose in some problems, filled: in most.`);
+    caption.append(`${everywhere ? "" : "."} Open corner: in some problems every policy keeps the same tokens, filled: in most.`);
   }
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : null }, note.text));
@@ -130,7 +144,7 @@ function mapCell(map, number, x, y, measure, scale, best) {
   const framed = member(0, 0) && !map.framed.flat().every(Boolean);
   const sides = [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]];
   const kinds = framed ? sides.filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
-  if (mapView.measure === "value" && cell.value > best - 1e-6) kinds.push("peak");
+  if (view.show === "value" && cell.value > best - 1e-6) kinds.push("peak");
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
     class: kinds.join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),

@@ -3,7 +3,7 @@ const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null }
 const marks = { r: "right", w: "wrong", t: "truncated", n: "no answer", ".": "missing" };
 const filters = {
   "": ["all", () => true],
-  lost: ["wrong here, right with full", (mark, full) => mark !== "r" && full === "r"],
+  lost: ["lost: wrong here, right with the full cache", (mark, full) => mark !== "r" && full === "r"],
   right: ["right", (mark) => mark === "r"],
   wrong: ["wrong", (mark) => mark !== "r"],
   truncated: ["truncated", (mark) => mark === "t"],
@@ -11,11 +11,20 @@ const filters = {
 
 /* The page of one cell holds that cell's traces alone; all else is in the page of the run. */
 const home = (kind, number) => (page.home && !(["cell", "trace"].includes(kind) && number === page.cell) ? page.home : "");
-const to = (...parts) => `${home(...parts.slice(1))}#/${parts.map((part) => encodeURIComponent(part)).join("/")}`;
+const to = (...parts) => withQuery(`${home(...parts.slice(1))}#/${parts.map((part) => encodeURIComponent(part)).join("/")}`, view.chosen());
+
+/* What the header chooses; every address has what differs from the usual. */
+const usual = { model: "", policy: "", show: "value", scale: "row" };
+const view = {
+  ...usual,
+  read(query) { for (const name of Object.keys(usual)) this[name] = query[name] ?? usual[name]; },
+  chosen() { return Object.fromEntries(Object.keys(usual).map((name) => [name, this[name] === usual[name] ? "" : this[name]])); },
+};
 
 function withQuery(address, values) {
-  const given = Object.entries(values).filter(([, value]) => known(value) && value !== "");
-  return given.length ? `${address}?${new URLSearchParams(given)}` : address;
+  const [path, query] = address.split("?"), all = { ...Object.fromEntries(new URLSearchParams(query ?? "")), ...values };
+  const given = Object.entries(all).filter(([, value]) => known(value) && value !== "");
+  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
 function here() {

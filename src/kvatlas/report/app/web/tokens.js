@@ -101,7 +101,7 @@ function tokenText(trace, said, chosen) {
 }
 
 function legendOf(trace) {
-  const legend = (...items) => el("ul", { class: "legend" }, ...items.map(([name, text]) =>
+  const legend = (...items) => el("ul", { class: "legend fate" }, ...items.map(([name, text]) =>
     el("li", {}, name ? el("i", { class: `swatch ${name}` }) : null, text)));
   if (traceView.mode !== "evictions") {
     return legend(["h0", "under a fifth of the mean"], ["h3", "the mean"], ["h6", "six times the mean and more"], ["", "thinking tokens, on the full cache"]);
@@ -145,10 +145,12 @@ function follower({ trace, text }) {
   };
   const begin = () => {
     text.box.classList.add("moving");
+    byId("trace").classList.add("replayed");
     for (const nodes of leaving.values()) for (const node of nodes) node.classList.add("gone");
   };
   const end = () => {
     text.box.classList.remove("moving");
+    byId("trace").classList.remove("replayed");
     for (const node of text.nodes) node.classList.remove("unwritten", "gone");
     now = length;
   };
@@ -215,6 +217,9 @@ function motion(columns) {
   const at = departs?.at ?? (differs >= 0 ? differs : null);
   if (known(at)) buttons.push(jump("Departure", () => at, "Where the two begin to differ"));
   if (departs?.missed.length) buttons.push(jump("What was missed", () => at, null, () => own.text.select(departs.missed[0][0], true)));
-  mark(last);
-  return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")), said);
+  /* A trace opens where it departs. */
+  if (known(at) && here().parts.length < 6) setTimeout(() => { if (slider.isConnected) show(at); });
+  else mark(last);
+  const fates = el("p", { class: "fates soft" }, "Blue: in the cache. Struck through: evicted. Pale: not yet written. Red: where the two part.");
+  return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")), said, fates);
 }

@@ -50,6 +50,13 @@ function neighbours(table, trace, query) {
   return [step(-1, "Previous trace"), step(1, "Next trace")].filter(known);
 }
 
+/* p and n lead to the previous and the next trace. */
+document.addEventListener("keydown", (event) => {
+  const text = { p: "Previous trace", n: "Next trace" }[event.key];
+  if (!text || byId("traces").hidden || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
+  [...byId("traces-controls").querySelectorAll("a")].find((node) => node.textContent === text)?.click();
+});
+
 async function measure(trace, button) {
   button.disabled = true;
   button.textContent = "Measuring …";
@@ -78,7 +85,7 @@ function factsOf(trace) {
 
 /* Draw a trace, and another one beside it; returns the text of the first. */
 function drawTrace(trace, others, other, redraw) {
-  const parts = [el("h3", {}, badge(trace.right, trace.verdict), `${trace.problem}, sample ${trace.sample}`), factsOf(trace)];
+  const parts = [el("h3", {}, badge(trace.right, trace.verdict), `${trace.problem}, sample ${trace.sample}`)];
   let text = null;
   if (trace.lengths) {
     const modes = [["evictions", "eviction from the cache"]];
@@ -95,10 +102,13 @@ function drawTrace(trace, others, other, redraw) {
     legendOf(trace));
     if (trace.left !== undefined) parts.push(motion(columns));
     parts.push(info, other ? sideBySide(...columns) : text.box);
+    parts.push(factsOf(trace));
     if (trace.measured) parts.push(scatter(trace.measured));
-  } else parts.push(el("pre", { tabindex: 0 }, trace.text));
+  } else parts.push(factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
-  byId("trace").replaceChildren(...parts);
+  const raw = el("details", { ontoggle: () => { raw.querySelector("pre").textContent = raw.open ? JSON.stringify(trace, null, 1) : ""; } },
+    el("summary", {}, "Raw JSON"), el("pre", { tabindex: 0 }));
+  byId("trace").replaceChildren(...parts, raw);
   for (const node of byId("trace").querySelectorAll(".token.parts")) centre(node.closest("pre"), node);
   return text;
 }
@@ -114,6 +124,10 @@ function sideBySide({ trace, text }, { trace: other, text: beside }) {
   const quoted = (piece) => JSON.stringify(piece ?? "");
   const words = at < 0 && own.length === others.length ? `Token by token what ${short} wrote.`
     : `The first ${whole(at < 0 ? own.length : at)} tokens are the same; then ${quoted(own[at])} here and ${quoted(others[at])} with ${short}.`;
+  /* Both boxes scroll together. */
+  for (const [from, into] of [[text.box, beside.box], [beside.box, text.box]]) {
+    from.addEventListener("scroll", () => { if (into.scrollTop !== from.scrollTop) into.scrollTop = from.scrollTop; });
+  }
   return el("div", {}, el("p", { class: "parting" }, words), el("div", { class: "pair" }, column(trace, text), column(other, beside)));
 }
 
@@ -126,9 +140,12 @@ function departure(trace, text, other, others) {
   const chips = there.map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
   const isFull = (cell) => data.cells[cell].policy === "full", full = others.find(({ cell }) => isFull(cell));
   if (full && !(other && isFull(other.cell))) {
-    chips.push(el("button", { class: "plain", onclick: () => lead(traceAddress(trace, { beside: full.short })) }, "Read both side by side"));
+    chips.unshift(el("button", { class: "plain", onclick: () => lead(traceAddress(trace, { beside: full.short })) }, "Read both side by side"));
   }
+  const named = there.reduce((sum, [, part]) => sum + part, 0), others_ = Math.max(0, share - prompt - named);
+  const rest = [["the prompt's evicted tokens", prompt], ["other evicted tokens", others_], ["tokens still in the cache", 1 - share]];
+  chips.push(...rest.filter(([, part]) => part > 0).map(([name, part]) => el("span", { class: "soft" }, `${name} ${percent(part)}`)));
   const evicted = trace.holders ? "every layer and head had evicted here" : "were evicted here";
-  return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache. Where it does, the full cache pays ${percent(share)} of its attention (mean over layers and heads) to tokens that ${evicted}${prompt > 0 ? ` (${percent(prompt)} to the prompt's)` : ""}; most of it to:`),
+  return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache, which reads ${percent(share)} of its attention (mean over layers and heads) there from tokens that ${evicted}. All that it reads:`),
     el("div", { class: "controls" }, ...chips));
 }
