@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kvatlas.policies.audit import AuditedCell
     from kvatlas.sweeps import Progress
 
-#: Columns of a table that goes to a file or a pipe.
-_NO_EDGE = 10_000
+#: Columns of a table that goes to a file or a pipe, and of a text that wraps in a terminal at least.
+_NO_EDGE, _NARROW = 10_000, 12
 #: Verdicts that are always counted; others (a grader's timeout) only where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
 #: Seconds between two lines of progress in a file or a pipe, and between two pictures of the bar in a terminal.
@@ -51,13 +51,29 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: 
     from rich.markup import escape
     from rich.table import Table
 
+    console = table_console()
+    columns = {name: [visible(_cell_text(row[name])) for row in rows] for name in (rows[0] if rows else {})}
+    widths = {name: max(map(len, (name, *texts))) for name, texts in columns.items()}
+    numbers = [name for name in columns if all(isinstance(row[name], int | float) for row in rows)]
+    # Names and numbers are never cut: texts wrap, and where that is not enough the last numbers are left out.
+    left_out: list[str] = []
+
+    def needed() -> int:
+        whole = {*numbers, *list(columns)[:1]}
+        return sum((widths[name] if name in whole else min(widths[name], _NARROW)) + 2 for name in columns)
+
+    while numbers and needed() > console.width:
+        left_out.insert(0, numbers.pop())
+        del columns[left_out[0]]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(rows[0] if rows else []):
-        is_number = all(isinstance(row[column], int | float) for row in rows)
-        table.add_column(column.replace("_", " "), no_wrap=one_line or number == 0 or is_number)
-    for row in rows:
-        table.add_row(*(escape(visible(_cell_text(value))) for value in row.values()))
-    table_console().print(table)
+    for place, name in enumerate(columns):
+        whole = place == 0 or name in numbers
+        table.add_column(name.replace("_", " "), no_wrap=one_line or whole, min_width=widths[name] if whole else None)
+    for texts in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, texts))
+    console.print(table)
+    if left_out:
+        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
 
 
 def _cell_text(value: Any) -> str:

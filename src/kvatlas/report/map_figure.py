@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
@@ -23,7 +23,7 @@ from kvatlas.figures.panels import (
 )
 from kvatlas.figures.style import Look, check_figure, save
 from kvatlas.report.result import of_policy
-from kvatlas.results.csv_maps import PUBLISHED, read_maps
+from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.intervals import with_binomial_bounds
@@ -124,10 +124,36 @@ def plot_sources(
         for analysis in joined([RunAnalysis(run) for run in runs]):
             verdicts |= analysis.verdicts
         framed = with_regions(framed, verdicts, runs[0].margin if runs else LOSE_AT_MOST / 100)
+    if mean:
+        framed = _with_rounding(framed, sources)
     unlike = next((map_ for map_ in framed if metric and map_.metric != metric), None)
     if unlike is not None:
         raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
     return save(plot(metric_panels(framed, frame), shared=shared, one_bar=mean, look=look), out, framed, look=look)
+
+
+def _with_rounding(means: Sequence[Map], sources: Sequence[str | Path]) -> list[Map]:
+    """The means with a note on how many cells differ from the published means of the same maps by rounding."""
+    names = [f"{source}_mean" for source in map(str, sources) if source.startswith(PUBLISHED)]
+    published = {
+        map_.model: map_
+        for name in names
+        if name.removeprefix(PUBLISHED) in published_names()
+        for map_ in read_maps(name)
+    }
+    pairs = [
+        (cell.estimate.value, published[mean.model].cells[coord].estimate.value)
+        for mean in means
+        for coord, cell in mean.cells.items()
+        if mean.model in published
+    ]
+    count = sum(style.percent(own) != style.percent(other) for own, other in pairs)
+    if not count:
+        return list(means)
+    text = (
+        f"in {count} of {len(pairs)} cells the published mean differs by 0.1, since the benchmarks' values are rounded"
+    )
+    return [replace(mean, notes=(*mean.notes, Note(NoteKind.GRANULARITY, text))) for mean in means]
 
 
 def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, look: Look | None) -> list[Path]:

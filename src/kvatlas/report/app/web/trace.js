@@ -106,8 +106,8 @@ function drawTrace(trace, others, other, redraw) {
     if (trace.measured) parts.push(scatter(trace.measured));
   } else parts.push(factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
-  const raw = el("details", { ontoggle: () => { raw.querySelector("pre").textContent = raw.open ? JSON.stringify(trace, null, 1) : ""; } },
-    el("summary", {}, "Raw JSON"), el("pre", { tabindex: 0 }));
+  const write = () => { if (raw.children.length < 2) raw.append(el("pre", { tabindex: 0 }, JSON.stringify(trace, null, 1))); };
+  const raw = el("details", { ontoggle: write }, el("summary", {}, "Raw JSON"));
   byId("trace").replaceChildren(...parts, raw);
   for (const node of byId("trace").querySelectorAll(".token.parts")) centre(node.closest("pre"), node);
   return text;
