@@ -92,8 +92,7 @@ def test_missing_traces_are_refused_or_said(budgets):
 def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     curves = curves_of_run(RunData(*budgets))
     figure = line_figure(curves)
-    words = texts(figure, tmp_path)
-    assert {"tiny: Pass@1 by KV Budget", "CHAIN6", "CHAIN8"} <= set(words)
+    assert {"tiny: Pass@1 by KV Budget", "CHAIN6", "CHAIN8"} <= set(words := texts(figure, tmp_path))
     axes = figure.axes[0]
     assert len(axes.collections) == 2
     assert [words.count(name) for name in ("dynts", "window", "full")] == [2, 2, 2]

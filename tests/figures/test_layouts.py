@@ -31,22 +31,22 @@ def faults(figure: Figure) -> list[str]:
     figure.set_dpi(72)
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()
-    point = figure.dpi / 72
     boxes = [
         (text.get_text(), text.get_window_extent())
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip()
+        for text in figure.findobj(
+            lambda item: isinstance(item, Text) and item.get_visible() and item.get_text().strip()
+        )
     ]
-    wide, high = figure.bbox.width + point, figure.bbox.height + point
+    wide, high = figure.bbox.width + 1, figure.bbox.height + 1
     found = [
         f"{text!r} leaves the canvas"
         for text, box in boxes
-        if box.x0 < -point or box.y0 < -point or box.x1 > wide or box.y1 > high
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > wide or box.y1 > high
     ]
     for number, (text, box) in enumerate(boxes):
         for other, its in boxes[number + 1 :]:
             across = min(box.x1, its.x1) - max(box.x0, its.x0)
-            if across > point and min(box.y1, its.y1) - max(box.y0, its.y0) > point:
+            if across > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1:
                 found.append(f"{text!r} overlaps {other!r}")
     return found
 

@@ -315,10 +315,6 @@ def test_maps_show_costs_and_share_their_colours_on_demand(opened: Callable[...,
             "([number, text]) => document.querySelector(`#maps td[data-cell='${number}']`)?.innerText.startsWith(text)",
             arg=[number, text],
         )
-        # A map has the same scale beside a trace of its cell.
-        assert page.evaluate(
-            f"scaleOf(data.maps[2], measures.{measure}).join() === scaleOf(data.maps[3], measures.{measure}).join()"
-        )
     # Every cell's text has the contrast that readers need.
     assert min(page.evaluate(CONTRASTS)) >= 4.0
 
@@ -337,11 +333,9 @@ def test_narrow_and_dark_reports_fit_and_can_be_read(
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
     assert (sum(map(int, ink[4:-1].split(","))) > 500) == dark
     page.locator("td[data-cell] >> nth=3").hover()
-    if width > 480:
-        box = page.locator("#tip").bounding_box()
-        assert 0 <= box["x"] <= width - box["width"]
-    else:
-        assert page.locator("#tip").is_hidden(), "a tooltip would cover what is read"
+    # On a telephone a tooltip would cover what is read.
+    box = page.locator("#tip").bounding_box()
+    assert box is None if width == 390 else 0 <= box["x"] <= width - box["width"]
     page.evaluate("for (const one of document.querySelectorAll('.outcomes td button')) one.className = 'r'")
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
 
