@@ -275,7 +275,7 @@ def test_costs_against_a_baseline_are_changes_in_percent(run):
     (panel,) = cost_change_panels([replace(maps[0], baselines=half)], "mean_kv_tokens", Against("full"))
     assert {shown.text for shown in panel.cells.values()} == {"−50"}
     assert panel.centred
-    assert (panel.label, panel.unit) == ("mean cached tokens against full", "in %")
+    assert (panel.label, panel.unit) == ("mean KV cache against full", "in %")
 
 
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):

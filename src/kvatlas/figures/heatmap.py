@@ -214,7 +214,10 @@ def _above(
         facts = ", ".join(filter(None, (f"n {panel.problems}" if panel.problems else "", half)))
         title = [Line(text, NAME_TYPE, colours.ink, "bold") for text in wrapped(name, inner, NAME_TYPE, True)]
         baselines = [f"{text} ({between})" if between and look.intervals else text for text, between in panel.baselines]
-        lines = [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(", ".join(baselines), inner)]
+        lines = [
+            Line(text, SMALL_TYPE, colours.soft)
+            for text in wrapped(", ".join(text.replace(" ", "\u00a0") for text in baselines), inner)
+        ]
         above.append((title, Line(facts, SMALL_TYPE, colours.soft), lines))
     beside = all(
         len(title) == 1 and text_width(title[0].text, NAME_TYPE, True) + text_width(facts.text) + 0.08 <= inner

@@ -187,11 +187,11 @@ class Cost(NamedTuple):
 
 #: Costs by the names under which `--metric` knows them.
 COSTS: Mapping[str, Cost] = {
-    "mean_kv_tokens": Cost("mean cached tokens", "mean_kv_tokens"),
-    "peak_kv_tokens": Cost("most cached tokens", "peak_kv_tokens"),
+    "mean_kv_tokens": Cost("mean KV cache", "mean_kv_tokens"),
+    "peak_kv_tokens": Cost("peak KV cache", "peak_kv_tokens"),
     "seconds": Cost("time per answer", "seconds_mean", _TIMES),
-    "output_tokens": Cost("tokens per answer", "output_tokens_mean"),
-    "truncated": Cost("traces cut at the token limit", "truncated", (Unit("traces"),)),
+    "output_tokens": Cost("answer length", "output_tokens_mean"),
+    "truncated": Cost("truncated answers", "truncated", (Unit("number"),)),
 }
 #: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
 KV_MEMORY = "kv_memory"
