@@ -104,8 +104,8 @@ def pairwise_figure(
 ) -> Figure:
     """One panel for every pair, three in a row for up to nine, with counts on one colour scale.
 
-    Continuous values, or all with `density`, are drawn as dots and their density. Raises KvatlasError for more than 28
-    panels and a layout without room for the counts.
+    If all values are continuous, and with `density`, problems are drawn as dots and their density. Raises KvatlasError
+    for more than 28 panels and a layout without room for the counts.
     """
     from matplotlib.colors import PowerNorm
 
@@ -113,9 +113,10 @@ def pairwise_figure(
     look = look or Look()
     short = [look.named(name) for name in names_of(systems)]
     names = [_whole_name(name, system) for name, system in zip(short, systems, strict=True)]
-    is_smooth = [density or _is_continuous(pair) for _, _, pair in pairs]
+    # One kind of panel in a figure, so that panels can be compared.
+    is_smooth = density or all(_is_continuous(pair) for _, _, pair in pairs)
     counts = [_counts(pair) for _, _, pair in pairs]
-    most = max((int(own.max()) for own, smooth in zip(counts, is_smooth, strict=True) if not smooth), default=1)
+    most = max(int(own.max()) for own in counts)
     problems = {len(pair.places) for _, _, pair in pairs}
     label = look.named(style.label(metric))
     title = f"{label}, problem by problem"
@@ -125,8 +126,7 @@ def pairwise_figure(
         title = f"{label}: {ahead} is ahead by {_points(abs(pair.difference.value))} points"
         title += "" if pair.difference.low <= 0 <= pair.difference.high else ", proven"
     about = [f"{problems.pop():,} problems in each panel" if len(problems) == 1 else ""]
-    about.append("" if all(is_smooth) else "numbers: problems at these values")
-    about.append("dots: problems, shades: their density" if any(is_smooth) else "")
+    about.append("dots: problems, shades: their density" if is_smooth else "numbers: problems at these values")
     about.append("±: half a 95 % interval over problems" if look.intervals is not False else "")
     with look.applied():
 
@@ -156,20 +156,23 @@ def pairwise_figure(
         own = own._replace(above=max(sum(line.high for line in lines) for lines in heads) + 0.1)
         figure, panels = sheet(look, (width, inner), len(pairs), across, own, title=title, about=about, notes=notes)
         norm, size = PowerNorm(0.5, 0, most), fitting(inner / _BINS, [str(most)], 7.0)
-        for panel, (i, j, pair), own_counts, smooth, lines in zip(panels, pairs, counts, is_smooth, heads, strict=True):
-            if smooth:
+        for panel, (i, j, pair), own_counts, lines in zip(panels, pairs, counts, heads, strict=True):
+            if is_smooth:
                 _draw_density(panel, pair)
             else:
-                shown = np.ma.masked_equal(own_counts, 0)
-                panel.pcolormesh(shown, cmap=style.colour_map(style.COUNTS), norm=norm, snap=True)
+                panel.pcolormesh(
+                    np.ma.masked_equal(own_counts, 0), cmap=style.colour_map(style.COUNTS), norm=norm, snap=True
+                )
                 for row, column in np.argwhere(own_counts > 0):
                     panel.text(
                         column + 0.5, row + 0.5, f"{own_counts[row, column]:.0f}", fontsize=size,
                         color=style.ON_COLOUR, ha="center", va="center", zorder=4,
                     )  # fmt: skip
                 panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
-            end = 1 if smooth else _BINS
-            panel.plot([0, end], [0, end], linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.8, zorder=3)
+            end = 1 if is_smooth else _BINS
+            panel.plot(
+                [0, end], [0, end], linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.7, alpha=0.7, zorder=3
+            )
             panel.set(xlim=(0, end), ylim=(0, end), facecolor="#ffffff")
             panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE - 0.5)
             panel.set_xlabel("\n".join(axis_labels[i]), labelpad=2, fontsize=SMALL_TYPE)

@@ -68,7 +68,7 @@ class Panel:
 
 
 def finding(panels: Sequence[Panel]) -> str:
-    """What the panels show, never more than was tested: how many cells the claim is proven of, else their range."""
+    """State the number of cells of which the claim is proven; the range of the cells if none was tested."""
     first, claim = panels[0], panels[0].claim
     if not claim or any(panel.claim != claim for panel in panels):
         labels = dict.fromkeys(panel.label for panel in panels)
@@ -198,7 +198,7 @@ KV_MEMORY = "kv_memory"
 
 
 def cost_of(name: str, model: str) -> Cost:
-    """The cost of that name; raises KvatlasError if there is none."""
+    """The cost of that name; raises KvatlasError without one."""
     if name in COSTS:
         return COSTS[name]
     if name != KV_MEMORY:
@@ -256,7 +256,7 @@ class Against:
         return {self.name: map_.baselines[self.name]}
 
     def cells(self, map_: Map) -> Mapping[CellCoord, Cell]:
-        """The other side of each cell of a map; raises KvatlasError if there is none."""
+        """The other side of each cell of a map; raises KvatlasError without one."""
         for base in self.baselines(map_).values():
             return dict.fromkeys(map_.cells, base)
         other = self.others.get(map_.name)

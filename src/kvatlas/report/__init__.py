@@ -1,1 +1,1 @@
-"""What a map says: words, terminal, and the self-contained page."""
+"""The result of runs and maps as text, JSON, pictures and the app."""

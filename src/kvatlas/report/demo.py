@@ -38,8 +38,8 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     run = RunData.open(folder)
     analysis = RunAnalysis(run)
     written = _maps(analysis, folder, FIGURES)
-    shown = _full_and_best(analysis.means)
-    systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in shown]
+    names = _full_and_best(analysis.means)
+    systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in names]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
     for suffix in FIGURES:
         written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
@@ -55,9 +55,9 @@ def _maps(analysis: RunAnalysis, folder: Path, suffixes: Sequence[str]) -> list[
     for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
         series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
         figures.append((map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series))
-    for figure, name, shown in figures:
+    for figure, name, own in figures:
         for suffix in suffixes:
-            written += save(figure, folder / f"{name}.{suffix}", shown)[:1]
+            written += save(figure, folder / f"{name}.{suffix}", own)[:1]
     return written
 
 

@@ -114,8 +114,8 @@ def plot_sources(
                 else difference_panels(compared.maps, compared.differences, compared.against)
             )
         else:
-            shown = of_policy(maps, policy)
-            panels = cost_panels(mean_maps(shown) if mean else shown, cost or "")
+            single = of_policy(maps, policy)
+            panels = cost_panels(mean_maps(single) if mean else single, cost or "")
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
     single = of_policy(maps, policy)
     framed = mean_maps(single) if mean else single

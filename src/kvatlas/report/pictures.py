@@ -35,14 +35,14 @@ class Picture:
 
 def pictures(run: RunData, maps: Sequence[Map]) -> list[Picture]:
     """The line chart of a run with one axis, pairs where problems are graded by progress."""
-    made = []
+    charts = []
     if run.is_line:
         from kvatlas.figures.curves import line_figure
 
         about = f"{style.label(run.metric)} with 95 % intervals."
-        made.append(Picture("Line chart.", about, rendered(line_figure(curves_of_run(run)), ".svg")))
+        charts.append(Picture("Line chart.", about, rendered(line_figure(curves_of_run(run)), ".svg")))
     pairwise = _pairwise(run, maps)
-    return [*made, *([pairwise] if pairwise else [])]
+    return [*charts, *([pairwise] if pairwise else [])]
 
 
 def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
@@ -63,12 +63,12 @@ def _pairwise(run: RunData, maps: Sequence[Map]) -> Picture | None:
 
 def _chosen(systems: Sequence[ModelSetting], maps: Sequence[Map]) -> list[ModelSetting]:
     """The baselines of each model and the highest cell of each of its maps, means before single benchmarks."""
-    wanted: dict[tuple[str, str], None] = {}
+    names: dict[tuple[str, str], None] = {}
     for model in dict.fromkeys(map_.model for map_ in maps):
         own = [map_ for map_ in maps if map_.model == model]
         for map_ in mean_maps(own) or own:
-            wanted |= dict.fromkeys((model, cell.setting.id) for cell in map_.baselines.values())
+            names |= dict.fromkeys((model, cell.setting.id) for cell in map_.baselines.values())
         for map_ in mean_maps(own) or own:
-            wanted[model, map_.cells[map_.best].setting.id] = None
+            names[model, map_.cells[map_.best].setting.id] = None
     by_name = {(system.model, system.setting.id): system for system in systems}
-    return [by_name[name] for name in wanted if name in by_name][:SYSTEMS]
+    return [by_name[name] for name in names if name in by_name][:SYSTEMS]

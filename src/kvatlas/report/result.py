@@ -322,7 +322,7 @@ def analyse(
 
 
 def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
-    """The maps of a policy, all of them without one; KvatlasError if there is none."""
+    """The maps of a policy, all of them without one; raises KvatlasError without one."""
     if not maps:
         raise KvatlasError("There is no map to describe.")
     kept = [map_ for map_ in maps if policy is None or map_.policy == policy]

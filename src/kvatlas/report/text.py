@@ -38,7 +38,7 @@ def say(macro: str, about: Any) -> list[str]:
 
 
 def recommendation(choice: Choice) -> str:
-    """What to choose for one model, with its loss and cost."""
+    """Recommend a setting for one model, with its loss and cost."""
     return " ".join(say("recommendation", choice))
 
 

@@ -76,7 +76,7 @@ def _interval(contrast: Any) -> list[float | None]:
     return [percent(contrast.value), percent(contrast.low), percent(contrast.high)]
 
 
-def shown_maps(analysis: RunAnalysis, tested: bool = True) -> list[Map]:
+def maps_of(analysis: RunAnalysis, tested: bool = True) -> list[Map]:
     """Return the maps of a run, or its curves as maps of one row; `tested` maps have regions.
 
     Raises KvatlasError as `maps_of_run` does.
@@ -92,12 +92,12 @@ def run_document(analysis: RunAnalysis, maps: Sequence[Map], tested: bool) -> Js
     means = analysis.means if compared else mean_maps(maps)
     verdicts = analysis.verdicts if compared else {}
     differences = analysis.differences if compared else {}
-    shown, cells = [*means, *maps], Cells(analysis.run.manifest.expected)
+    every, cells = [*means, *maps], Cells(analysis.run.manifest.expected)
     return {
         "metric": style.label(maps[0].metric if maps else analysis.run.metric),
-        "maps": [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in shown],
-        "fronts": _fronts(shown, cells),
-        "cards": [_card(choice, shown, cells) for choice in analysis.choices] if compared else [],
+        "maps": [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every],
+        "fronts": _fronts(every, cells),
+        "cards": [_card(choice, every, cells) for choice in analysis.choices] if compared else [],
         "findings": [finding.text for finding in analysis.findings] if tested else [],
         "cells": cells.documents,
     }
@@ -131,10 +131,10 @@ def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Con
     }
 
 
-def _fronts(shown: Sequence[Map], cells: Cells) -> list[Json]:
+def _fronts(maps: Sequence[Map], cells: Cells) -> list[Json]:
     """For each model and benchmark its cells, and those on the fronts of value against each cost."""
     groups: dict[tuple[str, str], dict[int, Cell]] = {}
-    for map_ in shown:
+    for map_ in maps:
         group = groups.setdefault((map_.model, map_.benchmark), {})
         for cell in (*map_.cells.values(), *map_.baselines.values()):
             group[cells.number(map_, cell)] = cell
@@ -162,12 +162,12 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
     return cheapest_first
 
 
-def _card(choice: Choice, shown: Sequence[Map], cells: Cells) -> Json:
+def _card(choice: Choice, every: Sequence[Map], cells: Cells) -> Json:
     """The chosen setting of a model (`shown`), else the one with the least loss, and the sentence that says why.
 
     `saved` is the percent of the full cache's mean KV tokens that the setting saves; `loss` is in points.
     """
-    maps = [map_ for map_ in shown if (map_.model, map_.benchmark) == (choice.model, choice.benchmark)]
+    maps = [map_ for map_ in every if (map_.model, map_.benchmark) == (choice.model, choice.benchmark)]
     cell = chosen = choice.by_memory if choice.shown is not False else None
     if cell is None and choice.least is not None and choice.vacuous is None:
         least, _ = choice.least

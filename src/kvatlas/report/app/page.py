@@ -18,7 +18,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError
 from kvatlas.figures import style
-from kvatlas.report.app.documents import MISSING, RIGHT, Json, shown_maps
+from kvatlas.report.app.documents import MISSING, RIGHT, Json, maps_of
 from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
 from kvatlas.report.app.traces import LETTERS
 from kvatlas.report.pictures import Picture
@@ -94,7 +94,7 @@ def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
     Raises KvatlasError for a folder that holds anything.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise KvatlasError(f"A bundle needs a new or empty folder; {str(folder)!r} is none.")
+        raise KvatlasError(f"A bundle needs a new or empty folder, got {str(folder)!r}.")
     for run in runs:
         with Store.open(run.folder) as store:
             run.refresh(store)
@@ -132,7 +132,7 @@ def write_report(
     Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
     """
     check_page(out)
-    if not shown_maps(analysis):
+    if not maps_of(analysis):
         raise KvatlasError("The run has no settings that a report could show.")
     run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), analysis)
     traces, complete = _traces(run, per_cell, TRACES_LIMIT if limit is None else limit)

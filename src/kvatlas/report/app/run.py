@@ -16,7 +16,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, NoteKind, Trace
 from kvatlas.figures import style
-from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, in_order, marks, run_document, shown_maps
+from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, in_order, maps_of, marks, run_document
 from kvatlas.report.app.traces import LoadedModels, Sources, departures, measured, trace_document
 from kvatlas.report.pictures import Picture, pictures
 from kvatlas.report.result import analyse
@@ -118,7 +118,7 @@ class AppRun:
         self.done = sum(cell.stored for cell in self.data.cells)
         analysis, warnings = self.analysis or RunAnalysis(self.data), [] if tested else [_READING]
         try:
-            maps = shown_maps(analysis, tested)
+            maps = maps_of(analysis, tested)
         except KvatlasError as error:
             if self.analysis is not None:
                 raise
@@ -222,11 +222,11 @@ class AppRun:
             "spec": json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
             "keys": list(keys.items()),
         }
-        shown = list(figures)
+        drawings = list(figures)
         if self.finished:
             with self._describing:
                 analysis = self.analysis or RunAnalysis(self.data)
-                shown = [*pictures(analysis.run, shown_maps(analysis)), *shown]
+                drawings = [*pictures(analysis.run, maps_of(analysis)), *drawings]
                 if not analysis.run.is_line:
                     result = analyse([analysis])
                     document |= {
@@ -235,7 +235,7 @@ class AppRun:
                         "sentences": [[one.title, say("analysis", one)] for one in result.every],
                         "comparisons": result.to_dict()["comparisons"],
                     }
-        return {**document, "figures": [[one.title, one.about, one.address] for one in shown]}
+        return {**document, "figures": [[one.title, one.about, one.address] for one in drawings]}
 
     # -- traces -------------------------------------------------------------------------------------------------------
 

@@ -136,8 +136,8 @@ def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[
     """
     problem = sources.problem(trace)
     most, characters = (None, None) if whole else (TOKEN_LIMIT, TEXT_LIMIT)
-    shown = trace.tokens[:most]
-    pieces = sources.pieces(trace.model, shown)
+    tokens = trace.tokens[:most]
+    pieces = sources.pieces(trace.model, tokens)
     if pieces is not None and characters is not None and sum(map(len, pieces)) > characters:
         pieces = None
     text = "".join(pieces) if pieces is not None else trace.text[:characters]
@@ -159,7 +159,7 @@ def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[
         "peak": trace.usage.peak_kv_tokens,
         "compressions": trace.usage.compressions,
         "text": text,
-        "more": len(trace.tokens) - len(shown) if pieces is not None else len(trace.text) - len(text),
+        "more": len(trace.tokens) - len(tokens) if pieces is not None else len(trace.text) - len(text),
     }
     if pieces is not None:
         # Scripts count UTF-16 units, in text whose hidden characters were made visible.
@@ -167,19 +167,19 @@ def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[
         document["lengths"] = _coded(units)
         if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
             window = dict(trace.setting.parameters).get("local_window")
-            document |= coded_evictions(trace.eviction_trace, trace.usage.prompt_tokens, len(shown), window)
+            document |= coded_evictions(trace.eviction_trace, trace.usage.prompt_tokens, len(tokens), window)
     return document
 
 
-def coded_evictions(eviction_trace: EvictionTrace, prompt: int, shown: int, window: int | None) -> dict[str, Any]:
-    """Return when tokens were evicted: of the prompt (counts), and of the first `shown` new tokens.
+def coded_evictions(eviction_trace: EvictionTrace, prompt: int, new: int, window: int | None) -> dict[str, Any]:
+    """Return when tokens were evicted: of the prompt (counts), and of the first `new` new tokens.
 
     `steps` are the steps at which tokens left; `left` has for each token the number of its step from 1, 0 for never;
     `held` half the percent of the holders that had it at the end, where a policy chooses more than once; `prompt_left`
     has for each step the number of prompt tokens that left; `judged` is the number of new tokens that a compression has
     seen outside its window.
     """
-    left = eviction_trace.left[prompt : prompt + shown]
+    left = eviction_trace.left[prompt : prompt + new]
     steps = sorted(set(eviction_trace.left) - {0})
     number = {step: index for index, step in enumerate([0, *steps])}
     prompt_left = Counter(eviction_trace.left[:prompt])
@@ -190,7 +190,7 @@ def coded_evictions(eviction_trace: EvictionTrace, prompt: int, shown: int, wind
         "prompt_left": [prompt_left[step] for step in steps],
     }
     if eviction_trace.holders > 1:
-        kept = eviction_trace.held[prompt : prompt + shown]
+        kept = eviction_trace.held[prompt : prompt + new]
         document["holders"] = eviction_trace.holders
         document["held"] = _coded([round(50 * count / eviction_trace.holders) for count in kept])
     return document
@@ -258,7 +258,7 @@ def departures(
 
 
 def _first(limit: int, items: Sequence[Item], look: Callable[[Item], dict[str, Any] | None]) -> list[Any]:
-    """What `look` finds in the first `limit` items in which it finds something, None for all others."""
+    """Return the result of `look` for the first `limit` items that have one, None for all others."""
     results = []
     for item in items:
         results.append(look(item) if limit > 0 else None)
