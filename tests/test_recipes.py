@@ -81,3 +81,18 @@ def test_the_budget_audit_says_which_prompt_it_is_of() -> None:
     from kvatlas.sweeps import read_spec
 
     assert {entry.prompt for entry in read_spec(RECIPES / "budget_audit.yaml").benchmarks} == {"r1"}
+
+
+def test_the_recipe_of_triattention_has_its_budgets() -> None:
+    from kvatlas.core import Sampling
+    from kvatlas.sweeps import read_spec
+
+    spec = read_spec(RECIPES / "triattention_qwen3.yaml")
+    cells = [setting for setting, baseline in spec.cells() if not baseline]
+    assert {(s.policy, s.values["kv_budget"], s.values["every"], s.values["local_window"]) for s in cells} == {
+        (policy, budget, 128, 128)
+        for policy in ("triattention", "rkv", "snapkv")
+        for budget in (512, 1024, 2048, 3072, 4096)
+    }
+    assert spec.sampling.sampling() == Sampling(0.6, 0, 0.95, 32_768)
+    assert spec.samples == 8
