@@ -39,6 +39,7 @@ EQUAL = (
     "phi3 longrope",
     "qwen2_moe",
     "qwen3_5",
+    "whisper",
 )
 REFUSED = (
     "bert",

@@ -340,7 +340,11 @@ class Engine:
                 use_cache=False,
                 logits_to_keep=0 if every else torch.tensor(wanted, dtype=torch.long).to(batch.positions.device),
             )
-        return output.logits[0], self._hidden
+        logits = output.logits[0]
+        # Some models ignore `logits_to_keep`.
+        if wanted is not None and not every and len(logits) == batch.starts[-1]:
+            logits = logits[wanted]
+        return logits, self._hidden
 
     def _sample(
         self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, drawn: Tensor | None
