@@ -50,7 +50,7 @@ def test_the_project_stays_within_its_budget() -> None:
     """A feature pays for its lines: raise no number here without saying in CHANGELOG.md what users get for it."""
     assert lines("src/kvatlas/**/*.py") <= 29_500
     assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
-    assert lines("tests/**/*.py") <= 24_200
+    assert lines("tests/**/*.py") <= 24_300
     assert lines("bench/**/*.py") <= 3_080
     assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 19_900
     assert lines("README.md") <= 179
