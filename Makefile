@@ -93,7 +93,6 @@ site: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build
 
 bench: $(VENV)/user.stamp
-	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/cpu_kernels.py
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/sweep_cost.py

@@ -113,15 +113,14 @@ def measured(grid: dict[str, Any], margin: float, orders: int) -> dict[str, Any]
     rng = np.random.default_rng(0)
     ends, spent, decoded_ = zip(*(replayed(grid, margin, rng) for _ in range(orders)), strict=True)
     chosen = [end is not None for end in ends]
+    broken = [end is not None and whole[end].value > margin for end in ends]
     return {
         "margin": round(100 * margin, 4),
         "full_grid": None if wanted is None else grid["settings"][wanted],
         "orders": orders,
         "recommended": round(statistics.mean(chosen), 3),
         "same_as_full_grid": round(statistics.mean(int(end == wanted) for end in ends), 3),
-        "breaks_the_margin": round(
-            statistics.mean(int(end is not None and whole[end].value > margin) for end in ends), 3
-        ),
+        "breaks_the_margin": round(statistics.mean(map(int, broken)), 3),
         "tokens_of_full_grid": [round(pick(spent), 4) for pick in (min, statistics.median, max)],
         "tokens_where_decided": _median(spent, chosen),
         "decoded_where_decided": _median(decoded_, chosen),

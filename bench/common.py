@@ -60,6 +60,12 @@ def keep(options: argparse.Namespace, /, **document: Any) -> None:
     print(text)
 
 
+def resident(name: str, process: int | str = "self") -> int:
+    """Bytes that the system counts for a process: VmRSS now, VmHWM at its peak."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
 PROMPT = tuple(5 + i % 50 for i in range(64))
 
 

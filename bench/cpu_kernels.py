@@ -119,7 +119,6 @@ def main() -> None:
             "reading_gb_per_second": round(bandwidth / 1e9, 2),
             "computing_gflops": round(peak / 1e9, 1),
             "gb_per_second": {name: round(nbytes / result[name] / 1e9, 2) for name in calls},
-            "gflops": {name: round(flops / result[name] / 1e9, 1) for name in calls},
             "share": {name: round(least / result[name], 3) for name in calls},
         }
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from common import arguments, keep
 from kvatlas.results import Store
-from kvatlas.stats.intervals import pass_at_1
 from kvatlas.stats.losses import paired_difference
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
@@ -64,20 +63,11 @@ def main() -> None:
 
 
 def summary(grades: dict[tuple[str, float | None], Outcomes]) -> dict[str, Any]:
-    """One model's differences and values by (policy, ratio)."""
+    """One model's differences, from the grades by (policy, ratio)."""
     learned, best, full = grades["dynts", 0.3], grades["dynts", 0.5], grades["full", None]
     return {
         "dynts_minus": {name: difference(learned, grades[name, 0.3]) for name in ("random", "window")},
         "best_minus_full": {name: difference(on(name, best), on(name, full)) for name in BENCHMARKS},
-        "pass_at_1": {
-            name: {
-                f"{policy} {ratio}" if ratio else policy: round(
-                    100 * pass_at_1({key: list(s.values()) for key, s in on(name, outcomes).items()}).value, 1
-                )
-                for (policy, ratio), outcomes in grades.items()
-            }
-            for name in BENCHMARKS
-        },
     }
 
 

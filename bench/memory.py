@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from common import arguments, bench_model, endless, keep
+from common import arguments, bench_model, endless, keep, resident
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
@@ -38,12 +38,6 @@ SHAPE = {
 }
 PROMPT, OUTPUT, BUDGET, BATCH, TREES = 64, 400, 256, 32, 12
 CASES = ("grid", "grid and full")
-
-
-def resident(name: str) -> int:
-    """Bytes that the system counts for this process: VmRSS now, VmHWM at its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def measure(folder: Path, case: str) -> dict[str, Any]:
@@ -66,7 +60,6 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     return {
         "estimated": estimated.to_json(),
         "measured": measured,
-        "slots_measured": engine.cache.bytes,
         "estimated_against_measured": round(estimated.total / measured, 3),
     }
 

@@ -161,7 +161,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "engine_tokens_per_processor_second": [round(rate) for rate in busy_engine],
         "server_tokens_per_processor_second": [round(rate) for rate in busy_server],
         "processor_ratio": round(statistics.median(busy_server) / statistics.median(busy_engine), 3),
-        "ratios_by_turn": [round(first / other, 3) for first, other in zip(server, engine, strict=True)],
         "first_piece_seconds_median": round(statistics.median(firsts), 3),
     }
 

@@ -122,10 +122,7 @@ def simulated(sound: Pool, served: Pool, problems: int, seed: int) -> dict[str, 
     return {
         "alarm": apart or longer or not same,
         "alarm_without_prompt_lengths": apart or longer,
-        "by_grades": apart,
-        "by_lengths": longer,
         "equivalent": standing is Equivalence.EQUIVALENT,
-        "not_decided": standing is Equivalence.UNDECIDED,
     }
 
 

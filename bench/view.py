@@ -7,7 +7,6 @@ python bench/view.py --problems 10 --samples 2 --tokens 500      # in small
 from __future__ import annotations
 
 import itertools
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from common import arguments, keep
+from common import arguments, keep, resident
 from kvatlas.core import Setting
 from kvatlas.results import Expected, Manifest, Store
 from large_run import write_traces
@@ -59,12 +58,6 @@ def opened(page: Page, address: str, what: str) -> dict[str, Any]:
     return {"seconds": round(seconds, 2), "first_paint_ms": paint and round(paint)}
 
 
-def peak_mb(process: subprocess.Popen[str]) -> int:
-    """The most memory a process has had."""
-    (most,) = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
-    return int(most) // 1024
-
-
 def measured(folder: Path, traces: int) -> dict[str, Any]:
     """The pages of a run, while it is still read and afterwards."""
     name, chromium = folder.name, shutil.which("chromium") or shutil.which("google-chrome")
@@ -94,7 +87,7 @@ def measured(folder: Path, traces: int) -> dict[str, Any]:
             }
             by_name["read"] = {title: opened(page, f"{home}#/{name}{at}", what) for title, (at, what) in pages.items()}
             page.context.browser.close()  # type: ignore[union-attr]
-        return {**by_name, "peak_mb": peak_mb(process)}
+        return {**by_name, "peak_mb": resident("VmHWM", process.pid) >> 20}
     finally:
         process.terminate()
         process.wait(60)

@@ -1,7 +1,5 @@
 """Answers that other programs are to give: what the engine writes for the same prompts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line, run in this process: a new one would spend seconds on importing torch."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How much Python runs: what a measure of time would say of a busy machine by chance."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -5,8 +5,6 @@ on one kind of processor; on another one, record first on the tree to compare wi
 what differs from it and ends with exit code 1 if a number or a text of a figure does.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import gzip

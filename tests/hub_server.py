@@ -1,7 +1,5 @@
 """A small Hugging Face hub on this machine: folders as repositories, one of them gated. For the hub's real client."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

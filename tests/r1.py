@@ -3,8 +3,6 @@
 The tokenizer is a real byte-level BPE, trained here; only its vocabulary is small.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -52,18 +50,16 @@ def save_tokenizer(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...]
 def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -> ModelHandle:
     """A 2-layer model ("llama" or "qwen2") with random weights and a random DynTS head."""
     import torch
-    import transformers as hf
     from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from kvatlas.predictor.training import new_head
 
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder, **tokenizer)
-    size = len(hf.AutoTokenizer.from_pretrained(folder))
-    classes = {"llama": (hf.LlamaConfig, hf.LlamaForCausalLM), "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM)}
-    config_class, model_class = classes[kind]
-    config = config_class(
-        vocab_size=size,
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=len(AutoTokenizer.from_pretrained(folder)),
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
@@ -75,6 +71,6 @@ def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -
         eos_token_id=1,
     )
     torch.manual_seed(5)
-    model_class(config).save_pretrained(folder, max_shard_size=shards)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size=shards)
     save_file({name: value.detach() for name, value in new_head(64).state_dict().items()}, folder / "dynts.safetensors")
     return models.find(f"hf:{folder}")

@@ -1,7 +1,5 @@
 """The Python API on a stored run: what each call gives, and what it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -10,21 +8,17 @@ import pytest
 
 import kvatlas
 from kvatlas.core import Setting
-from kvatlas.results import Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest
+from tests.stored import store_run
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("api") / "run"
+    chances = {"dynts": 0.8, "random": 0.3, "full": 0.9}
     plan = manifest(grid("dynts", "random"))
-    with Store.create(path) as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan, lambda s: {"dynts": 0.8, "random": 0.3, "full": 0.9}[s.policy]):
-            store.add(key, trace)
-    return path
+    return store_run(tmp_path_factory.mktemp("api") / "run", plan, lambda setting: chances[setting.policy])
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
 """The programs that make the embedded models: their texts are what the models are asked and graded on."""
 
-from __future__ import annotations
-
 import json
 import random
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -78,15 +75,6 @@ def test_reference_solutions_of_chains_are_graded_right(recipes: SimpleNamespace
     assert not benchmark.grade(problem, answer.replace("= ", "= 1", 1)).correct
 
 
-def test_every_result_is_where_it_says(recipes: SimpleNamespace) -> None:
-    for example in examples(recipes, 3):
-        thinking = example.words.index("</think>")
-        assert example.results
-        for name, first, last in example.results:
-            assert example.prompt <= first < last <= thinking
-            assert example.words[first] == name.split(" ")[0]
-
-
 def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(recipes: SimpleNamespace) -> None:
     batch = examples(recipes, 4)
     hidden = 0
@@ -107,45 +95,6 @@ def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(re
     assert hidden > 0
 
 
-def test_results_that_no_visible_token_states_are_listed(recipes: SimpleNamespace) -> None:
-    result = 0
-    for example in examples(recipes, 6):
-        length = len(example.words)
-        everything = np.tril(np.ones((2, length, length), bool))
-        assert recipes.masks.unseen(example, everything) == []
-        nothing = everything.copy()
-        nothing[:, :, example.prompt :] = np.eye(length, dtype=bool)[:, example.prompt :]
-        listed = recipes.masks.unseen(example, nothing)
-        text = " ".join(example.words[: example.prompt])
-        first: dict[str, int] = {}
-        expected = []
-        for name, start, end in example.results:
-            # Values that the prompt gives can be read there.
-            if first.setdefault(name, start) != start and not re.search(rf"(^| ){name}  =  \d", text):
-                expected += range(start, end)
-        assert listed == expected
-        result += len(listed)
-    assert result > 20
-
-
-def test_lines_begun_without_a_visible_result_are_not_asked_for(recipes: SimpleNamespace) -> None:
-    for example in examples(recipes, 6):
-        length, thinking = len(example.words), example.words.index("</think>")
-        everything = np.tril(np.ones((2, length, length), bool))
-        assert recipes.masks.undecided(example, everything) == []
-        lines = [
-            position for position in range(example.prompt + 1, thinking + 1) if example.words[position - 1] == " .\n"
-        ]
-        assert lines[-1] == thinking
-        hidden = everything.copy()
-        _, _, last = example.results[2]
-        hidden[:, last + 1 :, example.prompt : last] = False
-        # One of the first three results is stated nowhere else, or not at once.
-        undecided = recipes.masks.undecided(example, hidden)
-        assert undecided
-        assert set(undecided) <= {line for line in lines if line > last}
-
-
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
 def test_a_card_says_what_was_measured_and_claims_no_more(recipes: SimpleNamespace, name: str) -> None:
     """Every kind of problem within the claims of what ships is solved in 60 % at least, every panel is in its band."""
@@ -161,19 +110,14 @@ def test_a_card_says_what_was_measured_and_claims_no_more(recipes: SimpleNamespa
     assert len(claimed) >= 15
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
 def test_training_goes_on_from_its_checkpoint_and_transformers_loads_the_result(
-    recipes: SimpleNamespace,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    recipes: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def train(more: int) -> list[dict]:
         monkeypatch.syspath_prepend(RECIPES)
-        words = ["--model", name, "--out", str(tmp_path), "--tokens", "4000", "--more", str(more),
+        words = ["--model", "tiny-qwen", "--out", str(tmp_path), "--tokens", "4000", "--more", str(more),
                  "--batch-tokens", "600", "--log-every", "1"]  # fmt: skip
         monkeypatch.setattr(sys, "argv", [str(RECIPES / "train.py"), *words])
         runpy.run_path(str(RECIPES / "train.py"), run_name="__main__")

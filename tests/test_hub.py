@@ -1,10 +1,7 @@
 """The hub's real client against a hub on this machine, and what users read when there is none."""
 
-from __future__ import annotations
-
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -49,12 +46,6 @@ def python(cache: Path, endpoint: str, *words: str, stdin: str = "", **more: str
     environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in more else None
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, check=False)
-
-
-def cpu() -> float:
-    """Seconds of work of all child processes so far."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def spec(path: Path, **model: str) -> Path:
@@ -133,15 +124,14 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
     (tmp_path / "empty" / "README.md").write_text("nothing")
     monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
-        began, before_cpu = time.perf_counter(), cpu()
+        began = time.perf_counter()
         commands = json.dumps([words for words, _ in refused])
         process = python(tmp_path / "cache", endpoint, "-c", COMMANDS, stdin=commands, **more)
-        took, took_cpu = time.perf_counter() - began, cpu() - before_cpu
+        took = time.perf_counter() - began
     assert process.returncode == 0, process.stderr
     for (code, out, err), (_, sentence) in zip(json.loads(process.stdout), refused, strict=True):
         assert (code, out) == (2, "")
         assert sentence in err, err
         assert err.count("\n") == 1
-    # Work and waiting are bounded apart, since the machine may be busy.
-    assert took_cpu < 20
+    # The machine may be busy; without limits the hub's client would try for minutes.
     assert took < 90

@@ -1,7 +1,5 @@
 """The main job on an embedded model: forgetting matters, and learned importance knows what to keep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +65,3 @@ def test_learned_importance_beats_random_and_window(run: tuple[Manifest, list[tu
         difference = by_name["dynts", rival]
         assert difference.value > 0.05
         assert difference.p < 0.001
-
-
-def test_embedded_traces_do_not_depend_on_batch_size_or_sharing(
-    run: tuple[Manifest, list[tuple[str, Trace]]], tmp_path: Path
-) -> None:
-    """The same problems again, few at a time, two settings alone: what they share with the big sweep is identical."""
-    small = spec(problems=3, axes={"local_window": [16], "ratio": [0.1, 0.5]})
-    small["settings"] = small["settings"][:2]
-    sweep(make_plan(parse_spec(small)), tmp_path, workers=1, batch_size=7)
-    known = {(key, t.setting, t.problem): t.tokens for key, t in run[1]}
-    again = [(known[key, t.setting, t.problem], t.tokens) for key, t in read(tmp_path)[1]]
-    assert len(again) == 2 * 3 * 5
-    assert all(first == other for first, other in again)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,9 @@ from kvatlas.cli.sweeps import policy_parameters
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
 from kvatlas.policies import Scope
-from kvatlas.results import Store
 from kvatlas.serve.service import find_policy
-from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import read_spec
 from kvatlas.text import read_value
-from tests.stats.synthetic import manifest
 
 #: Texts that YAML takes for something else.
 ODD = ("", "null", "Answer:", "no", "0123", "1.0", "1e3", "[a", "2024-05-01", "'x'", " a ", "<think>\\n")
@@ -115,13 +110,3 @@ def test_texts_of_a_spec_stay_what_stands_there(tmp_path: Path) -> None:
     assert spec.baseline[0].setting().values["predictor"] == "017"
     assert spec.settings[0].setting().values["keep_prompt"] is False
     assert spec.axes == {"pooling": ["off", "avg"], "ratio": [0.1, 1]}
-
-
-def test_an_axis_of_texts_is_fixed_by_its_text(tmp_path: Path) -> None:
-    axes = (("predictor", ("1", "none")), ("ratio", (0.1, 0.3)))
-    settings = [Setting.of("dynts", predictor=item, ratio=ratio) for item in axes[0][1] for ratio in axes[1][1]]
-    with Store.create(tmp_path / "run") as store:
-        store.put_manifest(manifest(settings, axes=axes))
-    run = RunData.open(tmp_path / "run", fix=assignments("--fix", ["predictor=1", "ratio=0.3", "local_window=8"]))
-    assert run.fix == {"predictor": "1", "ratio": 0.3, "local_window": 8}
-    assert assignments("--fix", None) == {}

@@ -1,7 +1,5 @@
 """The programs beside the package use what the package has: most of them are too long for tests to run."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The recipes of the published grids, whole, on small random-weight models of the same architectures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kvatlas.core import Status
+from kvatlas.core import Sampling, Status
 from kvatlas.results import Store
+from kvatlas.sweeps import read_spec
 from tests.r1 import AIME, save_model
 
 RECIPES = Path(__file__).parents[1] / "src" / "kvatlas" / "sweeps"
@@ -20,25 +19,24 @@ SCALE = 10
 
 
 def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
-    """A recipe with a small model, three real problems, one sample, budget and windows divided by SCALE."""
+    """A recipe with a small model, one real problem, one sample, budget and windows divided by SCALE."""
     spec: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     spec["models"][0] |= {"model": save_model(kind, folder).name, "dtype": "float32"}
     published, *_ = spec["benchmarks"]
-    spec["benchmarks"] = [published | {"file": str(AIME)}, {"name": "AIME25", "file": str(AIME), "prompt": "line"}]
-    spec["samples"] = 1
+    spec["benchmarks"] = [published | {"file": str(AIME)}]
+    spec["problems"] = spec["samples"] = 1
     spec["sampling"]["max_new_tokens"] = 600
     spec["settings"][0] |= {"kv_budget": 5000 // SCALE, "predictor": ""}
     spec["axes"]["local_window"] = [window // SCALE for window in spec["axes"]["local_window"]]
     return spec
 
 
-@pytest.mark.parametrize(("name", "kind"), [("dynts_r1_llama", "llama"), ("dynts_r1_qwen", "qwen2")])
-def test_a_recipe_runs_through_to_its_figure(name: str, kind: str, tmp_path: Path, succeed: Callable[..., str]) -> None:
+def test_a_recipe_runs_through_to_its_figure(tmp_path: Path, succeed: Callable[..., str]) -> None:
     path = tmp_path / "recipe.yaml"
-    spec = scaled(name, tmp_path / "model", kind)
+    spec = scaled("dynts_r1_qwen", tmp_path / "model", "qwen2")
     path.write_text(yaml.safe_dump(spec))
     plan = json.loads(succeed("plan", path, "--json", "--memory", "1", "--tokens-per-second", "1000"))
-    assert (plan["settings"], plan["traces"]) == (21, 21 * 3 * 2)
+    assert (plan["settings"], plan["traces"]) == (21, 21)
     assert plan["kv_bytes_per_sequence"] == 500 * 2 * 2 * 2 * 16 * 4
     assert plan["decoded_tokens"]["shared"] < plan["decoded_tokens"]["separate"]
 
@@ -51,20 +49,15 @@ def test_a_recipe_runs_through_to_its_figure(name: str, kind: str, tmp_path: Pat
     long = [t for t in cut if t.usage.thinking_tokens == t.usage.output_tokens]
     assert long
     assert all(t.usage.compressions >= 1 and t.usage.peak_kv_tokens == 500 for t in long)
-    assert all(t.model == ("R1-Llama" if kind == "llama" else "R1-Qwen") for t in traces)
+    assert all(t.model == "R1-Qwen" for t in traces)
     assert {t.grade.status for t in traces} <= {Status.TRUNCATED, Status.NO_ANSWER, Status.OK}
 
     succeed("map", tmp_path / "run", "--out", tmp_path / "map.png")
-    succeed("map", tmp_path / "run", "--mean", "--out", tmp_path / "mean.svg")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "mean.svg").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", ["dynts_r1_llama", "dynts_r1_qwen"])
 def test_recipes_are_the_published_grid(name: str) -> None:
-    from kvatlas.core import Sampling
-    from kvatlas.sweeps import read_spec
-
     spec = read_spec(RECIPES / f"{name}.yaml")
     cells = [setting for setting, baseline in spec.cells() if not baseline]
     assert {(s.values["local_window"], s.values["ratio"]) for s in cells} == {
@@ -78,8 +71,6 @@ def test_recipes_are_the_published_grid(name: str) -> None:
 
 
 def test_the_budget_audit_says_which_prompt_it_is_of() -> None:
-    from kvatlas.sweeps import read_spec
-
     assert {entry.prompt for entry in read_spec(RECIPES / "budget_audit.yaml").benchmarks} == {"r1"}
 
 

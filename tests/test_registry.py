@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,6 +11,7 @@ import pytest
 from kvatlas import registry
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
+from tests.packaging import environments
 
 
 def test_third_parties_are_found_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +32,10 @@ def test_a_name_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         result.names()
 
 
-@pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installed package whose entry points cannot be used, and one of each kind that can."""
+    tmp_path = tmp_path_factory.mktemp("broken")
     (tmp_path / "third_party.py").write_text("import kvatlas_needs_this_module\n")
     (tmp_path / "third_kinds.py").write_text(
         "from kvatlas.policies import CompressingPolicy\n"
@@ -61,69 +61,72 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
     lines = [f"[{group}]\n" + "".join(f"{n} = {a}\n" for n, a in entry.items()) for group, entry in entries.items()]
     (about / "entry_points.txt").write_text("\n".join(lines))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     return tmp_path
 
 
-def kvatlas(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "kvatlas", *words], cwd=folder, capture_output=True, text=True)
-
-
-def test_broken_policies_and_benchmarks_are_left_out_with_a_warning_each(broken: Path) -> None:
-    done = kvatlas(broken, "policies", "--json")
-    names = [row["name"] for row in json.loads(done.stdout)]
-    assert done.returncode == 0
-    assert "window" in names
-    assert [name for name in names if "@" not in name][-1] == "good"
-    warned = done.stderr.splitlines()
-    assert len(warned) == 4
-    assert warned[0] == (
+#: Commands where that package is installed, with parts of the lines that each ends with.
+WARNED: dict[str, list[str]] = {
+    "policies --json": [
         "kvatlas: The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFoundError: No module "
-        "named 'kvatlas_needs_this_module'). It is left out."
-    )
-    assert "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError" in warned[1]
-    assert "'number'" in warned[2]
-    assert "expected subclasses of kvatlas.policies.CompressingPolicy" in warned[2]
-    assert "its name is 'other'; expected that of its entry point, 'misnamed'" in warned[3]
+        "named 'kvatlas_needs_this_module'). It is left out.",
+        "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError",
+        "expected subclasses of kvatlas.policies.CompressingPolicy",
+        "its name is 'other'; expected that of its entry point, 'misnamed'",
+    ],
+    "benchmarks --json": [
+        "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
+        "The benchmark family 'BAD' of the plug-in third_kinds:run cannot be used",
+    ],
+}
+REFUSED = {
+    "policies gone": "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound",
+    "benchmarks show GONE3": "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
+    "sweep spec.yaml --out run --executor gone": "The executor 'gone' of the plug-in third_party:run cannot be used",
+    "sweep spec.yaml --out run --executor lonely": "expected a function of a kvatlas.sweeps",
+}
+#: Unknown names, with some that the sentence lists and those that it must not: entry points that cannot be used.
+UNKNOWN = {
+    "policies mine": ({"window", "good"}, {"gone", "lost", "number", "misnamed"}),
+    "benchmarks show MINE3": ({"CHAIN", "WELL"}, {"GONE", "BAD"}),
+    "sweep x --out run --executor mine": ({"local", "well"}, {"gone", "lonely"}),
+}
 
-    done = kvatlas(broken, "benchmarks", "--json")
-    names = [row["name"] for row in json.loads(done.stdout)]
-    assert done.returncode == 0
-    assert "CHAIN" in names
-    assert names[-1] == "WELL"
-    warned = done.stderr.splitlines()
-    assert len(warned) == 2
-    assert "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used" in warned[0]
-    assert "The benchmark family 'BAD' of the plug-in third_kinds:run cannot be used" in warned[1]
 
-
-def test_a_broken_plugin_that_is_asked_for_is_refused_with_its_reason(broken: Path) -> None:
+@pytest.fixture(scope="module")
+def done(broken: Path) -> dict[str, tuple[int, str, str]]:
+    """What these commands return and print, in one process."""
     (broken / "spec.yaml").write_text(
         "{models: ['embedded:tiny-llama'], benchmarks: [CHAIN3], problems: 1, sampling: {max_new_tokens: 9}}"
     )
-    for words, sentence in (
-        (("policies", "gone"), "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound"),
-        (("benchmarks", "show", "GONE3"), "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used"),
-        (("sweep", "spec.yaml", "--out", "run", "--executor", "gone"), "The executor 'gone' of the plug-in third_pa"),
-        (
-            ("sweep", "spec.yaml", "--out", "run", "--executor", "lonely"),
-            "expected a function of a kvatlas.sweeps",
-        ),
-    ):
-        done = kvatlas(broken, *words)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-        assert sentence in done.stderr
+    paths = os.pathsep.join([str(broken), os.environ.get("PYTHONPATH", "")])
+    words = [*WARNED, *REFUSED, *UNKNOWN]
+    process = subprocess.run(
+        [sys.executable, "-c", environments.COMMANDS], cwd=broken, env={**os.environ, "PYTHONPATH": paths},
+        input=json.dumps([line.split() for line in words]), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return dict(zip(words, json.loads(process.stdout), strict=True))
 
 
-def test_an_unknown_name_is_answered_with_those_that_can_be_used(broken: Path) -> None:
-    """Not with the entry point of a plug-in whose policy is spelled otherwise, which would be refused next."""
-    for words, noun, there, not_there in (
-        (("policies", "mine"), "policy", {"window", "good"}, {"gone", "lost", "number", "misnamed"}),
-        (("benchmarks", "show", "MINE3"), "benchmark", {"CHAIN", "WELL"}, {"GONE", "BAD"}),
-        (("sweep", "x", "--out", "run", "--executor", "mine"), "executor", {"local", "well"}, {"gone", "lonely"}),
-    ):
-        done = kvatlas(broken, *words)
-        sentence = done.stderr.splitlines()[-1]
-        assert (done.returncode, f"Unknown {noun} " in sentence) == (2, True), sentence
-        named = set(sentence.partition("; ")[2].replace(".", " ").replace(",", " ").split())
-        assert (there - named, not_there & named) == (set(), set()), sentence
+@pytest.mark.parametrize(("words", "good"), [("policies --json", "good"), ("benchmarks --json", "WELL")])
+def test_broken_plugins_are_left_out_with_a_warning_each(done: dict[str, Any], words: str, good: str) -> None:
+    code, out, err = done[words]
+    assert code == 0
+    assert good in {row["name"] for row in json.loads(out)}
+    for sentence, line in zip(WARNED[words], err.splitlines(), strict=True):
+        assert sentence in line
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_broken_plugin_that_is_asked_for_is_refused_with_its_reason(done: dict[str, Any], words: str) -> None:
+    code, out, err = done[words]
+    assert (code, out) == (2, ""), err
+    assert REFUSED[words] in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_an_unknown_name_is_answered_with_those_that_can_be_used(done: dict[str, Any], words: str) -> None:
+    (code, _, err), (there, not_there) = done[words], UNKNOWN[words]
+    sentence = err.splitlines()[-1]
+    assert (code, "Unknown " in sentence) == (2, True), sentence
+    named = set(sentence.partition("; ")[2].replace(".", " ").replace(",", " ").split())
+    assert (there - named, not_there & named) == (set(), set()), sentence

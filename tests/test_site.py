@@ -1,7 +1,5 @@
 """The site of guides and API builds without a warning, and its API page names what is there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hostile text, in names and in what models wrote, on its way to a terminal, a figure, a table and a log."""
 
-from __future__ import annotations
-
 import os
 import pty
 import sys
@@ -17,12 +15,12 @@ from typer.main import get_command
 
 from kvatlas import cli
 from kvatlas.cli.output import print_run
-from kvatlas.core import Grade, Status
-from kvatlas.results import Store
+from kvatlas.core import Grade, Status, Trace
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.text import guarded, unguarded, visible
 from tests.command_line import Call
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest
+from tests.stored import store_run
 
 #: A colour, a title, the clipboard, a cleared screen, markup of Rich, and writing turned round.
 HOSTILE = "\x1b[38;5;201mpink\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b[2J[/nope][link=http://x]here[/link]\u202e\x9b31m"
@@ -34,13 +32,11 @@ NAME = f"=1+1{HOSTILE}"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = manifest(grid("dynts"), models=(NAME,), benchmarks=(NAME,), problems=2, samples=1)
-    folder = tmp_path_factory.mktemp("hostile") / "run"
-    with Store.create(folder) as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan):
-            grade = Grade(trace.grade.correct, 1.0, HOSTILE, Status.OK)
-            store.add(key, replace(trace, text=HOSTILE, grade=grade))
-    return folder
+
+    def harm(trace: Trace) -> Trace:
+        return replace(trace, text=HOSTILE, grade=Grade(trace.grade.correct, 1.0, HOSTILE, Status.OK))
+
+    return store_run(tmp_path_factory.mktemp("hostile") / "run", plan, change=harm)
 
 
 @pytest.fixture
@@ -89,18 +85,6 @@ def command(*words: object) -> Callable[[], None]:
     [
         ("describe", "RUN"),
         ("describe", "RUN", "--long"),
-        (
-            "compare",
-            "RUN",
-            "--metric",
-            "pass@1",
-            "--only",
-            "ratio=0.1 local_window=10",
-            "--only",
-            "full",
-            "--out",
-            "OUT",
-        ),
         ("map", "RUN", "--metric", HOSTILE, "--out", "OUT"),
         ("describe", f"nowhere{HOSTILE}"),
         ("benchmarks", "show", "file:FILE", "--answer"),

@@ -1,7 +1,5 @@
 """Runs over mazes by solvers that lose their way: each action of the plan fails with a chance of its own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of problems that the tests of benchmarks read."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

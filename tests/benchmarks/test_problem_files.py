@@ -1,7 +1,5 @@
 """Problem files in all layouts, public sets as they lie on the hub, prompts, and choices."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -69,13 +67,18 @@ def test_every_layout_gives_the_same_problems(tmp_path: Path, name: str) -> None
     assert identity(benchmark) == identity(find(f"AIME25@{tmp_path / 'reference.jsonl'}"))
 
 
+def only(path: Path, row: dict[str, Any]) -> Problem:
+    """Write a file of one row and read its problem."""
+    path.write_text(json.dumps([row]))
+    (problem,) = find(f"file:{path}").problems()
+    return problem
+
+
 @pytest.mark.parametrize(
     ("question", "answer"), [("problem", "solution_answer"), ("Problem", "Answer"), ("prompt", "target")]
 )
 def test_columns_are_found_by_their_usual_names(tmp_path: Path, question: str, answer: str) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text(json.dumps({"ID": "x7", question: "One and one?", answer: "$2$"}))
-    (problem,) = find(f"file:{path}").problems()
+    problem = only(tmp_path / "mine.json", {"ID": "x7", question: "One and one?", answer: "$2$"})
     assert (problem.question, problem.answer, problem.about["source_id"]) == ("One and one?", "$2$", "x7")
 
 
@@ -107,32 +110,31 @@ def test_choices_are_permuted_by_a_seed_that_is_kept(tmp_path: Path) -> None:
     assert lines[-1].endswith(r"put the letter of your final answer within \boxed{}.")
 
 
+COLOURS, NUMBERS = ["red", "blue"], ["1", "0", "3", "2"]
+
+
 @pytest.mark.parametrize(
-    ("options", "answer", "letter"),
+    ("row", "letter", "choices"),
     [
-        (["A) red", "B) blue"], "B", "B"),
-        (["red", "blue"], 1, "B"),
-        (["red", "blue"], "blue", "B"),
-        ({"A": "red", "B": "blue"}, "(B)", "B"),
-        ({"text": ["red", "blue"], "label": ["A", "B"]}, "B", "B"),
+        ({"options": ["A) red", "B) blue"], "answer": "B"}, "B", COLOURS),
+        ({"options": COLOURS, "answer": 1}, "B", COLOURS),
+        ({"options": COLOURS, "answer": "blue"}, "B", COLOURS),
+        ({"options": {"A": "red", "B": "blue"}, "answer": "(B)"}, "B", COLOURS),
+        ({"options": {"text": COLOURS, "label": ["A", "B"]}, "answer": "B"}, "B", COLOURS),
+        ({"A": "red", "B": "blue", "answer": "blue"}, "B", COLOURS),
+        ({"option_a": "red", "option_b": "blue", "answer": "blue"}, "B", COLOURS),
+        # An integer is an index even where an option reads so; the text of an option comes first.
+        ({"options": NUMBERS, "answer": 2}, "C", NUMBERS),
+        ({"options": NUMBERS, "answer": 2.0}, "C", NUMBERS),
+        ({"options": NUMBERS, "answer": "2"}, "D", NUMBERS),
+        ({"options": ["1", "4", "9", "16"], "answer": 16}, "D", ["1", "4", "9", "16"]),
+        # Letters in a question that are no choices.
+        ({"question": "Points (A) and (B) are 3 apart. How far is (A)?", "answer": "3"}, "3", None),
     ],
 )
-def test_options_in_a_column(tmp_path: Path, options: Any, answer: Any, letter: str) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps([{"question": "Which?", "options": options, "answer": answer}]))
-    (problem,) = find(f"file:{path}").problems()
-    assert (problem.answer, problem.about["choices"]) == (letter, ["red", "blue"])
-
-
-def test_options_inside_the_question_keep_their_order(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    question = "Which one?\nA) red\nB) blue\nC) green"
-    path.write_text(json.dumps([{"question": question, "answer": "C"}]))
-    benchmark = find(f"GPQA_D@{path}")
-    (problem,) = benchmark.problems()
-    assert benchmark.prompt(problem).startswith(question)
-    assert benchmark.grade(problem, "The answer is C.").correct
-    assert not benchmark.grade(problem, "Consider C.").correct
+def test_options_in_columns(tmp_path: Path, row: dict[str, Any], letter: str, choices: Any) -> None:
+    problem = only(tmp_path / "mine.json", {"question": "Which?", **row})
+    assert (problem.answer, problem.about.get("choices")) == (letter, choices)
 
 
 def test_prompt_formats_change_the_message_and_the_run_key() -> None:
@@ -169,13 +171,10 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
     [
         (None, "a.jsonl", "is not there"),
         ("", "a.jsonl", "holds no problems"),
-        ("", "a.json", "holds no problems"),
-        ("", "a.csv", "holds no problems"),
         ("question,answer\n", "a.csv", "holds no problems"),
         ("[]", "a.json", "holds no problems"),
         ("3", "a.json", "neither a list nor an object"),
         ("[1, 2]", "a.json", "one object with named fields"),
-        ("{", "a.jsonl", "cannot be read"),
         ("x", "a.parquet", "cannot be read"),
         ("x", "a.jsonl.gz", "cannot be read"),
         ("x", "a.txt", "unknown suffix; expected .jsonl, .json"),
@@ -234,26 +233,21 @@ COPIES: tuple[Callable[[str], str], ...] = (
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
 @pytest.mark.parametrize("name", FILES)
 def test_every_reference_answer_is_right_against_itself_and_its_copies(name: str) -> None:
+    """Each in one of the forms that models write, every fourth in other spellings, too."""
     benchmark = find(f"{name}@{SHARED / FILES[name]}.jsonl")
     assert isinstance(benchmark, Questions)
     wrong = []
-    for problem in benchmark.problems():
+    for number, problem in enumerate(benchmark.problems()):
         inner = problem.answer.strip()
         inner = inner if "$" in inner.strip("$") else inner.strip("$")
-        texts = [form % inner for form in FORMS]
-        if "$" not in inner and "text" not in inner and "mbox" not in inner and "begin" not in inner:
+        texts = [FORMS[number % len(FORMS)] % inner]
+        if number % 4 == 0 and not any(word in inner for word in ("$", "text", "mbox", "begin")):
             texts += [rf"\boxed{{{copy(inner)}}}" for copy in COPIES]
         wrong += [(problem.answer, text) for text in dict.fromkeys(texts) if not benchmark.grade(problem, text).correct]
     assert wrong == []
 
 
-def only(path: Path, row: dict[str, Any]) -> Problem:
-    path.write_text(json.dumps([row]))
-    (problem,) = find(f"file:{path}").problems()
-    return problem
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
 def test_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
     row = {"question": f"One{separator}and one?", "answer": "2"}
     (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
@@ -266,40 +260,14 @@ def test_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
         assert problem.question == question
 
 
-@pytest.mark.parametrize("name", ["file:{}", "CODE@{}", "SEQBENCH@{}"])
-@pytest.mark.parametrize("line", ['{"question": "Two?", "answer" "2"}', "{", '{"question": "Two?", "answer": NaN,}'])
+@pytest.mark.parametrize("name", ["file:{}", "SEQBENCH@{}"])
+@pytest.mark.parametrize("line", ['{"question": "Two?", "answer" "2"}', "{"])
 def test_a_damaged_line_is_told_by_its_number(tmp_path: Path, name: str, line: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f'\n{{"question": "One?", "answer": "1"}}\n{line}\n')
     with pytest.raises(KvatlasError, match=r"cannot be read \(line 3: ") as caught:
         find(name.format(path)).problems()
     assert "line 1" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "answer", "letter"),
-    [
-        (["0", "1", "2", "3"], 2, "C"),
-        (["1", "0", "3", "2"], 2, "C"),
-        (["1", "0", "3", "2"], 2.0, "C"),
-        (["1", "0", "3", "2"], "2", "D"),
-        (["1", "4", "9", "16"], 16, "D"),
-    ],
-)
-def test_an_integer_is_an_index_even_where_an_option_reads_so(
-    tmp_path: Path, options: list[str], answer: Any, letter: str
-) -> None:
-    problem = only(tmp_path / "a.json", {"question": "Which?", "options": options, "answer": answer})
-    assert (problem.answer, problem.about["choices"]) == (letter, options)
-
-
-@pytest.mark.parametrize("names", ["ABCD", "abcd", ["option_a", "option_b", "option_c", "option_d"]])
-def test_options_in_columns_of_their_letters(tmp_path: Path, names: Any) -> None:
-    texts = ["red", "blue", "green", "grey"]
-    problem = only(
-        tmp_path / "a.json", {"question": "Which?", **dict(zip(names, texts, strict=True)), "answer": "green"}
-    )
-    assert (problem.answer, problem.about["choices"]) == ("C", texts)
 
 
 @pytest.mark.parametrize(
@@ -323,19 +291,6 @@ def test_choices_inside_a_question_get_the_letter_prompt_and_grading(
     assert not benchmark.grade(problem, r"\boxed{\text{red}}").correct
 
 
-def test_letters_in_a_question_that_are_no_choices_leave_it_as_it_is(tmp_path: Path) -> None:
-    problem = only(tmp_path / "a.json", {"question": "Points (A) and (B) are 3 apart. How far is (A)?", "answer": "3"})
-    assert (problem.answer, problem.about) == ("3", {})
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
-def test_choices_inside_questions_of_a_public_file_are_found() -> None:
-    benchmark = find(f"GAOKAO2023EN@{SHARED / 'gaokao2023en.jsonl'}")
-    inside = [problem for problem in benchmark.problems() if problem.about.get("choices_in_question")]
-    assert len(inside) >= 35
-    assert all("letter of your final answer" in benchmark.prompt(problem) for problem in inside)
-
-
 ARENA = [
     {"problem_idx": 1, "problem": "What is half of one?", "answer": r"\frac{1}{2}", "problem_type": ["Algebra"]},
     {"problem_idx": 2, "problem": "Find all roots of $x^2 = 4$.", "answer": "2,-2", "problem_type": ["Algebra"]},
@@ -346,17 +301,8 @@ OLYMPIAD = {
     "solution": ["One adds them up."],
     "final_answer": ["45"],
     "context": None,
-    "image_1": None,
-    "modality": "Text-only",
-    "difficulty": "Competition",
     "is_multiple_answer": False,
-    "unit": None,
     "answer_type": "Numerical",
-    "error": None,
-    "question_type": "Open-ended",
-    "subfield": "Algebra",
-    "subject": "Math",
-    "language": "English",
 }
 WRONG = [{"question": "Is this another file?", "answer": "yes", "final_answer": ["yes"]}]
 #: For each benchmark the files of its data set, and the answers that are to be found in the right one.
@@ -373,7 +319,6 @@ LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
         ["2", "1,200"],
     ),
     "HMMT25": ({"data/train-00000-of-00001.parquet": ARENA}, [r"\frac{1}{2}", "2,-2"]),
-    "BRUMO25": ({"data/train-00000-of-00001.parquet": ARENA}, [r"\frac{1}{2}", "2,-2"]),
     "AIME26": (
         {"data/train-00000-of-00001.parquet": [{"problem_idx": 1, "answer": 70, "problem": "Seventy?"}]},
         ["70"],

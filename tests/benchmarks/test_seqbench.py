@@ -1,7 +1,5 @@
 """Mazes of any shape, plans through them, names of benchmarks, and files in the layout of the published data set."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kvatlas.benchmarks import find, identity
+from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, reachable, shortest
 from kvatlas.core import KvatlasError, Problem, Status
@@ -100,25 +98,44 @@ def test_the_reference_is_right_and_no_plan_is_no_answer() -> None:
     assert (none.correct, none.progress, none.answer, none.status) == (False, 0.0, None, Status.NO_ANSWER)
 
 
-@pytest.mark.parametrize("name", ["SEQBENCH-5x5", "SEQBENCH-6x6-B1", "SEQBENCH-40x40-L100-B2-N0.5-S1"])
-def test_references_solve_their_problems(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "on_way"),
+    [
+        ("SEQBENCH-5x5", True),
+        ("SEQBENCH-6x6-B1", False),
+        ("SEQBENCH-6x6-B1-Konway", True),
+        ("SEQBENCH-9x9-B3", False),
+        ("SEQBENCH-40x40-L100-B2-N0.5-S1", True),
+        ("SEQBENCH-40x40-L100-B2-Kdetour", False),
+        ("SEQBENCH-40x40-L400-B5-N1", True),
+    ],
+)
+def test_references_solve_their_problems(name: str, on_way: bool) -> None:
+    """Keys lie on the way, where no room is entered twice, or in dead ends."""
     bench = find(name)
     assert bench.name == name
-    for problem in bench.problems(10):
+    for problem in bench.problems(3):
         plan = parse_plan(problem.answer)
+        assert plan is not None
         assert bench.grade(problem, problem.answer).correct
         maze = read_maze(problem.question.splitlines())
         assert shortest(maze) == (len(plan), 1)
         assert reachable(maze)
         assert problem.about["L"] == len(plan) == problem.about["moves"] + 2 + 3 * problem.about["B"]
+        rooms = [room for action, room in plan if action in ("start", "move_to")]
+        assert (len(set(rooms)) == len(rooms)) == on_way
 
 
-def test_mazes_are_the_same_everywhere() -> None:
-    problems = find("SEQBENCH-40x40-L100-B2-N0.5-S1").problems(3)
-    text = "\n".join(f"{problem.question}\n{problem.answer}" for problem in problems)
-    assert (
-        hashlib.sha256(text.encode()).hexdigest() == "34912ed3a44373733420eec60a65d3a68b43d0144379f71b0ba9507a5bde04b9"
-    )
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("SEQBENCH-40x40-L100-B2-N0.5-S1", "34912ed3a44373733420eec60a65d3a68b43d0144379f71b0ba9507a5bde04b9"),
+        ("SEQBENCH-6x6-B1", "624d77d9409a9da579214751ef6a8ff4f506d8b1d7632f1e3202995a1d3241e6"),
+    ],
+)
+def test_mazes_are_the_same_everywhere(name: str, digest: str) -> None:
+    text = "\n".join(f"{problem.question}\n{problem.answer}" for problem in find(name).problems(3))
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 @pytest.mark.parametrize(
@@ -126,35 +143,12 @@ def test_mazes_are_the_same_everywhere() -> None:
     [MazeShape(40, 40, 400), MazeShape(40, 40, 250, noise=1.0), MazeShape(13, 9, 80), MazeShape(40, 40, 400, 5, 1.0)],
 )
 def test_plans_as_long_as_the_published_ones(shape: MazeShape) -> None:
-    for seed in range(3):
+    for seed in range(2):
         instance = draw(shape, random.Random(seed))
         assert len(instance.plan) == shape.length
         assert shortest(read_maze(instance.facts)) == (shape.length, 1)
         rooms = [room for name, room in instance.plan if name in ("start", "move_to")]
         assert (len(set(rooms)) == len(rooms)) == (shape.doors == 0)
-
-
-def test_small_grids_keep_their_mazes() -> None:
-    text = "\n".join(f"{problem.question}\n{problem.answer}" for problem in find("SEQBENCH-6x6-B1").problems(3))
-    assert (
-        hashlib.sha256(text.encode()).hexdigest() == "624d77d9409a9da579214751ef6a8ff4f506d8b1d7632f1e3202995a1d3241e6"
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["SEQBENCH-40x40-L400-B5-N1", "SEQBENCH-9x9-B3", "SEQBENCH-6x6-B1-Konway", "SEQBENCH-40x40-L100-B2-Kdetour"],
-)
-def test_keys_lie_on_the_way_or_in_dead_ends(name: str) -> None:
-    benchmark = find(name)
-    assert benchmark.name == name
-    assert ("on_way" in identity(benchmark)) == (not name.endswith("Kdetour"))
-    for problem in benchmark.problems(3):
-        plan = parse_plan(problem.answer)
-        assert plan is not None
-        assert shortest(read_maze(problem.question.splitlines())) == (len(plan), 1)
-        rooms = [room for action, room in plan if action in ("start", "move_to")]
-        assert (len(set(rooms)) == len(rooms)) == (not name.endswith("Kdetour"))
 
 
 def test_a_word_about_keys_that_says_nothing_new_is_left_out_of_the_name() -> None:
@@ -220,7 +214,7 @@ def test_a_plan_too_long_for_any_maze_drawn_is_refused() -> None:
         find("SEQBENCH-5x5-L60-B2-N0").problems(1)
 
 
-often = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+often = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @st.composite
@@ -248,23 +242,14 @@ def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
     assert follow(stated, instance.plan) == (len(instance.plan), NO_ERROR)
     assert shortest(stated) == (len(instance.plan), 1)
     assert len(set(instance.facts)) == len(instance.facts)
-
-
-@often
-@given(instances())
-def test_without_any_one_key_there_is_no_way(instance: Instance) -> None:
-    stated = read_maze(instance.facts)
+    # Without any one key there is no way.
     assert reachable(stated)
     needed = [key for name, key in instance.plan if name == "use_key"]
     assert len(set(needed)) == instance.doors
     assert not any(reachable(stated, without=key) for key in needed)
     spare = {key for key, _ in stated.keys} - set(needed)
     assert all(reachable(stated, without=key) for key in spare)
-
-
-@often
-@given(instances())
-def test_bob_turns_round_in_every_key_room(instance: Instance) -> None:
+    # Bob turns round in every room with a key.
     walk = [action for action in instance.plan if action[0] in ("start", "move_to", "pick_up_key", "rescue")]
     for position, (name, _) in enumerate(walk):
         if name == "pick_up_key":
@@ -323,19 +308,6 @@ def test_progress_is_1_only_for_solved_plans(instance: Instance, data: st.DataOb
     assert verdict.progress_valid >= verdict.progress
 
 
-@often
-@given(instances())
-def test_a_longer_way_to_the_goal_is_valid_and_not_solved(instance: Instance) -> None:
-    first = instance.plan[1]
-    assume(first[0] == "move_to")
-    start = instance.plan[0][1]
-    detour = (*instance.plan[:2], ("move_to", start), *instance.plan[1:])
-    verdict = judge(instance.maze, instance.plan, detour)
-    assert (verdict.valid, verdict.solved, verdict.first_error) == (True, False, "not_optimal")
-    assert verdict.first_error_index == 2 == round(verdict.progress * len(instance.plan))
-    assert verdict.recall == 1 > verdict.precision
-
-
 def rows(count: int = 3) -> list[dict[str, Any]]:
     """Generated mazes as the published data set writes its own, with other people in them."""
     made = []
@@ -380,14 +352,6 @@ def test_the_published_layout_is_read(tmp_path: Path, name: str) -> None:
     assert find(bench.name) == bench
 
 
-def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
-    row = rows(1)[0]
-    row["context"] = row["context"].replace("Here are", "Here\u2028\x85are")
-    path = tmp_path / "m.jsonl"
-    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
-    assert find(f"SEQBENCH@{path}").problems() == find(f"SEQBENCH@{write(tmp_path / 'n.jsonl', rows(1))}").problems()
-
-
 def test_completions_may_be_lists(tmp_path: Path) -> None:
     content = rows()
     content[0]["completion"] = [list(action) for action in parse_plan(content[0]["completion"])]
@@ -415,18 +379,15 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, change: dict[str, Any]
         find(f"SEQBENCH@{write(tmp_path / 'm.jsonl', content)}").problems()
 
 
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    broken = tmp_path / "m.jsonl.gz"
-    broken.write_bytes(gzip.compress(b"{}")[:12])
-    text = tmp_path / "m.txt"
-    text.write_text("facts\n")
-    empty = write(tmp_path / "empty.jsonl", [])
-    for path, sentence in ((broken, "cannot be read"), (text, "cannot be read"), (empty, "holds no mazes")):
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl.gz").write_bytes(gzip.compress(b"{}")[:12])
+    (tmp_path / "text.txt").write_text("facts\n")
+    write(tmp_path / "empty.jsonl", [])
+    for name, sentence in (
+        ("broken.jsonl.gz", "cannot be read"), ("text.txt", "cannot be read"), ("empty.jsonl", "holds no mazes"),
+        ("nowhere.jsonl", "cannot be read"),
+    ):  # fmt: skip
         with pytest.raises(KvatlasError, match=sentence):
-            find(f"SEQBENCH@{path}").problems()
-    with pytest.raises(KvatlasError, match="cannot be read"):
-        find("SEQBENCH@nowhere.jsonl").problems()
+            find(f"SEQBENCH@{tmp_path / name}").problems()
     with pytest.raises(KvatlasError, match=r"name it as 'SEQBENCH@m\.jsonl'"):
         find("SEQBENCH-5x5@m.jsonl")
-    with pytest.raises(KvatlasError, match="'CHAIN12' takes no file"):
-        find("CHAIN12@m.jsonl")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -106,7 +104,6 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
     [
         (("compare", "RUN", "--only", "A full"), "needs two or more systems; there is 1"),
         (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 systems"),
-        (("compare", "RUN", "--metric", "beauty"), "Unknown metric 'beauty'; expected: pass@1, progress, pass@K"),
         (("curves", "RUN", "--by", "Q"), "expected L, B, N, S, n"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
         (("maze", "SEQBENCH-6x6-B1", "--run", "RUN", "--sample", "7"), "there are: none"),

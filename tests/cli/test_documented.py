@@ -1,7 +1,5 @@
 """Commands, options and extras that documents and sentences of the package name are there."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -18,20 +16,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
 #: Options of other programs that pages and sentences name.
 OTHERS = {
-    *("--no-deps", "--user", "--map-root-user", "--mount", "--system-site-packages", "--model", "--model_args"),
-    *(
-        "--tasks",
-        "--gen_kwargs",
-        "--apply_chat_template",
-        "--limit",
-        "--log_samples",
-        "--batch_size",
-        "--document",
-        "--head",
-        "--config",
-        "--long-problems",
-    ),
-}
+    "--no-deps", "--user", "--map-root-user", "--mount", "--system-site-packages", "--model", "--model_args", "--tasks",
+    "--gen_kwargs", "--apply_chat_template", "--limit", "--log_samples", "--batch_size", "--document", "--head",
+    "--config", "--long-problems",
+}  # fmt: skip
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:

@@ -1,7 +1,5 @@
 """The command `map` as people use it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -9,19 +7,16 @@ from pathlib import Path
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.results import Manifest, Store
+from kvatlas.results import Manifest
 from kvatlas.stats.metrics import COSTS, METRICS
 from tests.command_line import Call
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest
+from tests.stored import store_run
 from tests.wanderers import maze_run
 
 
 def store(folder: Path, plan: Manifest, factor: float = 1.0) -> Path:
-    with Store.create(folder) as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan, lambda setting: factor * setting.values.get("ratio", 1.0)):
-            store.add(key, trace)
-    return folder
+    return store_run(folder, plan, lambda setting: factor * setting.values.get("ratio", 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +85,6 @@ def test_a_map_without_a_metric_is_not_drawn_as_if_it_had_it(kvatlas: Call, tmp_
     assert kvatlas.refuse(*words).endswith("shows pass@1 and no 'passs'.\n")
 
 
-def test_no_line_is_one_sentence(kvatlas: Call, tmp_path: Path) -> None:
-    plan = manifest([], axes=(("ratio", (0.1, 0.3)),), problems=2)
-    err = kvatlas.refuse("map", store(tmp_path / "run", plan), "--out", tmp_path / "a.svg")
-    assert "No setting of this run has a value on the axis that is left" in err
-    assert "None" not in err
-
-
 def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) -> None:
     plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window")], axes=(), problems=3)
     folder = store(tmp_path / "run", plan)
@@ -109,7 +97,6 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--metric", "watts"), "Unknown metric 'watts'"),
         (("--against", "nothing"), "no baseline, policy or model 'nothing' to compare with"),
         (("--against", "nothing"), "there are: full, dynts, random, tiny"),
         (("--against", "tiny"), "No map has the model, benchmark, policy and axes of a map of tiny"),
@@ -131,7 +118,6 @@ def test_wrong_wishes_are_one_sentence(
 
 
 def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    assert kvatlas("report", run, "--out", tmp_path / "r.html", "--attention", 0) == (0, f"{tmp_path / 'r.html'}\n", "")
     few = ("--attention", 0, "--traces", 1, "--megabytes", 0.02)
     out = kvatlas.succeed("report", run, "--out", tmp_path / "r.html", *few)
     assert f"{tmp_path / 'r.traces'} (38 pages with all traces)" in out
@@ -191,17 +177,6 @@ def test_a_cost_of_one_cell_is_drawn_or_told_where(
         err = kvatlas.refuse(*words)
         assert f"{metric!r} is a cost and no grade: `kvatlas map --metric {metric}` draws it; valid here are: " in err
         assert NAMES in err
-
-
-def test_a_cost_along_an_axis_shows_the_numbers_of_the_cells(kvatlas: Call, tmp_path: Path) -> None:
-    settings = [Setting.of("window", kv_budget=96, local_window=8, ratio=ratio) for ratio in (0.1, 0.3)]
-    run = store(tmp_path / "run", manifest(settings, axes=(("ratio", (0.1, 0.3)),), benchmarks=["CHAIN6"], problems=3))
-    kvatlas.succeed("map", run, "--metric", "mean_kv_tokens", "--out", tmp_path / "a.svg")
-    assert "Mean KV cache in tokens" in (tmp_path / "a.svg").read_text()
-    lines = (tmp_path / "a.data.csv").read_text().splitlines()
-    assert [line.split(",")[3:6] for line in lines[1:]] == [
-        ["0.1", "mean_kv_tokens", "60.5"], ["0.3", "mean_kv_tokens", "60.5"], ["", "mean_kv_tokens", "60.5"],
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,7 +1,5 @@
 """What commands print of a run and while it is decoded."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

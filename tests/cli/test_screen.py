@@ -1,7 +1,5 @@
 """The command `screen` as people use it: a grid is screened, its maps are drawn, and nobody takes them for Pass@1."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +21,6 @@ def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., P
     assert (tmp_path / "map.svg").is_file()
     assert "map.svg" in written
     assert "This run is a screen" in kvatlas.refuse("map", out, "--out", tmp_path / "no.svg")
-    code, _, said = kvatlas("screen", spec, "--out", out, "--workers", 1, "--quiet")
-    assert (code, said) == (0, "")
     few = tmp_path / "few"
     code, _, said = kvatlas("screen", spec, "--out", few, "--traces", out, "--problems", 1, "--workers", 1)
     assert code == 0, said
@@ -75,24 +71,5 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
     assert (only["benchmark"], only["unmeasured"]) == ("CHAIN4", lacking)
     assert {cell["unmeasured"] for cell in only["estimates"]} == {lacking}
     assert note in kvatlas("describe", out, "--metric", "answer_kept", "--partial")[1]
-    pairs = ("compare", out, "--out", tmp_path / "b.svg", "--json", "--metric")
-    code, said, _ = kvatlas(*pairs, "answer_kept")
-    with_answer = {p for _, p, _ in {(t.benchmark, t.problem, t.sample) for t in records} - cut}
-    assert {pair["problems"] for pair in json.loads(said)["pairs"]} == {len(with_answer)}
-
     kvatlas.succeed(*drawing, "likeness")
     assert note.partition(" have")[0] not in (tmp_path / "a.svg").read_text()
-    kvatlas.succeed(*drawing, "mean_kv_tokens")
-    assert "This run is a screen" in kvatlas.refuse(*pairs, "pass@1")
-
-
-def test_a_spec_without_compression_is_refused(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
-    assert "no setting that compresses" in kvatlas.refuse(
-        "screen", write_spec(settings=[], axes={}), "--out", tmp_path / "s"
-    )
-    assert not (tmp_path / "s").exists()
-
-
-def test_its_help_says_what_it_is(kvatlas: Call) -> None:
-    text = kvatlas.succeed("screen", "--help")
-    assert "depart from the full" in " ".join(text.split())

@@ -1,9 +1,7 @@
 """How well two selections agree, and the document and the table that the suite makes of it."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +20,13 @@ FILES = ("predictor", "statistics")
 Nested = list[list[list[Any]]]
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """A policy under one setting against a peer, over all choices (layers and heads)."""
-
-    policy: str
-    setting: dict[str, Any]
-    peer: str
-    scene: str
-    choices: int
-    kept: int
-    jaccard_mean: float
-    jaccard_least: float
-    #: Of the scores of tokens that compete, as a share of the greatest; None where scores have no counterpart.
-    score_difference: float | None
-    #: Whether kept sets differ in tokens of equal scores alone.
-    ties: bool
-    #: Why the peer keeps others, where it does.
-    departs: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the same tokens were kept in every choice, but for equal scores."""
-        return self.jaccard_least == 1.0 or self.ties
-
-
 @dataclass
 class Results:
     """What the suite found, in the order in which it did."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    rows: list[Agreement] = field(default_factory=list)
+    #: A policy under one setting against a peer, over all choices (layers and heads).
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     def compared(
         self,
@@ -64,32 +38,36 @@ class Results:
         apart: float | None = None,
         again: bool = False,
         departs: str = "",
-    ) -> Agreement:
-        """Add what a policy keeps and what a peer keeps, slots by layer and head; `scores` say which are equal."""
-        item = jaccards(ours, theirs)
-        row = Agreement(
-            policy=policy.name,
-            # Files that the suite made for itself have no place in a document.
-            setting={name: value for name, value in policy.setting.values.items() if name not in FILES},
-            peer=peer,
-            scene="compressed before" if again else "first compression",
-            choices=len(item),
-            kept=len(ours[0][0]),
-            jaccard_mean=sum(item) / len(item),
-            jaccard_least=min(item),
-            score_difference=apart,
-            ties=min(item) < 1 and differ_by_ties_alone(ours, theirs, scores),
-            departs=departs,
-        )
-        self.rows.append(row)
-        return row
+    ) -> bool:
+        """Add what a policy keeps and what a peer keeps, slots by layer and head; `scores` say which are equal.
 
-    def document(self) -> dict[str, Any]:
-        return {"bench": "conformance", **self.facts, "agreements": [asdict(row) for row in self.rows]}
+        Returns whether both keep the same tokens in every choice, but for equal scores. `apart` is the difference of
+        the scores of tokens that compete, as a share of the greatest, None where scores have no counterpart; `departs`
+        says why the peer keeps others, where it does.
+        """
+        item = jaccards(ours, theirs)
+        ties = min(item) < 1 and differ_by_ties_alone(ours, theirs, scores)
+        self.rows.append(
+            {
+                "policy": policy.name,
+                # Files that the suite made for itself have no place in a document.
+                "setting": {name: value for name, value in policy.setting.values.items() if name not in FILES},
+                "peer": peer,
+                "scene": "compressed before" if again else "first compression",
+                "choices": len(item),
+                "kept": len(ours[0][0]),
+                "jaccard_mean": sum(item) / len(item),
+                "jaccard_least": min(item),
+                "score_difference": apart,
+                "ties": ties,
+                "departs": departs,
+            }
+        )
+        return min(item) == 1 or ties
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(self.document()) + "\n")
+        file.write_text(json.dumps({"bench": "conformance", **self.facts, "agreements": self.rows}) + "\n")
 
 
 def jaccards(ours: Nested, theirs: Nested) -> list[float]:

@@ -1,7 +1,5 @@
 """The real model, its activations and the results, once for the whole suite."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -37,7 +35,7 @@ def results(real: Activations, request: pytest.FixtureRequest) -> Iterator[Resul
     yield result
     result.write(CACHE / "conformance.json")
     known = {*policies.names()} - {"full"}
-    whole = known == {row.policy for row in result.rows} and result.facts.keys() >= {"kvpress", "generate"}
+    whole = known == {row["policy"] for row in result.rows} and result.facts.keys() >= {"kvpress", "generate"}
     # What an embedded model shows is no news of a real one.
     if whole and model.name == NAME and not request.session.testsfailed:
         result.write(ROOT / "bench" / "results" / "conformance.json")

@@ -3,8 +3,6 @@
 `python -m tests.conformance.environment` makes it and prints its interpreter.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

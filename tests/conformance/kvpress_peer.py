@@ -7,8 +7,6 @@ of them, in the order of its scores, and the scores; both are safetensors. The p
 versions as one JSON document.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The full cache at temperature 0 writes what transformers' `generate` writes."""
 
-from __future__ import annotations
-
 from copy import copy
 
 import pytest

@@ -3,8 +3,6 @@
 An exported setting is read by kvpress itself.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,9 +138,9 @@ def test_policies_keep_what_presses_keep(
     apart = difference(scores[..., :older] * pair.factor, their_scores[..., :older]) if compared else None
     wanted = under_contract(ranked, length, policy.local_window).tolist()
     peer = f"kvpress {results.facts['kvpress']['kvpress']}, {pair.press}{' as sums' if pair.as_sums else ''}"
-    row = results.compared(policy, peer, kept.tolist(), wanted, scores, apart, pair.again, pair.departs)
+    agrees = results.compared(policy, peer, kept.tolist(), wanted, scores, apart, pair.again, pair.departs)
     if not pair.departs:
-        assert row.agrees
+        assert agrees
         assert apart is None or apart < TOLERANCE
 
 

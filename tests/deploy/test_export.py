@@ -1,7 +1,5 @@
 """Settings as configurations of serving engines: exact, or refused by name with the nearest."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

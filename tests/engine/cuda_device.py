@@ -1,7 +1,5 @@
 """Fake tensors on `cuda:0` in a build of torch without CUDA."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager

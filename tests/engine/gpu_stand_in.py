@@ -3,7 +3,7 @@
 Every operation is first tried with torch's own fake tensors on a `cuda` device (once for each combination of types and
 ranks): what mixes devices, or has no such result on CUDA, fails. What reads values back to the host is counted, and
 refused while a graph is captured, as are copies between host and device. Graphs record the operations of a step and do
-exactly these again: what Python decided at capture stays decided, memory that nobody holds any more is an error.
+exactly these again: what Python decided at capture stays decided.
 Allocation pools follow PyTorch's: see `Pool`.
 """
 
@@ -20,7 +20,6 @@ from weakref import WeakSet
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama  # noqa: F401 (asks for GPUs when it is imported)
 
@@ -71,47 +70,16 @@ class Pool:
         return self.used and not self.graphs
 
 
-@dataclass(frozen=True)
-class Outside:
-    """A tensor that a graph reads or writes, in memory that is not its own."""
-
-    storage: StorageWeakRef
-    like: torch.Tensor
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Outside:
-        like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-        return cls(StorageWeakRef(tensor.untyped_storage()), like, tensor.storage_offset())
-
-    def tensor(self) -> torch.Tensor:
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
-        if storage is None:
-            raise AssertionError("a graph reads memory that was given back")
-        made = torch.empty(0, dtype=self.like.dtype)
-        return made.set_(storage, self.offset, self.like.size(), self.like.stride())
-
-
 class Graph:
     """What `torch.cuda.CUDAGraph` is: operations on memory that never moves."""
 
     def __init__(self) -> None:
         self.tape: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
 
-    def finish(self) -> None:
-        """Keep only what is the graph's own: the rest must outlive it without it."""
-        own = {out.untyped_storage().data_ptr() for *_, outs in self.tape for out in outs if out is not None}
-
-        def weak(value: Any) -> Any:
-            foreign = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in own
-            return Outside.of(value) if foreign else value
-
-        self.tape = [(func, *_each(weak, (args, kwargs)), outs) for func, args, kwargs, outs in self.tape]
-
     def replay(self) -> None:
         with torch.utils._python_dispatch._disable_current_modes():
             for func, args, kwargs, outs in self.tape:
-                result = func(*_each(_there, args), **_each(_there, kwargs))
+                result = func(*args, **kwargs)
                 for out, new in zip(outs, _listed(result), strict=True):
                     if out is not None:
                         out.copy_(new)
@@ -125,10 +93,6 @@ def _each(change: Callable[[Any], Any], value: Any) -> Any:
         changed = [_each(change, own) for own in value]
         return tuple(changed) if isinstance(value, tuple) else changed
     return change(value)
-
-
-def _there(value: Any) -> Any:
-    return value.tensor() if isinstance(value, Outside) else value
 
 
 def _listed(result: Any) -> list[Any]:
@@ -232,7 +196,6 @@ class Gpu(TorchDispatchMode):
             yield
         finally:
             self.graph = self.pool = None
-        graph.finish()
         self.captured += 1
 
 

@@ -1,7 +1,5 @@
 """The CUDA path on a stand-in for a GPU: every policy's signals, and what capturing a step as a graph demands."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,13 +11,12 @@ import torch
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.attention import ForwardBatch
-from kvatlas.engine.graphs import CapturedStep, CudaGraphRunner
+from kvatlas.engine.graphs import CudaGraphRunner
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights
 from kvatlas.policies import Policy, ReferenceTrace, Signal
+from tests.decoding import endless, outcome
 from tests.engine.gpu_stand_in import Gpu, gpu, moved
-from tests.engine.test_loop import endless, outcome
 
 __all__ = ["gpu"]
 
@@ -130,96 +127,3 @@ def test_a_step_asks_the_host_for_nothing(
     monkeypatch.setattr(CudaGraphRunner, "run", counted)
     captured()
     assert set(reads) == {3}
-
-
-# -- each fault is noticed ---------------------------------------------------------------------------------------
-
-
-def test_a_value_read_in_a_step_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    work = CapturedStep.work
-
-    def read(self: CapturedStep, *given: Any) -> None:
-        work(self, *given)
-        self.logits.sum().item()
-
-    monkeypatch.setattr(CapturedStep, "work", read)
-    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*_local_scalar_dense"):
-        captured()
-
-
-def test_numbers_of_the_host_in_a_step_are_noticed(
-    captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = CapturedStep.work
-
-    def made(self: CapturedStep, *given: Any) -> None:
-        work(self, *given)
-        self.sampled = self.sampled + torch.tensor([0] * len(self.sampled), device=self.sampled.device)
-
-    monkeypatch.setattr(CapturedStep, "work", made)
-    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*_to_copy"):
-        captured()
-
-
-@pytest.mark.parametrize("graph", [False, True])
-def test_a_number_of_python_that_changes_is_noticed(
-    captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, graph: bool
-) -> None:
-    """Position as the host knows it: right in every step that Python runs, and that of the capture in each replay."""
-    from kvatlas.engine import graphs
-
-    sample, run, now = graphs.sample, CudaGraphRunner.run, [0]
-
-    def noted(self: CudaGraphRunner, batch: ForwardBatch, *given: Any) -> Any:
-        now[0] = batch.first_positions[0] + 1
-        return run(self, batch, *given)
-
-    def sampled(logits: Any, sampling: Any, streams: Any, positions: Any) -> Any:
-        return sample(logits, sampling, streams, positions - positions[0] + now[0])
-
-    monkeypatch.setattr(CudaGraphRunner, "run", noted)
-    monkeypatch.setattr(graphs, "sample", sampled)
-    if not graph:
-        monkeypatch.setattr(CudaGraphRunner, "_capture", lambda *_: True)
-    _, written, wanted = captured()
-    assert (written != wanted) is graph
-
-
-def test_a_pool_used_again_is_noticed(captured: Callable[..., Any], gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = gpu.new_pool()
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: pool)
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*use_count > 0"):
-        captured()
-
-
-def test_a_workspace_left_in_a_pool_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    with pytest.raises(AssertionError, match="a pool was left with the workspaces of cuBLAS in it"):
-        captured()
-
-
-def test_a_graph_that_outlives_its_cache_is_noticed(
-    captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drop = CudaGraphRunner._drop_moved
-
-    def keep(self: CudaGraphRunner) -> None:
-        if self._moves < 0:
-            drop(self)
-
-    monkeypatch.setattr(CudaGraphRunner, "_drop_moved", keep)
-    with pytest.raises(AssertionError, match="a graph reads memory that was given back"):
-        captured()
-
-
-def test_a_tensor_on_the_wrong_device_is_noticed(captured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    work = CapturedStep.work
-
-    def mixed(self: CapturedStep, *given: Any) -> None:
-        work(self, *given)
-        self.sampled = self.sampled + torch.zeros(len(self.sampled), dtype=torch.long)
-
-    monkeypatch.setattr(CapturedStep, "work", mixed)
-    with pytest.raises(UserWarning, match=r"CUDA graphs are off.*two devices, cuda:0 and cpu"):
-        captured()

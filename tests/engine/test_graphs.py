@@ -1,20 +1,18 @@
 """Captured steps write what passes of just the needed shapes write; on CUDA they are graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Generation, Request
+from kvatlas.engine import Engine, Request
 from kvatlas.engine.graphs import BUCKET
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
+from tests.decoding import outcome
 
 BUDGET = 48
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
@@ -66,13 +64,6 @@ def run(model: ModelHandle, work: list[Request[int]], graphs: bool, rows: int = 
     return engine, outcome(engine.run(work))
 
 
-def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
-    return {
-        (generation.key, generation.policy.setting.id): (generation.tokens, generation.usage.compressions)
-        for generation in generations
-    }
-
-
 @pytest.mark.parametrize(("kind", "rows"), [("llama", 1), ("qwen2", 7), ("llama", 40)])
 def test_captured_steps_write_the_same_tokens(random_models: dict[str, ModelHandle], kind: str, rows: int) -> None:
     """Trunks and branches, short and long rows; a policy that looks at recent queries."""
@@ -104,17 +95,6 @@ def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle], size
     assert sizes == {BUCKET}
 
 
-def test_hidden_states_of_captured_steps(tiny_llama: ModelHandle) -> None:
-    """The predictor scores the tokens by the hidden states of the lines that they were fed in."""
-    prompt = tuple(tiny_llama.tokenizer("a = 3 ; b = a + a ; c = b - a ; d = c + b ? b , c , d")["input_ids"])
-    work = [Request(row, prompt, row, tuple(settings("dynts", "window"))) for row in range(5)]
-    _, plain = run(tiny_llama, work, graphs=False)
-    engine, fixed = run(tiny_llama, work, graphs=True)
-    assert fixed == plain
-    assert engine.graphs is not None
-    assert engine.graphs.steps > 60
-
-
 def test_requests_with_their_own_sampling(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, settings("window"), 6)
@@ -123,53 +103,6 @@ def test_requests_with_their_own_sampling(random_models: dict[str, ModelHandle])
     _, plain = run(model, work, graphs=False)
     _, fixed = run(model, work, graphs=True)
     assert fixed == plain
-
-
-class Heard(TorchDispatchMode):
-    """The names of torch's operations; "of a mask" behind those that choose by a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func)
-        chosen = args[1] if "aten.index" in name and isinstance(args[1], list | tuple) else ()
-        masked = any(item is not None and item.dtype is torch.bool for item in chosen)
-        self.names.append(name + (" of a mask" if masked else ""))
-        return func(*args, **(kwargs or {}))
-
-
-def test_nothing_in_a_captured_step_asks_the_host(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A CUDA graph can hold no value read back, no size that depends on values, no new tensor of Python numbers."""
-    from kvatlas.engine.graphs import CapturedStep
-
-    heard = Heard()
-    work = CapturedStep.work
-
-    def listened(self: CapturedStep, *given: Any) -> None:
-        with heard:
-            work(self, *given)
-
-    # FlexAttention without a compiler runs through torch.compile, which no operation can be heard in.
-    monkeypatch.setattr(CapturedStep, "work", listened)
-    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", dense)
-    model = random_models["qwen2"]
-    run(model, requests(model, settings("window", "snapkv"), 3), graphs=True, max_new_tokens=60)
-    host = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "is_nonzero", "of a mask")
-    assert len(heard.names) > 1000
-    assert not [name for name in heard.names if any(word in name for word in host)]
-
-
-def test_a_cache_that_grows_gets_new_steps(random_models: dict[str, ModelHandle]) -> None:
-    model = random_models["llama"]
-    work = requests(model, settings("full"), 2)
-    _, plain = run(model, work, graphs=False, max_new_tokens=200)
-    engine, fixed = run(model, work, graphs=True, max_new_tokens=200)
-    assert fixed == plain
-    assert engine.cache.moves > 2
 
 
 def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(

@@ -1,74 +1,17 @@
-from __future__ import annotations
-
 import random
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from kvatlas import models, policies
-from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Generation, Request
+from kvatlas.core import Setting
+from kvatlas.engine import Request
 from kvatlas.engine.cache import GROWTH, PAGE, pages_for
 from kvatlas.models import ModelHandle
-from kvatlas.policies import Policy
 from tests.conftest import ARCHITECTURES
+from tests.decoding import BUDGET, endless, grid, outcome, requests, run
 from tests.r1 import save_model
-
-BUDGET = 96
-
-
-def prompts(model: ModelHandle, count: int, seed: int = 1) -> list[tuple[int, ...]]:
-    rng = random.Random(seed)
-    words = [i for i in range(len(model.tokenizer)) if i not in model.stops and i != model.think_close]
-    return [tuple(rng.choice(words) for _ in range(rng.randrange(12, 60))) for _ in range(count)]
-
-
-def endless(model: ModelHandle) -> ModelHandle:
-    """The same model without an end token and end of thinking: every trace thinks up to the limit."""
-    copy = models.find(model.name)
-    vars(copy).update(stops=frozenset(), think_close=-1)
-    return copy
-
-
-def grid(ratio_over: str = "thinking") -> list[Policy]:
-    results = [policies.of(Setting.of("full"))]
-    for name in ("window", "random"):
-        for window in (4, 16):
-            for ratio in (0.1, 0.5):
-                values = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, "ratio_over": ratio_over}
-                results.append(policies.of(Setting.of(name, **values)))
-    results.append(policies.of(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
-    return results
-
-
-def requests(model: ModelHandle, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
-    return [Request(i, prompt, 1000 + i, tuple(settings)) for i, prompt in enumerate(prompts(model, count))]
-
-
-def run(
-    model: ModelHandle, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
-) -> tuple[Engine, list[Generation[Any]]]:
-    by_name = dict.fromkeys(policy for request in work for policy in request.policies)
-    drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
-    engine = Engine(model, model.load(), by_name, drawn, batch_size)
-    return engine, list(engine.run(work))
-
-
-def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
-    return {
-        (g.key, g.policy.setting.id): (
-            g.tokens,
-            g.finished,
-            g.thinking_end,
-            g.usage.compressions,
-            g.usage.peak_kv_tokens,
-            g.usage.mean_kv_tokens,
-        )
-        for g in generations
-    }
 
 
 @pytest.mark.newest
@@ -86,32 +29,15 @@ def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle]
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 
-def test_greedy_full_cache_equals_generate_on_the_embedded_model(tiny_llama: ModelHandle) -> None:
-    from kvatlas.benchmarks import find
-
-    full = policies.of(Setting.of("full"))
-    work = [
-        Request(problem.id, tiny_llama.encode(problem.question), 0, (full,)) for problem in find("CHAIN8").problems(6)
-    ]
-    _, generations = run(tiny_llama, work, 8, temperature=0.0, max_new_tokens=400)
-    model = tiny_llama.load()
-    by_key = {generation.key: generation.tokens for generation in generations}
-    for request in work:
-        prompt = torch.tensor([request.prompt])
-        wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=400)
-        assert by_key[request.key] == tuple(wanted[0, prompt.shape[1] :].tolist())
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, ModelHandle], kind: str) -> None:
     model = random_models[kind]
-    # The windows of gemma3 cost a mask for each layer: fewer requests show the same.
-    work = requests(model, grid(), 3 if kind == "gemma3" else 9)
+    work = requests(model, grid(), 3 if kind == "gemma3" else 6)
     alone, wanted = run(model, work, 1)
     expected = outcome(wanted)
     assert len(expected) == len(work) * len(grid())
     assert any(g.usage.compressions > 1 for g in wanted)
-    for batch_size in (3, 7, 64):
+    for batch_size in (3, 64):
         shuffled = random.Random(batch_size).sample(work, len(work))
         assert outcome(run(model, shuffled, batch_size)[1]) == expected
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
@@ -120,14 +46,9 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict
     assert alone.decoded_tokens < apart.decoded_tokens
 
 
-def test_decoded_tokens_are_counted_once(random_models: dict[str, ModelHandle]) -> None:
-    engine, generations = run(random_models["llama"], requests(random_models["llama"], grid()), 16)
-    assert sum(generation.decoded for generation in generations) == engine.decoded_tokens
-
-
 def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    work = requests(model, grid()[1:])
+    work = requests(model, grid()[1:], 5)
     engine, generations = run(model, work, 16)
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
     assert outcome(generations) == outcome(run(model, separate, 16)[1])

@@ -1,7 +1,5 @@
 """What a single request may bring: its own sampling, a watcher, adjusted logits; and sources that have nothing yet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +11,7 @@ from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from tests.engine.test_loop import endless, prompts
+from tests.decoding import endless, prompts
 
 SAMPLINGS = (
     Sampling(temperature=0.9, top_k=20, top_p=0.95, max_new_tokens=40),
@@ -105,12 +103,6 @@ def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, model
     assert result[key][:position] == whole[key][:position]
     assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(result[key])))
     assert all(result[other] == whole[other] for other in whole if other != key)
-
-
-def test_the_model_gets_its_attention_back(tiny_llama: ModelHandle, model: Any) -> None:
-    before = model.config._attn_implementation
-    tokens(tiny_llama, model, requests(tiny_llama, 1))
-    assert model.config._attn_implementation == before != "kvatlas"
 
 
 def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: ModelHandle, model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,8 +42,8 @@ def line():
     return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
-def figures(look: Look, llama, mazes, line) -> dict[str, Figure]:
-    """Every kind of figure."""
+def figures(look: Look, llama, mazes, line) -> dict[str, Callable[[], Figure]]:
+    """Every kind of figure, drawn when called."""
     success, progress = systems_of([mazes], "pass@1"), systems_of([mazes], "progress")
     wide = tuple(n / 100 for n in range(1, 13))
     cell = llama[0].cells[500, 0.1]
@@ -54,22 +55,23 @@ def figures(look: Look, llama, mazes, line) -> dict[str, Figure]:
     policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
     problem = find("SEQBENCH-6x6-B1").problems(4)[3]
     return {
-        "series": map_figure(llama[:2], look=look),
-        "policies": map_figure(policies[:3], look=look),
-        "means": map_figure(policies, one_bar=True, look=look),
-        "dense": map_figure([dense], look=look),
-        "line": line_figure(line, look=look),
-        "curves": depth_figure(success, progress, names_of(success), look=look)[0],
-        "pairs": pairwise_figure(progress, pairs_of(progress), "progress", look=look),
-        "counts": pairwise_figure(success, pairs_of(success), "pass@1", look=look),
-        "maze": maze_figure(problem, trace_of(mazes, problem.id, 0, "window"), look=look),
-        "large maze": maze_figure(find("SEQBENCH-40x40-L60-B1-N1").problems(1)[0], look=look),
+        "series": lambda: map_figure(llama[:2], look=look),
+        "policies": lambda: map_figure(policies[:3], look=look),
+        "means": lambda: map_figure(policies, one_bar=True, look=look),
+        "dense": lambda: map_figure([dense], look=look),
+        "line": lambda: line_figure(line, look=look),
+        "curves": lambda: depth_figure(success, progress, names_of(success), look=look)[0],
+        "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", look=look),
+        "counts": lambda: pairwise_figure(success, pairs_of(success), "pass@1", look=look),
+        "maze": lambda: maze_figure(problem, trace_of(mazes, problem.id, 0, "window"), look=look),
+        "large maze": lambda: maze_figure(find("SEQBENCH-40x40-L60-B1-N1").problems(1)[0], look=look),
     }
 
 
 @pytest.mark.parametrize("look", [Look(), Look(1, dark=True)], ids=["own width", "one column"])
 def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look, llama, mazes, line):
-    for kind, figure in figures(look, llama, mazes, line).items():
+    for kind, drawn in figures(look, llama, mazes, line).items():
+        figure = drawn()
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
         FigureCanvasAgg(figure).draw()
@@ -101,7 +103,7 @@ def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
     look = Look(dark=True, font="DejaVu Serif", intervals=False, notes=False, caption=tmp_path / "c.tex")
     made = figures(look, llama, mazes, line)
     for kind in ("series", "line", "curves", "counts", "maze"):
-        figure = made[kind]
+        figure = made[kind]()
         path, *_ = save(figure, tmp_path / "f.svg", look=look)
         svg = path.read_text()
         assert look.colours.ground in svg, kind

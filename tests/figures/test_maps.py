@@ -77,8 +77,9 @@ def test_intervals_come_back_into_the_cells(llama, tmp_path):
     assert not [word for word in words if "±" in word]
 
 
-def test_the_largest_window_is_on_top(llama):
+def test_the_largest_window_is_on_top_and_the_highest_cells_are_bold(llama):
     axes = map_figure(llama).axes[0]
+    assert {t.get_text() for t in axes.texts if t.get_fontweight() == "bold"} == {"AIME24", "49.3"}
     ticks = dict(zip((t.get_text() for t in axes.get_yticklabels()), axes.get_yticks(), strict=True))
     assert ticks["3000"] > ticks["2000"] > ticks["1000"] > ticks["500"]
     bottom, top = axes.get_ylim()
@@ -236,11 +237,6 @@ def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
     ):
         assert all(panel.notes[0].text == words for panel in panels)
     assert words in " ".join(texts(plot(panels), tmp_path))
-
-
-def test_the_highest_cells_are_bold(llama):
-    (axes, *_) = map_figure([llama[0]]).axes
-    assert {t.get_text() for t in axes.texts if t.get_fontweight() == "bold"} == {"AIME24", "49.3"}
 
 
 def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):

@@ -1,7 +1,5 @@
 """Pairwise maps, curves and mazes read back: axes, texts, colour where there are data and white elsewhere."""
 
-from __future__ import annotations
-
 import csv
 import math
 from dataclasses import replace
@@ -207,9 +205,3 @@ def test_mazes_with_other_attempts(kind: str, tmp_path: Path) -> None:
     assert ("no plan" in shown) == (kind == "none")
     with pytest.raises(KvatlasError, match="is of SEQBENCH-40x40"):
         maze_figure(find("SEQBENCH-6x6-B1").problems(1)[0], attempt(problem, "", benchmark))
-
-
-def test_the_words_of_errors_cover_all_classes() -> None:
-    from kvatlas.benchmarks.seqbench.plans import ERRORS
-
-    assert set(ERROR_TEXTS) == set(ERRORS)

@@ -1,12 +1,7 @@
 """Our tasks under Inspect and its logs in our stores: with scripted answers, and against a real server on loopback."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +11,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Status
 from kvatlas.results import Store
-from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import pairs_of, systems_of
 from tests.command_line import Call
-from tests.serve.running import serving
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
@@ -118,14 +110,6 @@ def test_any_benchmark_is_a_task() -> None:
     assert task.metadata == {"kvatlas_benchmark": "CHAIN5", "kvatlas_version": find("CHAIN5").version}
 
 
-def test_samples_are_epochs(tmp_path: Path) -> None:
-    cell, added = import_log(run_task(tmp_path / "logs", answers(), epochs=2), tmp_path / "run")
-    assert (cell.samples, len(cell.problems), added) == (2, 2, 4)
-    assert sorted((trace.problem, trace.sample) for trace in stored(tmp_path / "run")) == [
-        (f"{NAME}-000{problem}", sample) for problem in (0, 1) for sample in (0, 1)
-    ]
-
-
 def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
@@ -153,6 +137,7 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
     refused(changed("b.eval", lambda read: setattr(read.samples[0], "input", "Find Alice!")), "in another way than")
     refused(changed("c.eval", lambda read: setattr(read.samples[0], "id", "x")), "asks 'x' in another way than")
     refused(changed("d.eval", lambda read: read.samples.clear()), "has no samples")
+    refused(changed("f.eval", lambda read: setattr(read.samples[1], "total_time", -1.0)), r"took -1\.0 s .*; expected")
 
     def two(read: Any) -> None:
         read.eval.model = "another/model"
@@ -255,44 +240,6 @@ def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_served_model_and_a_local_one_stand_in_one_figure(
-    succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """`inspect eval kvatlas/benchmark` against a real server, imported, and compared with our own engine."""
-    # Made by installing: where it is missing kvatlas has to be installed again.
-    assert any(point.value.startswith("kvatlas.integrations.") for point in entry_points(group="inspect_ai"))
-    key = "sk-not-a-real-key-either"
-    words = ["eval", "kvatlas/benchmark", "--model=openai-api/local/tiny-llama", "-T", "name=SEQBENCH-4x4"]
-    words += ["-T", "problems=15", "--max-tokens=500", "--temperature=0.6", "--display=none"]
-    with serving("embedded:tiny-llama", "--name", "tiny-llama", "--api-key", key) as server:
-        monkeypatch.setenv("LOCAL_BASE_URL", f"{server.url}/v1")
-        monkeypatch.setenv("LOCAL_API_KEY", key)
-        asked = subprocess.run(
-            [sys.executable, "-m", "inspect_ai", *words, "--log-dir", str(tmp_path / "logs")],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert asked.returncode == 0, asked.stderr
-    (log,) = (tmp_path / "logs").glob("*.eval")
-
-    assert "15 of 15 traces of openai-api/local/tiny-llama on SEQBENCH-4x4" in succeed(
-        "import", log, tmp_path / "served"
-    )
-    succeed(
-        "run", "embedded:tiny-llama", "SEQBENCH-4x4", "--problems", 15, "--max-new-tokens", 500, "--workers", 1,
-        "--out", tmp_path / "local", "--quiet",
-    )  # fmt: skip
-    succeed("compare", tmp_path / "served", tmp_path / "local", "--out", tmp_path / "pair.png")
-    assert (tmp_path / "pair.png").stat().st_size > 10_000
-    result = systems_of([RunData.open(tmp_path / "served"), RunData.open(tmp_path / "local")])
-    ((_, _, pair),) = pairs_of(result)
-    # The same weights, sampled twice: both solve these mazes, whichever program decodes.
-    assert len(pair.places) == 15
-    assert min(pair.x.mean(), pair.y.mean()) > 0.9
-    written = [path for folder in ("served", "local") for path in (tmp_path / folder).iterdir()]
-    assert not any(key.encode() in path.read_bytes() for path in [*written, log])
-
-
 def test_a_log_that_unpacks_to_too_much_is_refused_unread(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,14 +248,3 @@ def test_a_log_that_unpacks_to_too_much_is_refused_unread(
     with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; expected up to 5,000"):
         import_log(log, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
-def test_times_that_are_none_are_refused(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    read = inspect_logs._read(log)
-    read.samples[1].total_time = seconds
-    monkeypatch.setattr(inspect_logs, "_read", lambda _: read)
-    with pytest.raises(KvatlasError, match=rf"took {seconds} s .*; expected finite numbers from 0"):
-        import_log(log, tmp_path / "run")

@@ -1,7 +1,5 @@
 """The model class `kvatlas` in lm-eval: a local task by its own command, and what the class does with requests."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """`kvatlas.generate` inside transformers: the engine's tokens, and everything else honoured or refused by name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -15,7 +13,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
-    pipeline,
 )
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
@@ -124,15 +121,6 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, 
         torch.manual_seed(seed)
         results.append(model.generate(**inputs, **{**HOW, "temperature": 3.0, "top_k": 0}, **without).tolist())
     assert results[0] == results[1] != results[2]
-
-
-def test_a_text_generation_pipeline(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
-    pipe = pipeline("text-generation", model=model, tokenizer=tiny_llama.tokenizer)
-    asked = {**HOW, **OURS, "return_full_text": False, "num_return_sequences": 2, "add_special_tokens": False}
-    results = [entry["generated_text"] for entry in pipe(texts[0], **asked)]
-    expected = by_the_engine(tiny_llama, [texts[0], texts[0]])
-    decode = tiny_llama.tokenizer.decode
-    assert [text.split() for text in results] == [decode(list(e), skip_special_tokens=True).split() for e in expected]
 
 
 @pytest.mark.parametrize(

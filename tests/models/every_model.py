@@ -3,11 +3,8 @@
     python -m tests.models.every_model            # as JSON lines; NAME ... tries some; --document writes docs/models.md
 
 Each is made with random weights, saved, loaded by its address and decoded by the engine: each prompt alone, and all of
-them in one ragged batch. Tokens and logits must be those of `generate`, or it must be refused in a sentence. Many are
-tried in one process; one that ends the interpreter is told as a crash, and another process goes on behind it.
+them in one ragged batch. Tokens and logits must be those of `generate`, or it must be refused in a sentence.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -16,9 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,43 +252,24 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
     return {"alone": same(alone), "ragged": same(ragged), "bits": bits}
 
 
-def _try(names: Sequence[str]) -> None:
-    """In a process of its own: a line before each case and one after it."""
-    import torch
-    from transformers.utils import logging
-
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    for name in names:
-        print(json.dumps({"name": name}), flush=True)
-        began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                result = compare(name, Path(folder))
-            except Exception as error:
-                result = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps({**result, "seconds": time.perf_counter() - began}), flush=True)
+def attempt(name: str) -> dict[str, Any]:
+    """Make and compare a case; `error` is what neither expected."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return compare(name, Path(folder))
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
 
 
-def results(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each case with its result, `crash` where the interpreter ended."""
-    left = list(names)
-    while left:
-        command = [sys.executable, "-m", "tests.models.every_model", "--try", *left]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=environment
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                with suppress(ValueError):
-                    told = json.loads(line)
-                    if "name" in told:
-                        continue
-                    yield left.pop(0), told
-        if process.returncode:
-            yield left.pop(0), {"crash": f"the interpreter ended with {process.returncode}"}
+def attempt_apart(name: str) -> dict[str, Any]:
+    """Do the same in a process of its own; `crash` where the interpreter ended."""
+    command = [sys.executable, "-m", "tests.models.every_model", "--here", name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    if done.returncode:
+        return {"crash": f"the interpreter ended with {done.returncode}"}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -337,18 +313,14 @@ def document(tried: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--try", action="store_true", dest="here")
+    parser.add_argument("--here", action="store_true")
     parser.add_argument("--document", action="store_true")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
-    names = given.names or every()
-    if given.here:
-        _try(names)
-        return
     tried = {}
-    for name, result in results(names):
-        tried[name] = result
-        print(json.dumps({"name": name, "verdict": verdict(result), **result}), flush=True)
+    for name in given.names or every():
+        tried[name] = attempt(name) if given.here else attempt_apart(name)
+        print(json.dumps({"name": name, **tried[name]}), flush=True)
     if given.document:
         document(tried)
 

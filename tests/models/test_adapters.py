@@ -1,7 +1,5 @@
 """LoRA adapters: what is decoded equals the merged weights, and what is none is refused in a sentence."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +93,6 @@ def test_what_the_formula_does_not_cover_is_refused(
 
 
 def test_tensors_of_another_rank_than_the_config_says(base: ModelHandle, tmp_path: Path) -> None:
-    """They were added with the factor of that rank."""
     with pytest.raises(KvatlasError, match=r"does not fit the model .* \(64, 4\) and \(4, 64\) with r 8"):
         with_adapter(base, save_adapter(base, tmp_path / "a", r=8)).load()
 

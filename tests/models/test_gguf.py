@@ -1,7 +1,5 @@
 """A GGUF becomes a model like any other, once; what is wrong with one is said in a sentence."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

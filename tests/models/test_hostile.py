@@ -1,7 +1,5 @@
 """Models whose files are damaged or mean harm: each is refused in a sentence that names what is wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -14,10 +12,10 @@ import pytest
 import torch
 
 from kvatlas import models, policies
-from kvatlas.cli import main
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
+from tests.command_line import Call
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"
@@ -71,30 +69,17 @@ def reconfigure(model: ModelHandle, **changes: object) -> None:
         (lambda model: (model.folder / "model.safetensors").write_bytes(b"no tensors"), "is no safetensors file ("),
         *(
             (lambda model, how=how: reconfigure(model, quantization_config=how), "cannot be loaded (")
-            for how in (
-                {"quant_method": "gptq", "bits": 4},
-                {"quant_method": "awq", "bits": 4},
-                {"quant_method": "bitsandbytes", "load_in_4bit": True},
-                {"quant_method": "compressed-tensors"},
-                [],
-            )
+            for how in ({"quant_method": "gptq", "bits": 4}, [])
         ),
     ],
 )
 def test_a_run_of_weights_that_cannot_be_loaded_ends_in_one_sentence(
-    model: ModelHandle,
-    harm: Callable[[ModelHandle], object],
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    model: ModelHandle, harm: Callable[[ModelHandle], object], sentence: str, kvatlas: Call
 ) -> None:
     harm(model)
-    words = ["run", model.name, "CHAIN4", "--problems", "1", "--samples", "1", "--max-new-tokens", "4"]
-    monkeypatch.setattr("sys.argv", ["kvatlas", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capfd.readouterr().err
+    words = ("run", model.name, "CHAIN4", "--problems", 1, "--samples", 1, "--max-new-tokens", 4)
+    code, _, said = kvatlas(*words)
+    assert code == 2
     assert sentence in said
     assert "newly initialized" not in said
     assert "Traceback" not in said
@@ -171,12 +156,12 @@ QWEN = """{%- for message in messages %}
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, FIRST_TEMPLATE, QWEN])
-@pytest.mark.parametrize("answering", [True, False])
-def test_texts_are_those_of_transformers(tmp_path: Path, template: str, answering: bool) -> None:
+def test_texts_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     model = save_model("llama", tmp_path / "model", template=template)
     messages = [{"role": role, "content": f" {role}: é\n<b> "} for role in ("user", "assistant", "user", "system")]
-    theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=answering, tokenize=False)
-    assert model.rendered(messages, answering=answering) == theirs
+    for answering in (True, False):
+        theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=answering, tokenize=False)
+        assert model.rendered(messages, answering=answering) == theirs
 
 
 def test_templates_that_ask_for_the_date_get_the_same_one_every_day(model: ModelHandle) -> None:

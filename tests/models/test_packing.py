@@ -1,7 +1,5 @@
 """Packed layers against the model's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +130,6 @@ def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: Mod
     (expected, own), *_ = decode(model, tiny_llama.tokenizer)
     assert tokens == expected
     assert torch.equal(logits, own)
-
-
-def test_a_decoder_of_a_width_that_cannot_be_joined_keeps_its_forward() -> None:
-    model = build("llama", intermediate_size=90)
-    pack(model)
-    assert not fused(model)
 
 
 def test_a_model_that_is_looked_into_is_not_run() -> None:

@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.serve.text import split_text
-from tests.engine.test_loop import requests, run
+from tests.decoding import requests, run
 from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, save_model
 
 Make = Callable[..., ModelHandle]
@@ -25,10 +24,14 @@ Make = Callable[..., ModelHandle]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A model with this template and these tags as single tokens."""
+    """A model with this template and these tags as single tokens, saved once."""
+
+    @cache
+    def saved(template: str, tags: tuple[str, ...]) -> str:
+        return save_model("llama", tmp_path_factory.mktemp("model") / "m", template=template, tags=tags).name
 
     def build(template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> ModelHandle:
-        return save_model("llama", tmp_path_factory.mktemp("model") / "m", template=template, tags=tags)
+        return models.find(saved(template, tags))
 
     return build
 
@@ -199,7 +202,7 @@ PIECES = ("</", "think", ">", "\n", " ", "s", "so", ":", "◁", "/think▷", "�
 
 
 @given(st.sampled_from(TAGS), st.lists(st.sampled_from(PIECES), max_size=14), st.lists(st.integers(0, 99), max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: list[str], cuts: list[int]) -> None:
     # Cut anywhere, within characters too, and merged between the cuts.
     whole = "".join(pieces).encode()
@@ -231,39 +234,10 @@ def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: 
     assert not text(tokens[end:start]).partition(close)[2].strip()
 
 
-def test_a_token_costs_the_same_however_long_the_trace(merging: Any) -> None:
-    model = told(merging, "</think>\n")
-    tokens = merging("hm.</think> \n" * 400)["input_ids"] + merging("</think>\n7")["input_ids"]
-    read = 0
-
-    def decode(ids: list[int], **options: Any) -> str:
-        nonlocal read
-        read += len(ids)
-        return merging.decode(ids, **options)
-
-    vars(model)["tokenizer"] = SimpleNamespace(decode=decode, chat_template="", added_tokens_encoder={})
-    for count in range(1, len(tokens) + 1):
-        model.thinking_end(tokens[:count])
-    assert model.split(tokens) is not None
-    assert read < 2 * 14 * len(tokens)
-
-
 def test_a_word_of_the_vocabulary_is_text_and_not_the_one_way_to_write_it(merging: Any) -> None:
     word = next(word for word in merging.get_vocab() if word.isalpha() and word.isascii() and len(word) > 2)
     assert told(merging, word).think_close is None
     assert told(merging, f"{word} ").answer(merging(f"{word} 7")["input_ids"]) == "7"
-
-
-def test_options_are_checked() -> None:
-    for options, sentence in [
-        ({"dtype": "int8"}, "The model option dtype is 'int8'; expected auto, float32, bfloat16, float16"),
-        ({"device": "tpu"}, "The model option device is 'tpu'; expected auto, cpu, cuda and cuda:N"),
-        ({"think_open": 3}, "The model option think_open is 3; expected texts"),
-        ({"batch": 3}, "Unknown model option 'batch'; expected dtype, device, revision"),
-    ]:
-        with pytest.raises(KvatlasError) as caught:
-            models.find("embedded:tiny-llama", **options)
-        assert sentence in str(caught.value)
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
@@ -316,22 +290,18 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "weights in pickle format"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (lambda f: edit(f, "config.json", model_type="quantum"), "has the unknown model type 'quantum'"),
-        (lambda f: edit(f, "config.json", model_type="llama_of_mine"), "unknown model type 'llama_of_mine'"),
         (lambda f: edit(f, "config.json", layer_types=["chunked_attention"]), "has chunked_attention layers"),
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
-        (lambda f: (f / "config.json").write_text("{"), "has no readable config.json"),
         (lambda f: (f / "chat_template.jinja").unlink(), "has no chat template"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "The tokenizer of the model"),
         (lambda f: edit(f, "tokenizer_config.json", tokenizer_class="T5Tokenizer"), "The tokenizer of the model"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "The weight index of the model"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "The weight index of the model"),
         (lambda f: edit(f, "config.json", num_attention_heads=0), "num_attention_heads 0; expected an integer >= 1"),
         (lambda f: edit(f, "config.json", num_hidden_layers="2"), "num_hidden_layers '2'; expected an integer >= 1"),
         (lambda f: edit(f, "tokenizer.json", normalizer=PANIC), "The tokenizer of the model"),
         (lambda f: (f / "tokenizer_config.json").write_text("[]"), "The tokenizer of the model"),
         (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "renders another prompt each time"),
-        (lambda f: (f / "chat_template.jinja").write_text("{{ lipsum() }}"), "renders another prompt each time"),
         (lambda f: (f / "chat_template.jinja").write_text(ADDRESS), "renders another prompt each time"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(
@@ -349,23 +319,6 @@ def test_what_a_model_lacks_is_known_before_weights_are_read(
         model.check()
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_size_that_neither_config_json_nor_its_type_has_is_named(make: Make, tmp_path: Path) -> None:
-    model = broken(make(), tmp_path / "m", lambda f: (f / "config.json").write_text('{"hidden_size": 4}'))
-    with pytest.raises(KvatlasError, match="lacks 'num_attention_heads'"):
-        _ = model.shape
-
-
-def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
-    model = save_model("qwen2", tmp_path / "m", shards="60KB")
-    files = sorted(model.folder.glob("model-*.safetensors"))
-    assert len(files) > 2
-    model.check()
-    assert model.load().num_parameters() > 0
-    before = model.weights_digest
-    files[0].write_bytes(files[0].read_bytes()[:-1] + b"x")
-    assert models.find(model.name).weights_digest != before
 
 
 def test_sizes_that_config_json_leaves_out_are_its_types_own(make: Make, tmp_path: Path) -> None:

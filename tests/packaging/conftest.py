@@ -1,7 +1,5 @@
 """What is built once for all tests of packages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,20 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-
-
-def interpreter(version: str) -> str | None:
-    """The Python of that version that is here, if there is one."""
-    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
-        return sys.executable
-    result = shutil.which(f"python{version}")
-    # Version managers leave commands of versions that they do not have.
-    return (
-        result
-        if result and subprocess.run([result, "-c", ""], capture_output=True, check=False).returncode == 0
-        else None
-    )
 
 
 def build(project: Path, out: Path) -> dict[str, Path]:
@@ -65,9 +50,9 @@ class Environment:
     folder: Path
 
     @classmethod
-    def made(cls, folder: Path, python: str) -> Environment:
+    def made(cls, folder: Path) -> Environment:
         """A new one; without pip, because this environment's pip installs into it."""
-        subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         (packages,) = folder.glob("lib/python*/site-packages")
         places = [position for position in sys.path if position.endswith("-packages") and Path(position).is_dir()]
         (packages / "dependencies.pth").write_text("".join(f"{position}\n" for position in places))

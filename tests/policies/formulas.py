@@ -3,8 +3,6 @@
 Each takes a policy and a cache and gives a score of one token, as `tests.policies.scenes.expected` takes it.
 """
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A cache of random tensors at the moment of a compression, and the contract once more in plain Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any

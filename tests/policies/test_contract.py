@@ -1,7 +1,5 @@
 """The compression contract, which tokens stay, and the audit of what settings leave to a policy's choice."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -13,8 +11,7 @@ from hypothesis import strategies as st
 
 from kvatlas import policies
 from kvatlas.core import BudgetAudit, KvatlasError, Setting
-from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, select_tokens, share
+from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
 from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
@@ -46,70 +43,37 @@ def policy(**changes: Any) -> Given:
 
 
 @given(
-    st.integers(0, 30),
+    st.integers(0, 60),
     st.integers(1, 60),
     st.integers(1, 20),
-    st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.7, 1.0]),
-    st.sampled_from(["older", "thinking"]),
+    st.sampled_from([0.0, 0.1, 0.25, 0.29, 0.5, 0.7, 1.0]),
+    st.sampled_from([("older", False), ("older", True), ("thinking", False)]),
     st.booleans(),
-    st.integers(0, 15),
+    st.integers(0, 40),
     st.randoms(use_true_random=False),
 )
 def test_what_stays(
-    prompt: int, thinking: int, window: int, ratio: float, over: str, keep_prompt: bool, answer: int, rng: Any
-) -> None:
-    """The published rule, read once more token by token."""
+    prompt: int, thinking: int, window: int, ratio: float, rule: tuple[str, bool], keep_prompt: bool, answer: int,
+    rng: Any,
+) -> None:  # fmt: skip
+    """The published rule, read once more token by token; a strict budget keeps exactly the ratio, of prompt and answer
+    the oldest where they do not fit."""
     total = prompt + thinking + answer
     if total <= window:
         return
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
-    item = Given(total + 1, window, ratio, over, keep_prompt)
+    over, strict = rule
+    item = Given(total + 1, window, ratio, over, keep_prompt, strict_budget=strict)
     kept = select_tokens(item, cached(scores, prompt, end))[0, 0].tolist()
 
     older = range(total - window)
     certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
     others = sorted((t for t in older if t not in certain), key=lambda t: float(scores[0, 0, t]), reverse=True)
     exact = Fraction(str(ratio))
-    room = int(exact * len(older)) - len(certain) if over == "older" else int(exact * len(others))
-    assert kept == sorted(certain + others[: max(0, room)]) + list(range(total - window, total))
-
-
-def test_a_prompt_longer_than_the_kept_share_stays_whole_and_no_older_thinking_token_does() -> None:
-    scores = torch.rand(1, 1, 40)
-    kept = select_tokens(policy(kv_budget=40, ratio=0.2), cached(scores, prompt=20))
-    assert kept[0, 0].tolist() == [*range(20), *range(36, 40)]
-
-
-@given(
-    st.integers(0, 60),
-    st.integers(1, 60),
-    st.integers(1, 20),
-    st.sampled_from([0.0, 0.1, 0.29, 0.5, 1.0]),
-    st.booleans(),
-    st.integers(0, 40),
-    st.randoms(use_true_random=False),
-)
-def test_a_strict_budget_keeps_exactly_the_ratio(
-    prompt: int, thinking: int, window: int, ratio: float, keep_prompt: bool, answer: int, rng: Any
-) -> None:
-    """Of prompt and answer the oldest where they do not fit, and no thinking token then."""
-    total = prompt + thinking + answer
-    if total <= window:
-        return
-    end = prompt + thinking if answer else None
-    scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
-    strict = Given(total + 1, window, ratio, keep_prompt=keep_prompt, strict_budget=True)
-    kept = select_tokens(strict, cached(scores, prompt, end))[0, 0].tolist()
-
-    older = range(total - window)
-    count = int(Fraction(str(ratio)) * len(older))
-    certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
-    others = sorted((t for t in older if t not in certain), key=lambda t: float(scores[0, 0, t]), reverse=True)
-    assert kept == sorted((certain + others)[:count]) + list(range(total - window, total))
-    loose = Given(total + 1, window, ratio, keep_prompt=keep_prompt)
-    if len(certain) <= count:
-        assert kept == select_tokens(loose, cached(scores, prompt, end))[0, 0].tolist()
+    count = int(exact * len(older)) if over == "older" else len(certain) + int(exact * len(others))
+    chosen = (certain + others)[: count if strict else max(count, len(certain))]
+    assert kept == sorted(chosen) + list(range(total - window, total))
 
 
 def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
@@ -131,18 +95,6 @@ def test_ties_go_to_the_older_token_and_order_is_kept() -> None:
     scores[..., 20] = 1.0
     kept = select_tokens(policy(ratio=0.25, ratio_over="thinking"), cached(scores, prompt=8))[0, 0].tolist()
     assert kept == [*range(8), 8, 9, 10, 11, 12, 13, 20, 36, 37, 38, 39]
-
-
-def test_each_head_chooses_for_itself() -> None:
-    scores = torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(0))
-    kept = select_tokens(policy(ratio_over="thinking"), cached(scores, prompt=6))
-    for layer in range(2):
-        for head in range(3):
-            alone = select_tokens(
-                policy(ratio_over="thinking"), cached(scores[layer : layer + 1, head : head + 1], prompt=6)
-            )
-            assert torch.equal(kept[layer, head], alone[0, 0])
-    assert len({tuple(row.tolist()) for row in kept.flatten(0, 1)}) > 1
 
 
 @pytest.mark.parametrize(
@@ -182,36 +134,9 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
 
 
 @pytest.mark.parametrize(
-    ("ratio", "tokens", "kept"), [(0.3, 10, 3), (0.29, 100, 29), (0.1, 30, 3), (0.7, 10, 7), (1.0, 9, 9)]
-)
-def test_a_share_is_exact_for_the_decimal_that_was_written(ratio: float, tokens: int, kept: int) -> None:
-    assert share(ratio, tokens) == kept
-
-
-def test_window_keeps_the_newest_and_random_a_uniform_subset_per_head() -> None:
-    window = policies.of(Setting.of("window", kv_budget=40, local_window=4, ratio=0.25, ratio_over="thinking"))
-    assert isinstance(window, CompressingPolicy)
-    positions = torch.arange(40).view(1, 1, 40)
-    kept = select_tokens(window, cached(torch.zeros(1, 1, 40), 8, positions=positions))[0, 0].tolist()
-    assert kept == [*range(8), *range(29, 40)]
-
-    random = policies.of(Setting.of("random", kv_budget=40, local_window=4, ratio=0.25, ratio_over="thinking"))
-    assert isinstance(random, CompressingPolicy)
-    heads = torch.arange(40).expand(3, 500, 40)
-    kept = select_tokens(random, cached(torch.zeros(3, 500, 40), 8, positions=heads))
-    assert kept.shape == (3, 500, 8 + 7 + 4)
-    times = torch.bincount(kept.flatten(), minlength=40)
-    assert times[:8].tolist() == [1500] * 8
-    assert times[36:].tolist() == [1500] * 4
-    # Each of the 28 others stays with probability 1/4; 5 standard errors of 1500 draws.
-    assert torch.all((times[8:36] / 1500 - 0.25).abs() < 5 * (0.25 * 0.75 / 1500) ** 0.5)
-
-
-@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"ratio": 1.5}, "ratio is 1.5; expected shares from 0 to 1"),
-        ({"ratio": -0.1}, "ratio is -0.1"),
         ({"ratio": "half"}, "ratio is 'half'"),
         ({"local_window": 0}, "local_window is 0; expected whole numbers of tokens from 1 up"),
         ({"kv_budget": 12.5}, "kv_budget is 12.5"),
@@ -228,32 +153,11 @@ def test_wrong_parameters_are_refused_in_one_sentence(changes: dict[str, Any], w
         policies.of(Setting.of("window", **{**EXPLAIN, **changes}))
 
 
-def test_missing_parameters_and_unknown_policies_are_named() -> None:
-    with pytest.raises(KvatlasError, match="needs a value for local_window, ratio"):
-        policies.of(Setting.of("window", kv_budget=40))
-    with pytest.raises(KvatlasError, match="Unknown policy 'h3o'; expected: full, window, random, dynts"):
-        policies.of(Setting.of("h3o"))
-
-
 def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> None:
     with pytest.raises(KvatlasError, match=r"prompt 36 \+ local_window 4 .* expected budgets above 40"):
         policy().check_prompt(36, "a prompt")
     policy().check_prompt(35, "a prompt")
     policy(keep_prompt=False).check_prompt(36, "a prompt")
-
-
-def test_a_setting_and_its_policy_are_the_same_thing() -> None:
-    setting = policies.of(Setting.of("window", **EXPLAIN)).setting
-    assert setting.values == {**EXPLAIN, "ratio_over": "older", "keep_prompt": True}
-    assert policies.of(setting).setting == setting
-    assert policies.of(Setting.of("full")).setting == Setting.of("full")
-
-
-def test_full_has_no_score(tiny_llama: ModelHandle) -> None:
-    full = policies.of(Setting.of("full"))
-    assert full.budget is None
-    with pytest.raises(KvatlasError, match="has no score"):
-        full.score(cached(torch.zeros(1, 1, 3), 1))
 
 
 @given(
@@ -325,13 +229,3 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     assert strict.endswith("another kv_budget, local_window or ratio.")
     many = cells(*({"ratio": n / 100} for n in range(1, 10)), prompts=[300])
     assert "; and 3 more." in (no_choice_sentence(many) or "")
-
-
-@pytest.mark.parametrize("policy", ["window", "random", "vase"])
-def test_policies_share_a_rule_whatever_their_scores(policy: str) -> None:
-    item = policies.of(Setting.of(policy, kv_budget=50, local_window=5, ratio=0.2, ratio_over="thinking"))
-    result = audit(item, [10])
-    assert result is not None
-    assert AuditedCell("m", "B", item.setting, result).rule == (
-        ("kv_budget", 50), ("local_window", 5), ("ratio", 0.2), ("ratio_over", "thinking"),
-    )  # fmt: skip

@@ -1,7 +1,5 @@
 """Keep K tokens, compress every B: the kept sets are those of the loops that serving engines and papers run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ from kvatlas.noise import uniform
 from kvatlas.policies import CompressingPolicy
 from kvatlas.policies.audit import audit
 from kvatlas.sweeps import make_plan, parse_spec
-from tests.engine.test_loop import endless, prompts
+from tests.decoding import endless, prompts
 
 K, B, WINDOW, NEW = 70, 16, 8, 130
 #: Tokens cached after the prompt when a compression may fire: not the last one, with which a trace ends.
@@ -104,7 +102,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Kept]:
     ],
     ids=["r-kv", "triattention", "triattention, prompt beside", "tensorrt-llm"],
 )
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_kept_sets_are_those_of_the_references(
     random_models: dict[str, ModelHandle],
     seen: dict[int, Kept],

@@ -1,7 +1,5 @@
 """Every policy against a slow reading of its formula (float64, a token at a time), and the search for repeated keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from tests.policies import formulas
 from tests.policies.scenes import SHAPE, Noted, assert_keeps, scene
 
 COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4, "ratio_over": "thinking"}
-SEEDS = range(3)
+#: Each scope on a cache of its own.
+SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(3), strict=True)])
 
 
 def make(name: str, **changes: Any) -> CompressingPolicy:
@@ -27,8 +26,7 @@ def make(name: str, **changes: Any) -> CompressingPolicy:
     return policy
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
+@SCENES
 def test_h2o(scope: Scope, seed: int) -> None:
     policy = make("h2o", scope=scope)
     width = scope.width(SHAPE)
@@ -40,27 +38,34 @@ def test_h2o(scope: Scope, seed: int) -> None:
     assert_keeps(policy, scene(policy, seed, {"mass": mass}), score)
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("queries", "window"), [(6, 10), (12, 4)])
-@pytest.mark.parametrize(("pooling", "kernel"), [("max", 7), ("avg", 5), ("max", 1)])
-def test_snapkv(scope: Scope, seed: int, queries: int, window: int, pooling: str, kernel: int) -> None:
-    policy = make("snapkv", scope=scope, queries=queries, local_window=window, pooling=pooling, kernel=kernel)
-    cached = scene(policy, seed)
-    assert_keeps(policy, cached, formulas.snapkv(policy, cached))
-
-
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
+@SCENES
 @pytest.mark.parametrize(
-    ("mix", "window", "threshold", "unlike"),
-    [(0.1, 10, 0.5, "none"), (0.9, 4, 0.5, "none"), (0.1, 10, 0.9, "none"), (0.0, 10, 0.95, "first")],
+    ("name", "values"),
+    [
+        ("snapkv", {"queries": 6, "local_window": 10, "pooling": "max", "kernel": 7}),
+        ("snapkv", {"queries": 12, "local_window": 4, "pooling": "avg", "kernel": 5}),
+        ("snapkv", {"queries": 12, "local_window": 4, "pooling": "max", "kernel": 1}),
+        ("rkv", {"mix": 0.1, "threshold": 0.5}),
+        ("rkv", {"mix": 0.9, "local_window": 4, "threshold": 0.5}),
+        ("rkv", {"mix": 0.1, "threshold": 0.9}),
+        ("rkv", {"mix": 0.0, "threshold": 0.95, "unlike": "first", "keep_prompt": False}),
+        ("tova", {}),
+        ("keydiff", {}),
+        ("vase", {"queries": 8, "large": 0.5, "keep_prompt": True}),
+        ("vase", {"queries": 8, "large": 0.5, "keep_prompt": False}),
+    ],
 )
-def test_rkv(scope: Scope, seed: int, mix: float, window: int, threshold: float, unlike: str) -> None:
-    given = {"threshold": threshold, "unlike": unlike, "keep_prompt": unlike == "none"}
-    policy = make("rkv", scope=scope, mix=mix, local_window=window, **given)
+def test_scores_follow_from_queries_keys_and_values(scope: Scope, seed: int, name: str, values: dict[str, Any]) -> None:
+    policy = make(name, scope=scope, **values)
     cached = scene(policy, seed)
-    assert_keeps(policy, cached, formulas.rkv(policy, cached))
+    assert_keeps(policy, cached, getattr(formulas, name)(policy, cached))
+
+
+@SCENES
+def test_tova_where_one_layer_has_a_sliding_window(scope: Scope, seed: int) -> None:
+    policy = make("tova", scope=scope)
+    cached = scene(policy, seed, window=(None, 48).__getitem__)
+    assert_keeps(policy, cached, formulas.tova(policy, cached))
 
 
 def redundancy_by_matrix(key: torch.Tensor, threshold: float, spare_first: bool) -> torch.Tensor:
@@ -74,7 +79,7 @@ def redundancy_by_matrix(key: torch.Tensor, threshold: float, spare_first: bool)
 
 
 @pytest.mark.parametrize("keys", ["alike", "random", "equal", "one"])
-@pytest.mark.parametrize("threshold", [0.5, 0.9, -0.1, -1.0, 1.0])
+@pytest.mark.parametrize("threshold", [0.5, -0.1, 1.0])
 @pytest.mark.parametrize("spare_first", [False, True])
 def test_redundancy_is_that_of_the_matrix(
     keys: str, threshold: float, spare_first: bool, monkeypatch: pytest.MonkeyPatch
@@ -94,23 +99,6 @@ def test_redundancy_is_that_of_the_matrix(
     assert result.sum(-1).allclose(torch.ones(2))
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("windows", [(None, None), (None, 48)])
-def test_tova(scope: Scope, seed: int, windows: tuple[int | None, ...]) -> None:
-    policy = make("tova", scope=scope)
-    cached = scene(policy, seed, window=windows.__getitem__)
-    assert_keeps(policy, cached, formulas.tova(policy, cached))
-
-
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
-def test_keydiff(scope: Scope, seed: int) -> None:
-    policy = make("keydiff", scope=scope)
-    cached = scene(policy, seed)
-    assert_keeps(policy, cached, formulas.keydiff(policy, cached))
-
-
 @pytest.mark.parametrize("ratio", [0.2, 0.9])
 def test_sepllm(tiny_llama: ModelHandle, ratio: float) -> None:
     policy = make("sepllm", sinks=3, keep_prompt=False, ratio_over="older", ratio=ratio)
@@ -121,8 +109,7 @@ def test_sepllm(tiny_llama: ModelHandle, ratio: float) -> None:
     assert_keeps(policy, cached, score)
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
+@SCENES
 def test_lazyeviction(scope: Scope, seed: int) -> None:
     """From the first step on: attention weights in, the tokens' last times and longest pauses noted, scores out."""
     policy = make("lazyeviction", scope=scope, alpha=0.02)
@@ -145,15 +132,6 @@ def test_lazyeviction(scope: Scope, seed: int) -> None:
     assert_keeps(policy, cached, formulas.lazyeviction(policy, cached, weights))
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("keep_prompt", [True, False])
-def test_vase(scope: Scope, seed: int, keep_prompt: bool) -> None:
-    policy = make("vase", scope=scope, queries=8, large=0.5, keep_prompt=keep_prompt)
-    cached = scene(policy, seed)
-    assert_keeps(policy, cached, formulas.vase(policy, cached))
-
-
 def test_vase_keeps_the_older_of_equally_large_values() -> None:
     policy = make("vase", scope=Scope.GLOBAL, queries=8, large=1.0, keep_prompt=False)
     cached = scene(policy, 0)
@@ -162,23 +140,6 @@ def test_vase_keeps_the_older_of_equally_large_values() -> None:
     kept = policies.select_tokens(policy, replace(cached, value=lambda _: alike))[0, 0].tolist()
     # 20 of 50 places: the first four tokens as sinks, then every other token from the 12th on.
     assert kept == [*range(4), *range(12, 44, 2), *range(50, 60)]
-
-
-def test_vase_draws_in_proportion_to_attention() -> None:
-    """Without large values the first token drawn is token t with probability attention(t)."""
-    policy = make("vase", scope=Scope.GLOBAL, large=0.0, queries=1, kernel=1, ratio=0.05, keep_prompt=False)
-    assert policy.kv_budget == 60
-    cached = scene(policy, 0)
-    counts = torch.zeros(60)
-    draws = 4000
-    weight = None
-    for stream in range(draws):
-        kept = policies.select_tokens(replace(policy, ratio=0.02), replace(cached, stream=stream))[0, 0].tolist()
-        counts[kept[0]] += 1
-    weight = cached.each_layer(lambda layer: policy._attention(cached, layer))[0, 0, :50]  # type: ignore[attr-defined]
-    share = weight / weight.sum()
-    error = (share * (1 - share) / draws).sqrt()
-    assert torch.all((counts[:50] / draws - share).abs() < 5 * error + 1e-9)
 
 
 @pytest.mark.parametrize("keep_prompt", [True, False])
@@ -220,8 +181,7 @@ def test_streaming(keep_prompt: bool) -> None:
     assert kept == [*range(9 if keep_prompt else 5), *range(60 - 10 - (25 - (9 if keep_prompt else 5)), 60)]
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("seed", SEEDS)
+@SCENES
 @pytest.mark.parametrize("keep_prompt", [True, False])
 def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -256,7 +216,7 @@ def newest_by_matrix(unit: torch.Tensor, threshold: float) -> list[int]:
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
-@pytest.mark.parametrize("apart", [1e-5, 1e-3, 5e-3, 2e-2])
+@pytest.mark.parametrize("apart", [1e-5, 5e-3])
 def test_similarities_about_the_threshold_are_told_apart(
     bfloat16: bool, apart: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,35 +246,3 @@ def test_each_keys_newest_similar_is_searched_in_older_keys_too(groups: int, mon
     wanted = newest_by_matrix(unit, 0.6)
     assert rkv.newest_similar(unit, 0.6).tolist() == wanted
     assert any(-1 < newest < own - 16 for own, newest in enumerate(wanted)) or groups == 3
-
-
-def sizes_of_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    sizes: list[int] = []
-    similarity = rkv._similarity
-
-    def spy(keys: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        result = similarity(keys, rows, columns)
-        sizes.append(result.numel())
-        return result
-
-    monkeypatch.setattr(rkv, "_similarity", spy)
-    monkeypatch.setattr(rkv, "_has_bfloat16", lambda _unit: False)
-    return sizes
-
-
-def test_redundancy_never_holds_the_matrix_of_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of it alone: and one block against all where every key repeats another."""
-    sizes = sizes_of_products(monkeypatch)
-    key = torch.randn(1, 8192, 16, generator=torch.Generator().manual_seed(0)) + 3.0
-    assert int(rkv.newest_similar(torch.nn.functional.normalize(key[0], dim=-1), 0.5).min()) >= 8190
-    assert max(sizes) <= rkv.PAIRS
-    assert sum(sizes) == 8192 * rkv.BLOCK
-
-
-def test_no_pair_is_compared_twice_where_no_key_repeats_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = sizes_of_products(monkeypatch)
-    count, block = 4096, rkv.BLOCK
-    key = torch.randn(count, 128, generator=torch.Generator().manual_seed(0))
-    assert set(rkv.newest_similar(torch.nn.functional.normalize(key, dim=-1), 0.9).tolist()) == {-1}
-    assert max(sizes) <= rkv.PAIRS
-    assert sum(sizes) == count * (count + block) // 2

@@ -1,7 +1,5 @@
 """A page as tests read it: its documents, and what axe-core finds in it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,11 +1,8 @@
-"""The app in a real Chromium, as a file opened from disk and served over stores: all that people do with it."""
-
-from __future__ import annotations
+"""The app in a real Chromium, as a file opened from disk and served over stores."""
 
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +12,17 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace, Usage
+from kvatlas.core import EvictionTrace, Grade, Status, Trace
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run import open_runs
 from kvatlas.report.app.server import Server
-from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results import Store
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.report.pages import serious
-from tests.stats.synthetic import AXES, grid, manifest, trace, traces
+from tests.stats.synthetic import grid, manifest, traces
+from tests.stored import store_run
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -35,9 +33,6 @@ pytestmark = pytest.mark.skipif(
 HOSTILE = (
     "</script><script>window.harmed=1</script><img src=x onerror='window.harmed=2'>\u202e\x00\x1b[2J&lt;b&gt; {{7*7}} "
 )
-#: Tokens of the longest trace.
-TOKENS = 16_000
-
 #: The contrast (WCAG 2.2) of every cell's text to its ground.
 CONTRASTS = """() => {
   const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
@@ -55,15 +50,6 @@ PARTING_SHOWN = """() => [...document.querySelectorAll('.pair pre')].map((pre) =
   const parts = pre.querySelector('.parts').getBoundingClientRect(), box = pre.getBoundingClientRect();
   return parts.top >= box.top && parts.bottom <= box.bottom;
 })"""
-
-#: Controls without a name, images and tables without one, and ids that are there twice.
-UNNAMED = """() => [
-  ...[...document.querySelectorAll('button, a[href], input, select')].filter((node) => node.offsetParent &&
-    !(node.textContent.trim() || node.getAttribute('aria-label') || node.labels?.length)),
-  ...[...document.querySelectorAll('[role=img], table')].filter((node) => !(node.getAttribute('aria-label') ||
-    node.caption)),
-  ...[...document.querySelectorAll('[id]')].filter((node) => document.querySelectorAll('#' + node.id).length > 1),
-].map((node) => node.outerHTML.slice(0, 120))"""
 
 
 @pytest.fixture(scope="module")
@@ -299,27 +285,7 @@ def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., 
     assert problem in page.locator("#trace h3").inner_text()
 
 
-def test_maps_show_costs_and_share_their_colours_on_demand(opened: Callable[..., Any], real: Path) -> None:
-    page = opened(real)
-    first = "table.heat >> nth=2 >> td[data-cell] >> nth=0"
-    said = "(text) => document.getElementById('maps-scale').textContent.startsWith(text)"
-    page.select_option("#view select >> nth=-2", "kept")
-    page.wait_for_function(said, arg="Colour scales differ")
-    page.select_option("#view select >> nth=-1", "all")
-    page.wait_for_function("() => document.getElementById('maps-scale').textContent === ''")
-    for measure in ("kept", "seconds", "output", "truncated", "loss"):
-        page.select_option("#view select >> nth=-2", measure)
-        number = page.locator(first).get_attribute("data-cell")
-        text = page.evaluate(f"measures.{measure}.text(data.cells[{number}])")
-        page.wait_for_function(
-            "([number, text]) => document.querySelector(`#maps td[data-cell='${number}']`)?.innerText.startsWith(text)",
-            arg=[number, text],
-        )
-    # Every cell's text has the contrast that readers need.
-    assert min(page.evaluate(CONTRASTS)) >= 4.0
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark"), (1280, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_narrow_and_dark_reports_fit_and_can_be_read(
     opened: Callable[..., Any], real: Path, width: int, scheme: str
 ) -> None:
@@ -338,16 +304,6 @@ def test_narrow_and_dark_reports_fit_and_can_be_read(
     assert box is None if width == 390 else 0 <= box["x"] <= width - box["width"]
     page.evaluate("for (const one of document.querySelectorAll('.outcomes td button')) one.className = 'r'")
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
-
-
-def test_it_prints_without_its_controls(opened: Callable[..., Any], real: Path) -> None:
-    page = opened(real)
-    page.emulate_media(media="print")
-    assert page.locator("#pages").is_hidden()
-    assert page.locator("#view").is_hidden()
-    assert page.locator("#provenance").is_visible()
-    assert page.locator("table.heat >> nth=0").is_visible()
-    assert page.pdf()[:5] == b"%PDF-"
 
 
 def test_measured_attention_colours_tokens_and_has_a_chart(opened: Callable[..., Any], measured: Path) -> None:
@@ -434,48 +390,15 @@ def attention_of_the_newest(trace: Trace, new: int) -> Any:
     return torch.stack([layer[0, :, -1] for layer in result]).mean((0, 1)).tolist()
 
 
-def test_cells_of_means_lead_to_their_own_model(opened: Callable[..., Any], tmp_path: Path) -> None:
-    plan = manifest(grid("dynts"), models=("m1", "m2"), benchmarks=("b1", "b2"), problems=2, samples=1)
-    with Store.create(tmp_path / "run") as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan):
-            store.add(key, trace)
-    write_report(RunAnalysis(RunData.open(tmp_path / "run")), tmp_path / "report.html", measure=0)
-    page = opened(tmp_path / "report.html")
-    # The comparisons fit the page, their p-values too.
-    assert (
-        page.evaluate(
-            "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
-            "(document.querySelector('#comparisons .scroll'))"
-        )
-        == 0
-    )
-    for model in ("m2", "m1"):
-        page.select_option("#view select >> nth=0", model)
-        page.wait_for_function(
-            "(name) => document.querySelector('#maps-panels h3').textContent.startsWith(name)", arg=model
-        )
-        page.click("#maps-panels td[data-cell] >> nth=0")
-        heading(page, f"{model} | mean of 2")
-        page.click("#list-rows a >> nth=1")
-        heading(page, f"{model} | b2")
-        page.go_back()
-        page.go_back()
-        heading(page, "Maps")
-    assert page.locator("#trace[aria-live]").count() == 0
-    assert page.evaluate("[fixed(-0.04), signed(-0.04), signed(0.04), signed(-0.05), signed(3), fixed(51.25)]") == [
-        "0.0", "0.0", "0.0", "−0.1", "+3.0", "51.3",
-    ]  # fmt: skip
-
-
 def hostile_run(folder: Path, text: str, name: str = "") -> Path:
     plan = manifest(grid("dynts"), models=(f"m{name}",), benchmarks=(f"b{name}",), problems=2, samples=1)
-    eviction_trace = EvictionTrace(1, (0,) * 22, (1,) * 22)
-    with Store.create(folder) as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan):
-            grade = Grade(trace.grade.correct, 1.0, text, Status.OK)
-            store.add(key, replace(trace, text=text * 3, grade=grade, eviction_trace=eviction_trace))
+    evictions = EvictionTrace(1, (0,) * 22, (1,) * 22)
+
+    def harm(trace: Trace) -> Trace:
+        grade = Grade(trace.grade.correct, 1.0, text, Status.OK)
+        return replace(trace, text=text * 3, grade=grade, eviction_trace=evictions)
+
+    store_run(folder, plan, change=harm)
     write_report(RunAnalysis(RunData.open(folder)), folder.parent / "report.html")
     return folder
 
@@ -516,29 +439,6 @@ def test_a_megabyte_in_one_trace_does_not_break_the_page(opened: Callable[..., A
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-def test_all_traces_of_a_cell_are_a_page_away(visit: Callable[..., Any], tmp_path: Path) -> None:
-    plan = manifest(grid("dynts"), problems=3)
-    with Store.create(tmp_path / "run") as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan):
-            store.add(key, trace)
-    analysis = RunAnalysis(RunData.open(tmp_path / "run"))
-    write_report(analysis, tmp_path / "the report.html", per_cell=1, limit=20_000, trace_pages=True)
-    page = visit((tmp_path / "the report.html").as_uri())
-    page.click("#pages a >> text=Maps")
-    heading(page, "Maps")
-    page.locator("table.heat >> nth=1 >> td[data-cell] >> nth=0").click()
-    page.click("text=All traces of this cell")
-    page.wait_for_function("() => document.querySelectorAll('#list-rows tbody a').length === 6")
-    heading(page, "CHAIN6 | dynts(")
-    page.click("#list-rows tbody a >> nth=1")
-    page.wait_for_selector("#trace pre")
-    page.click("text=Next trace")
-    page.click("text=Back to the report")
-    page.wait_for_selector("#overview:not([hidden]) table.heat")
-    assert page.url.endswith("the%20report.html#/")
-
-
 # -- a server ----------------------------------------------------------------------------------------------------------
 
 SPEC = {
@@ -558,13 +458,8 @@ WORDS = _words()
 
 def store_of(folder: Path) -> Path:
     """A run whose traces have tokens of a real tokenizer and lose some of them on the way."""
-    plan = manifest(grid("dynts"), models=("embedded:tiny-llama",), problems=4, samples=2)
-    plan = replace(plan, spec=SPEC)
-    with Store.create(folder) as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan, lambda setting: 0.9 if setting.policy == "full" else 0.5):
-            store.add(key, with_tokens(trace))
-    return folder
+    plan = replace(manifest(grid("dynts"), models=("embedded:tiny-llama",), problems=4, samples=2), spec=SPEC)
+    return store_run(folder, plan, lambda setting: 0.9 if setting.policy == "full" else 0.5, with_tokens)
 
 
 def with_tokens(item: Any) -> Any:
@@ -661,21 +556,6 @@ def test_sections_of_a_run_that_is_served_are_fetched_when_they_are_opened(
     page.wait_for_selector("table.outcomes td button")
 
 
-def test_search_finds_texts_and_says_how_far_it_is(served: Callable[..., Any], run: Path) -> None:
-    page = served([run], "#/a-run")
-    page.fill("#search input", "IT GOES")
-    page.keyboard.press("Enter")
-    page.wait_for_function("() => document.getElementById('list-said').textContent.includes('all looked at')")
-    assert page.locator("#list-said").inner_text().startswith("160 traces found")
-    page.select_option("#list-controls select >> nth=1", "lost")
-    page.wait_for_function("() => /^(?!160).*all looked at/.test(document.getElementById('list-said').textContent)")
-    lost = page.locator("#list-rows tbody tr").count()
-    assert 0 < lost < 160
-    page.fill("#search input", "nothing like it")
-    page.click("#search button")
-    page.wait_for_function("() => document.getElementById('list-said').textContent.startsWith('0 traces found; all')")
-
-
 def test_a_sweep_that_goes_on_is_followed(served: Callable[..., Any], tmp_path: Path) -> None:
     plan = manifest(grid("dynts"), problems=4)
     every = list(traces(plan))
@@ -763,7 +643,7 @@ def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: P
     page.click("#trace .motion button >> text=Pause")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (390, "dark"), (1280, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_pages_fit_and_axe_finds_nothing_serious(
     served: Callable[..., Any], run: Path, width: int, scheme: str
 ) -> None:
@@ -777,72 +657,3 @@ def test_pages_fit_and_axe_finds_nothing_serious(
     page.evaluate("location.hash = '#/a-run/trace/3/1/1'")
     page.wait_for_selector("#trace .token")
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", "#traces-map td[data-cell]"))) >= 4.0
-    assert page.evaluate(UNNAMED) == []
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 200,000 traces, one of them of 16,000 tokens."""
-    ids = tuple(f"p{number:04d}" for number in range(1000))
-    settings = [*grid("dynts", "random"), Setting.of("full")]
-    settings = [*settings, Setting.of("window", kv_budget=96, local_window=8)]
-    expected = tuple(
-        Expected("embedded:tiny-llama", name, setting, f"key-{name}", ids, 5, setting.policy in ("full", "window"))
-        for name in ("CHAIN6", "CHAIN8")
-        for setting in settings
-    )
-    folder = tmp_path_factory.mktemp("large") / "large"
-    with Store.create(folder) as store:
-        store.put_manifest(Manifest(AXES, expected, SPEC, {}))
-        item = with_tokens(trace(expected[0], ids[0], 0, True))
-        right, wrong = item.grade, replace(item.grade, correct=False)
-        store.add_all(
-            (
-                cell.run_key,
-                replace(
-                    item,
-                    model=cell.model,
-                    benchmark=cell.benchmark,
-                    setting=cell.setting,
-                    problem=problem,
-                    sample=number,
-                    grade=right if (position + number) % 3 else wrong,
-                ),
-            )
-            for cell in expected
-            for position, problem in enumerate(ids)
-            for number in range(5)
-        )
-        long = (WORDS * (TOKENS // len(WORDS) + 1))[:TOKENS]
-        left = tuple(5000 if position % 2 and position < 4000 else 0 for position in range(20 + TOKENS - 1))
-        eviction_trace = EvictionTrace(1, left, tuple(int(not step) for step in left))
-        usage = Usage(20, TOKENS, TOKENS - 20, 5000, 3000.0, 1, 9.0)
-        grade = Grade(False, 0.0, None, Status.TRUNCATED)
-        first = replace(
-            item, tokens=long, eviction_trace=eviction_trace, usage=usage, grade=grade, problem=ids[7], sample=2
-        )
-        store.add(expected[0].run_key, first)
-    return folder
-
-
-@pytest.mark.slow
-def test_two_hundred_thousand_traces_are_there_at_once(served: Callable[..., Any], large: Path) -> None:
-    with Store.open(large) as store:
-        assert store._connection.execute("SELECT count(*) FROM traces").fetchone() == (200_000,)
-    page = served([large], "#/large")
-    page.wait_for_selector("#counts dd")
-    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    assert paint < 5000
-    # Traces can be read before all are counted.
-    begin = time.monotonic()
-    page.goto(page.home + "#/large/trace/0/7/2?beside=none")
-    page.wait_for_selector("#trace .token")
-    assert page.locator("#trace .token").count() == TOKENS
-    assert time.monotonic() - begin < 60
-    page.wait_for_function("() => state.runs[0].done === 200000", timeout=300_000)
-    page.wait_for_timeout(1000)
-    spent = page.evaluate(
-        """async () => { const begin = performance.now(); await fetched('large/trace/0/7/2');
-        state.redraw(); document.body.offsetHeight; return performance.now() - begin; }"""
-    )
-    assert spent < 10_000

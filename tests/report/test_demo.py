@@ -1,7 +1,5 @@
 """The output of the demo: its folder, and a map in a terminal, with and without colour, wide and narrow."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +15,14 @@ from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import with_binomial_bounds
 from tests.command_line import Call
-from tests.report.test_app import build
 from tests.stats.synthetic import grid, manifest
+from tests.stored import store_run
 
 
 def test_a_first_look_then_figures_report_and_what_to_choose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = build(tmp_path, manifest(grid("dynts"), problems=4))
+    folder = store_run(tmp_path / "run", manifest(grid("dynts"), problems=4))
     pictures = first_look(folder)
     assert pictures == [folder / "means.png", folder / "tiny-dynts.png"]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)

@@ -1,7 +1,5 @@
 """Stores that are damaged, locked, old, copied while they are written, or on a medium that nobody may write to."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -136,15 +134,6 @@ def test_a_store_of_an_earlier_version_is_read_and_resumed(tmp_path: Path, versi
         made_with = {trace.sample: trace.made_with for _, trace in store.traces(texts=False)}
     before = '{"torch":"2.0"}' if version == 4 else ""
     assert made_with == {**dict.fromkeys(sound, before), COUNT: '{"torch":"2.1"}'}
-
-
-def test_every_trace_names_its_versions_and_a_copied_one_keeps_them(tmp_path: Path) -> None:
-    sound = filled(tmp_path / "run")
-    assert {trace.made_with for trace in sound.values()} == {'{"torch":"2.0"}'}
-    with Store.create(tmp_path / "other", {"torch": "2.1"}) as store:
-        store.add("key", sound[0])
-        store.add("key", replace(TRACE, sample=1))
-        assert [trace.made_with for _, trace in store.traces()] == ['{"torch":"2.0"}', '{"torch":"2.1"}']
 
 
 def test_a_finished_run_is_read_where_nobody_may_write() -> None:

@@ -10,7 +10,8 @@ from kvatlas.results import Store
 from kvatlas.results.export import csv_text, export, record, replacing
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import grid, manifest, trace, traces
+from tests.stats.synthetic import grid, manifest, trace
+from tests.stored import store_run
 
 pytestmark = pytest.mark.newest
 
@@ -23,12 +24,7 @@ NAMES = [
 
 @pytest.fixture
 def run(tmp_path):
-    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=3)
-    with Store.create(tmp_path / "run") as store:
-        store.put_manifest(plan)
-        for key, trace in traces(plan):
-            store.add(key, trace)
-    return tmp_path / "run"
+    return store_run(tmp_path / "run", manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=3))
 
 
 def test_jsonl_has_one_object_per_trace(run, tmp_path):
@@ -62,10 +58,7 @@ def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
 
     settings = [Setting.of("a", level=1, sample=1), Setting.of("b", level="high", sample=0.5)]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=1, baselines=())
-    with Store.create(tmp_path / "run") as store:
-        for key, trace in traces(plan):
-            store.add(key, trace)
-    export(tmp_path / "run", "parquet", tmp_path / "t.parquet")
+    export(store_run(tmp_path / "run", plan), "parquet", tmp_path / "t.parquet")
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert {row["level"] for row in rows} == {"1", "high"}
     assert {row["setting_sample"] for row in rows} == {1.0, 0.5}
@@ -87,12 +80,8 @@ def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
 
 
 def test_faults_are_named(run, tmp_path):
-    with pytest.raises(KvatlasError, match="'xml'; expected: csv, jsonl, parquet"):
-        export(run, "xml", tmp_path / "x")
     with pytest.raises(KvatlasError, match="writes maps"):
         export(run, "csv", tmp_path / "x")
-    with pytest.raises(KvatlasError, match="is no run"):
-        export(tmp_path, "jsonl", tmp_path / "x")
     with pytest.raises(KvatlasError, match="is a folder"):
         export(run, "jsonl", tmp_path)
     with pytest.raises(KvatlasError, match="cannot be written"):
@@ -105,21 +94,6 @@ def test_faults_are_named(run, tmp_path):
         export(tmp_path / "empty", "parquet", tmp_path / "x")
 
 
-def test_maps_of_unlike_axes_do_not_share_a_table():
-    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
-    (trace,) = maps_of_run(RunData(plan, traces(plan)))
-    (other,) = maps_of_run(RunData(plan, traces(plan), metric="progress"))
-    with pytest.raises(KvatlasError, match="differ in them"):
-        csv_text([trace, other])
-    assert csv_text([other]).splitlines()[0].split(",")[5] == "progress"
-
-
-def test_names_with_commas_and_quotes_are_quoted():
-    plan = manifest(grid("dynts"), models=('a "b", c',), benchmarks=("CHAIN6",))
-    text = csv_text(maps_of_run(RunData(plan, traces(plan))))
-    assert next(iter(csv.DictReader(text.splitlines())))["model"] == 'a "b", c'
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     out = tmp_path / "out.txt"
     out.write_text("old")
@@ -127,13 +101,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         part.write_text("half \ud800", "utf-8")
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_record_is_flat():
-    plan = manifest(grid("dynts"))
-    row = record("k", trace(plan.expected[0], "p0", 0, False))
-    assert (row["status"], row["correct"], row["progress"], row["answer"]) == ("truncated", False, 0.5, None)
-    assert (row["policy"], row["kv_budget"], row["local_window"], row["ratio"]) == ("dynts", 96, 8, 0.1)
 
 
 def test_further_metrics_are_columns(tmp_path):

@@ -1,7 +1,5 @@
 """Stored traces graded again: both columns in the map, disagreements listed, verdicts overruled and recorded."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

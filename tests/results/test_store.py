@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,19 +70,6 @@ def test_eviction_traces_come_back(tmp_path: Path, eviction_trace: EvictionTrace
         assert next(store.traces())[1].eviction_trace == eviction_trace
 
 
-def test_the_same_trace_twice_is_one_row(tmp_path: Path) -> None:
-    with Store.create(tmp_path) as store:
-        store.add("key", TRACE)
-        store.add("key", TRACE)
-        assert len(store.keys()) == 1
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("hello")
-    with pytest.raises(KvatlasError, match="is a file; name a folder"):
-        Store.create(tmp_path / "run")
-
-
 def test_no_run_and_an_empty_run_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="is no run"):
         Store.open(tmp_path)
@@ -112,35 +95,3 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     for attempt in (Store.create, Store.open):
         with pytest.raises(KvatlasError, match="cannot be used"):
             attempt(tmp_path)
-
-
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from dataclasses import replace
-sys.path.insert(0, {root!r})
-from tests.results.test_store import TRACE, Store
-from kvatlas.core import KvatlasError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-store = Store.create(Path({folder!r}))
-resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
-import random
-try:
-    for n in range(10_000):
-        store.add("key", replace(TRACE, sample=n, text=random.Random(n).randbytes(400).hex()))
-except KvatlasError as error:
-    print(n)
-    print(error)
-"""
-
-
-def test_no_space_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    """The file size limit stands for the full disk: the same write fails in the same place."""
-    root = str(Path(__file__).parents[2])
-    code = FULL_DISK.format(root=root, folder=str(tmp_path / "run"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    added, sentence = done.stdout.strip().splitlines()
-    assert "cannot be used" in sentence
-    assert "what was finished before is kept" in sentence
-    with Store.open(tmp_path / "run") as store:
-        assert len(store.keys()) == sum(map(len, store.columns())) == int(added) > 30

@@ -1,7 +1,5 @@
 """Real servers for tests: `kvatlas serve` in a process of its own, and its application in a thread."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -9,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import uvicorn
@@ -31,10 +28,6 @@ class Running:
         """Samples of /metrics by name, labels included."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
-
-    def memory(self) -> int:
-        """Resident bytes of the process."""
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Tokens into text as they come: however they are cut in pieces, the parts are those of the whole."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any

@@ -1,9 +1,6 @@
 """Requests that are refused before anything is decoded: by host, key, size, number, and by the name of a field."""
 
-from __future__ import annotations
-
 import asyncio
-import threading
 import time
 from typing import Any
 
@@ -12,7 +9,7 @@ from starlette.testclient import TestClient
 
 from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.serve.app import CompletionHandler, application
+from kvatlas.serve.app import application
 from kvatlas.serve.server import LOOPBACK, MAX_BYTES
 from kvatlas.serve.service import Service, find_policy
 
@@ -98,16 +95,12 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"best_of": 2}, "best_of is not supported."),
         ({"best_if": 3}, "best_if is not known."),
         ({"tools": [TOOL]}, "tools is not supported."),
-        ({"tool_choice": "required"}, "tool_choice is not supported."),
         ({"response_format": {"type": "json_object"}}, "response_format is not supported."),
         ({"messages": [{"role": "assistant", "content": "w", "tool_calls": [TOOL]}]}, "messages.0.tool_calls is not"),
         ({"messages": [{"role": "robot", "content": "w"}]}, "messages.0.role: Input should be 'system'"),
-        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required."),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
         ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
-        ({"frequency_penalty": 3}, "frequency_penalty: Input should be less than or equal to 2"),
-        ({"n": 999}, "n: Input should be less than or equal to 128."),
         ({"max_tokens": 5000}, "The model has 1024 positions: a prompt of"),
         ({"stream_options": {"include_usage": True}}, "stream_options is given without stream."),
         ({"logit_bias": {"99999": 1}}, "logit_bias has the token '99999'; expected ids from 0 to"),
@@ -118,9 +111,7 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"prompt": ["a"] * 2000, "n": 128}, "prompt and n ask for 256,000 answers at once; expected at most 8."),
         ({"prompt": ["a"] * 3, "n": 3}, "prompt and n ask for 9 answers at once; expected at most 8."),
         ({"prompt": "a" * 1_000_000}, "a prompt of 1,000,000 characters is more; expected at most"),
-        ({"prompt": ["a", "a" * 1_000_000]}, "a prompt of 1,000,000 characters is more; expected at most"),
         ({"messages": [{"role": "user", "content": "a" * 50_000}] * 20}, "a prompt of 1,000,000 characters is more"),
-        ({"prompt": ["a"] * 5000, "n": 128}, "prompt has 5,000 prompts; expected at most 2,048."),
         ({"prompt": [[]] * 1_000_000}, "prompt has 1,000,000 prompts; expected at most 2,048."),
         ({"prompt": [None] * 2000}, "prompt"),
         ({"messages": [0] * 1_000_000}, "messages.0"),
@@ -136,17 +127,3 @@ def test_a_refusal_names_the_field(service: Service, fields: dict[str, Any], sen
     assert error["type"] == "invalid_request_error"
     assert len(answer.content) < 1000
     assert time.process_time() - began < 30
-
-
-def test_prompts_are_read_beside_the_event_loop(service: Service) -> None:
-    news = threading.Event()
-
-    async def both() -> None:
-        reading = asyncio.ensure_future(
-            CompletionHandler(service, "tiny").read(lambda _: [] if news.wait(60) else None, None)
-        )
-        await asyncio.sleep(0.01)
-        news.set()
-        assert await reading == []
-
-    asyncio.run(both())

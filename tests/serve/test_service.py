@@ -1,7 +1,5 @@
 """The asynchronous front: answers equal the engine's, the line is bounded, who goes leaves no row behind."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +26,7 @@ from kvatlas.serve.service import (
     stream_of,
 )
 from kvatlas.serve.text import Steering
-from tests.engine.test_loop import prompts
+from tests.decoding import prompts
 
 VALUES = {"kv_budget": 56, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
 SAMPLING = Sampling(max_new_tokens=40)
@@ -139,16 +137,6 @@ def test_who_goes_leaves_the_line_and_the_row(service: Service, model: ModelHand
     until(lambda: service.engine is not None and service.engine.active_rows == 0)
 
 
-def test_a_task_that_is_cancelled_cancels_its_ask(service: Service, model: ModelHandle) -> None:
-    async def give_up() -> None:
-        (handle,) = service.ask(asks(model, 1, max_new_tokens=900))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(handle.finished(), 0.2)
-
-    asyncio.run(give_up())
-    until(lambda: service.decoding == 0)
-
-
 def test_a_stop_text_ends_the_answer(service: Service, model: ModelHandle) -> None:
     (ask,) = asks(model, 1)
     (whole,) = service.ask([ask])
@@ -197,11 +185,8 @@ def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) ->
     made.close()
 
 
-def test_settings_are_chosen_as_users_write_them(model: ModelHandle) -> None:
-    assert find_policy(model, "window", {name: str(value) for name, value in VALUES.items()}).kv_budget == 56
+def test_values_that_a_policy_does_not_take_may_be_there_and_the_oracle_needs_a_sweep(model: ModelHandle) -> None:
     assert find_policy(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
-    with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
-        find_policy(model, "window", {**VALUES, "depth": 3})
     with pytest.raises(KvatlasError, match="which only a sweep has"):
         find_policy(model, "oracle", VALUES)
 
@@ -226,17 +211,6 @@ def test_streams_differ_by_seed_prompt_and_sample() -> None:
     assert stream_of(None, (1,), 0) != stream_of(None, (1,), 0)
 
 
-def test_one_answer_does_not_wait_for_the_many_asked_for_before_it(service: Service, model: ModelHandle) -> None:
-    many = service.ask(asks(model, 1) * 9)
-    until(lambda: service.decoding == 4)
-    (item,) = service.ask(asks(model, 1))
-    item.generation.result(60)
-    # The first row that was free was its own.
-    assert sum(handle.generation.done() for handle in many) <= 4 + 3
-    assert all(handle.generation.result(60).tokens == many[0].generation.result().tokens for handle in many)
-    until(lambda: service.decoding == service.waiting == 0)
-
-
 def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
     service: Service, model: ModelHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,22 +227,6 @@ def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
     results = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
     assert results == wanted
     assert (service.rows, service.failure) == (1, None)
-
-
-def test_where_half_the_batch_is_nothing_the_service_says_that_it_failed(
-    model: ModelHandle, loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(_: Engine) -> Any:
-        raise MemoryError
-
-    told: list[str] = []
-    monkeypatch.setattr(Engine, "_step", failing)
-    made = Service(model, find_policy(model, "full", {}), SAMPLING, batch_size=2, loaded=loaded).start()
-    made.on_failure = lambda: told.append("failed")
-    with pytest.raises(ClosedError, match="engine has failed: The memory of this machine does not suffice for one"):
-        made.ask(asks(model, 1))[0].generation.result(60)
-    until(lambda: told == ["failed"])
-    made.close()
 
 
 def test_the_group_with_the_fewest_rows_is_next_and_equal_ones_take_turns(model: ModelHandle) -> None:

@@ -1,7 +1,5 @@
 """Another spec into the folder of a run: its settings are added, or it is refused with what differs."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable
@@ -186,18 +184,3 @@ def test_settings_are_added_to_screens_and_sweeps_are_not(copy: Path, spec_data:
         sweep(make_plan(parse_spec(small(spec_data))), folder, workers=1)
     with pytest.raises(KvatlasError, match="holds a sweep"):
         screen(more, copy, workers=1)
-
-
-def test_a_spec_takes_single_cells_beside_its_axes(spec_data: Build) -> None:
-    settings = [
-        {"policy": "window", "kv_budget": 64, "ratio": 0.3},
-        {"policy": "h2o", "kv_budget": 64, "local_window": 4, "ratio": 0.2},
-        {"policy": "full", "local_window": None, "ratio": None},
-    ]
-    cells = parse_spec(spec_data(settings=settings, baseline=[])).cells()
-    assert [str(setting) for setting, _ in cells] == [
-        "window(kv_budget=64, local_window=4, ratio=0.3)",
-        "window(kv_budget=64, local_window=8, ratio=0.3)",
-        "h2o(kv_budget=64, local_window=4, ratio=0.2)",
-        "full",
-    ]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -14,29 +12,26 @@ from kvatlas.models import ModelHandle
 from kvatlas.predictor import provenance_of
 from kvatlas.results import Store
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.learning import Material, learn, left_out_as_text
+from kvatlas.sweeps.learning import Material, left_out_as_text
+from tests.command_line import Call
+
+MODEL = "embedded:tiny-llama"
+TRAIN = (
+    *("predictor", "train", "--model", MODEL, "--benchmark", "CHAIN6", "--skip", 300, "--problems", 30),
+    *("--max-new-tokens", 300, "--tokens-per-trace", 64, "--workers", 1, "--quiet"),
+)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head of the embedded model, trained by the command."""
-    folder = tmp_path_factory.mktemp("predictor")
-    call(
-        *("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN6", "--skip", 300),
-        *("--problems", 30, "--steps", 150, "--max-new-tokens", 300, "--tokens-per-trace", 64, "--workers", 1),
-        *("--quiet", "--out", folder / "head.safetensors"),
-    )
-    return folder / "head.safetensors"
-
-
-def call(*words: object, code: int | None = None) -> None:
-    before, sys.argv = sys.argv, ["kvatlas", *map(str, words)]
-    try:
+    file = tmp_path_factory.mktemp("predictor") / "head.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["kvatlas", *map(str, TRAIN), "--steps", "150", "--out", str(file)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-    finally:
-        sys.argv = before
-    assert (ended.value.code or None) == code
+    assert not ended.value.code
+    return file
 
 
 def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, tiny_llama: ModelHandle) -> None:
@@ -54,59 +49,26 @@ def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, ti
     policy.check(tiny_llama)
 
 
-def test_traces_and_hidden_states_are_made_once(trained: Path) -> None:
-    work = trained.with_suffix(".work")
+def test_traces_and_hidden_states_are_made_once(trained: Path, kvatlas: Call) -> None:
+    work, other = trained.with_suffix(".work"), trained.with_name("other.safetensors")
     with Store.open(work / "run") as store:
         problems = {trace.problem for _, trace in store.traces(texts=False)}
     assert min(problems) == "CHAIN6-0300"
     times = {path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")}
     assert len(times) == 2
-    call(
-        *("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN6", "--skip", 300),
-        *(
-            "--problems",
-            30,
-            "--held-out",
-            6,
-            "--steps",
-            2,
-            "--max-new-tokens",
-            300,
-            "--tokens-per-trace",
-            64,
-            "--workers",
-            1,
-        ),
-        *("--quiet", "--work", work, "--out", trained.with_name("other.safetensors")),
-    )
+    kvatlas.succeed(*TRAIN, "--held-out", 6, "--steps", 2, "--work", work, "--out", other)
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")} == times
-    assert provenance_of(trained.with_name("other.safetensors"))["steps"] == 2
-
-
-def test_hidden_states_are_made_again_for_other_prompts(tmp_path: Path) -> None:
-    index = tmp_path / "hidden-states" / "index.json"
-    made = []
-    for opening in ("", "so far, ", ""):
-        models = [{"model": "embedded:tiny-llama", "think_open": opening}]
-        spec = {"models": models, "benchmarks": ["CHAIN3"], "problems": 12, "samples": 1}
-        material = Material(parse_spec({**spec, "sampling": {"max_new_tokens": 300}}))
-        learn(material, tmp_path, tmp_path / "head.safetensors", steps=1, workers=1)
-        made.append(json.loads(index.read_text())["thinking_tokens"])
-    assert made[0] == made[2] != made[1]
+    assert provenance_of(other)["steps"] == 2
 
 
 def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
-    trained: Path, tiny_llama: ModelHandle, capsys: pytest.CaptureFixture[str]
+    trained: Path, tiny_llama: ModelHandle, kvatlas: Call
 ) -> None:
     work, out = trained.with_suffix(".work"), trained.with_name("theirs.safetensors")
-    call(
-        *("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN6", "--skip", 300),
-        *("--problems", 30, "--steps", 100, "--max-new-tokens", 300, "--tokens-per-trace", 64, "--workers", 1),
-        *("--layout", "authors", "--loss", "power", "--quiet", "--work", work, "--out", out),
-    )
-    printed, said = capsys.readouterr()
+    layout = ("--layout", "authors", "--loss", "power")
+    code, printed, said = kvatlas(*TRAIN, "--steps", 100, *layout, "--work", work, "--out", out)
     made = json.loads(printed)
-    assert (made["layout"], made["loss"]) == ("authors", "power")
+    assert (code, made["layout"], made["loss"]) == (0, "authors", "power")
     assert made == provenance_of(out)
     assert made["held_out"]["spearman"] > 0.4
     assert said == f"learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
@@ -129,22 +91,15 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
     ],
 )
 def test_what_cannot_be_trained_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[object, ...], sentence: str
+    tmp_path: Path, kvatlas: Call, words: tuple[object, ...], sentence: str
 ) -> None:
-    base = ("predictor", "train", "--model", "embedded:tiny-llama", "--benchmark", "CHAIN3", "--problems", 3)
-    rest = ("--max-new-tokens", 60, "--workers", 1, "--quiet", "--out", tmp_path / "head.safetensors", *words)
-    call(*base, *rest, code=2)
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert sentence in err
+    base = ("predictor", "train", "--model", MODEL, "--benchmark", "CHAIN3", "--problems", 3, "--max-new-tokens", 60)
+    assert sentence in kvatlas.refuse(*base, "--workers", 1, "--quiet", "--out", tmp_path / "head.safetensors", *words)
 
 
-def test_a_head_is_judged_on_other_problems(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call(
-        *("predictor", "eval", trained, "--model", "embedded:tiny-llama", "--benchmark", "CHAIN6", "--skip", 340),
-        *("--problems", 6, "--max-new-tokens", 300, "--workers", 1, "--quiet"),
-    )
-    quality = json.loads(capsys.readouterr().out)
+def test_a_head_is_judged_on_other_problems(trained: Path, kvatlas: Call) -> None:
+    words = ("predictor", "eval", trained, "--model", MODEL, "--benchmark", "CHAIN6", "--skip", 340, "--problems", 6)
+    quality = json.loads(kvatlas.succeed(*words, "--max-new-tokens", 300, "--workers", 1, "--quiet"))
     assert set(quality) == {"traces", "spearman", "overlap", "left_out"}
     assert quality["traces"] + sum(quality["left_out"].values()) == 6
     assert quality["spearman"] > 0.4

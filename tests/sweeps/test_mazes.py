@@ -1,45 +1,45 @@
 """A sweep over mazes with real weights: what the problems are goes into the run, and comparisons find it there."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
 from kvatlas.models import EMBEDDED, embedded
+from kvatlas.models import find as find_model
 from kvatlas.report.app.traces import Sources
 from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import check_complete, pairs_of, systems_of
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.r1 import save_model
 
 
-def test_a_sweep_over_mazes_can_be_compared(spec_data: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    spec = spec_data(
-        benchmarks=["SEQBENCH-4x4", "CHAIN4"],
-        problems=3,
-        samples=1,
-        sampling={"temperature": 1.0, "max_new_tokens": 30},
-        settings=[{"policy": "window", "kv_budget": 16, "ratio_over": "thinking", "keep_prompt": False}],
-        axes={"local_window": [4, 8], "ratio": [0.2, 0.5]},
-    )
-    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
-    with Store.open(tmp_path) as store:
-        manifest = store.manifest()
-        result = systems_of([RunData(manifest, store.traces(texts=False))])
-    problems = find("SEQBENCH-4x4").problems(3)
-    assert manifest.about["SEQBENCH-4x4"] == {problem.id: dict(problem.about) for problem in problems}
-    assert manifest.about["CHAIN4"] == {f"CHAIN4-{index:04d}": {"n": 4} for index in range(3)}
-    assert check_complete(result, False) == []
-    assert len(pairs_of(result)) == 10
-    assert result[0].about["SEQBENCH-4x4", problems[0].id]["L"] == problems[0].about["L"]
+@pytest.mark.slow
+def test_a_model_gets_further_with_all_it_has_seen_than_with_a_tenth_of_it(
+    tmp_path: Path, succeed: Callable[..., str]
+) -> None:
+    """The embedded model on 40 mazes under four settings: one figure with six panels, and its curves."""
+    model, benchmark = find_model("embedded:tiny-llama"), find("SEQBENCH-4x4")
+    longest = max(len(model.encode(benchmark.prompt(problem))) for problem in benchmark.problems(40))
+    settings = [
+        {"policy": name, "kv_budget": longest + 64, "ratio_over": "thinking", "local_window": 32, "ratio": ratio}
+        for name, ratio in (("window", 0.5), ("random", 0.5), ("window", 0.1))
+    ]
+    spec = {"models": [model.name], "benchmarks": [benchmark.name], "problems": 40, "samples": 1, "settings": settings}
+    sweep(make_plan(parse_spec({**spec, "sampling": {"max_new_tokens": 400}})), tmp_path / "run", workers=1)
+    pairs = json.loads(succeed("compare", tmp_path / "run", "--out", tmp_path / "pairs.png", "--json"))["pairs"]
+    assert [pair["problems"] for pair in pairs] == [40] * 6
+    with Store.open(tmp_path / "run") as store:
+        about = store.manifest().about[benchmark.name]
+    assert about == {problem.id: dict(problem.about) for problem in benchmark.problems(40)}
+    (against,) = [pair for pair in pairs if {pair["x"], pair["y"]} == {"full", "window ratio=0.1"}]
+    difference = against["difference"] if against["x"] == "full" else {"low": -against["difference"]["high"]}
+    assert difference["low"] > 0
+    assert ": L0 " in succeed("curves", tmp_path / "run", "--only", "full", "--out", tmp_path / "curves.png")
 
 
 def test_models_that_can_read_the_task_are_told_it(tmp_path: Path) -> None:

@@ -1,12 +1,6 @@
 """What a worker takes, what it chooses, and what happens when there is less."""
 
-from __future__ import annotations
-
 import gc
-import json
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,22 +11,23 @@ import pytest
 import torch
 
 import kvatlas
-from kvatlas import models, policies
+from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.cache import PAGE, KVCache
-from kvatlas.engine.engine import out_of_memory
+from kvatlas.engine.cache import KVCache
 from kvatlas.engine.scheduler import peak
-from kvatlas.machine import free_memory, left_in_group
+from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
-from kvatlas.predictor.labels import query_statistics
 from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
-from kvatlas.sweeps.executors import messages
+from kvatlas.sweeps import run as driver
+from kvatlas.sweeps import worker as jobs
+from kvatlas.sweeps.executors import WorkerPool
 from kvatlas.sweeps.learning import Material, learn
 from kvatlas.sweeps.worker import Job, decode, fitting
+from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
-from tests.engine.test_loop import endless, grid, requests, run
+from tests.sweeps.conftest import contents
 
 __all__ = ["gpu"]
 
@@ -61,34 +56,7 @@ def test_the_cache_is_as_large_as_predicted(random_models: dict[str, ModelHandle
     assert engine.cache.bytes == pytest.approx(predicted.slots + predicted.snapshots, rel=0.1)
 
 
-@pytest.mark.parametrize("chosen", [slice(None), slice(1, None)])
-def test_rows_and_snapshots_hold_no_more_than_predicted(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, chosen: slice
-) -> None:
-    model = endless(random_models["llama"])
-    most = shared = 0
-    step = Engine._step
-
-    def counting(engine: Engine) -> Any:
-        nonlocal most, shared
-        result = step(engine)
-        own = {page for row in engine.scheduler.rows for page in row.cached.pages}
-        waiting = {page for snapshot, _ in engine.scheduler.branches for page in snapshot.pages}
-        most = max(most, len(own | waiting) * PAGE * model.kv_bytes_per_token)
-        shared = max(shared, len(own & waiting))
-        return result
-
-    monkeypatch.setattr(Engine, "_step", counting)
-    run(model, requests(model, grid()[chosen], 20), 16)
-    predicted = peak(model, grid()[chosen], 16, 20, 60, 120)
-    assert 0.7 <= most / (predicted.slots + predicted.snapshots) <= 1
-    # Trunks that go on share their pages with the branches that wait.
-    assert shared > 0
-
-
 def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvatlas.sweeps import worker as jobs
-
     work = job(spec_data())
     settings = grid()
     assert fitting(work, settings) == 64
@@ -101,96 +69,21 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
     assert fitting(work, settings) == 64
 
 
-def test_what_is_free_is_known_here() -> None:
-    result = free_memory()
-    assert result is None or result > 0
-
-
-def test_other_errors_are_no_lack_of_memory() -> None:
-    assert out_of_memory(MemoryError())
-    assert out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
-    assert not out_of_memory(RuntimeError("shapes do not match"))
-
-
-LIMITED = """
-import json, resource, sys
-from pathlib import Path
-from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.engine import Engine
-import torch
-plan = make_plan(parse_spec(json.loads(sys.argv[1])))
-assert plan.keys
-vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
-model = plan.models[0].load()
-sizes = []
-begin = Engine.run
-def limited(self, requests):
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + int(sys.argv[3]), resource.RLIM_INFINITY))
-    yield from begin(self, requests)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    sizes.append(self.batch_size)
-Engine.run = limited
-sweep(plan, Path(sys.argv[2]), workers=1, batch_size=64)
-print(json.dumps(sizes))
-"""
-
-
-@pytest.fixture
-def wide(random_models: dict[str, ModelHandle], tmp_path: Path) -> ModelHandle:
-    """A small model whose cached tokens take 32 KB each, so that the cache is what memory goes into."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder = tmp_path / "wide"
-    shutil.copytree(random_models["llama"].folder, folder)
-    changes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
-    config = AutoConfig.from_pretrained(folder)
-    config.update(changes)
-    torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return models.find(f"hf:{folder}")
-
-
-def test_a_lack_of_memory_halves_the_batch_and_loses_nothing(
-    wide: ModelHandle, spec_data: Build, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "error", "sentence"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory", KvatlasError, "does not suffice for one sequence"),
+        ("shapes do not match", RuntimeError, "shapes do not match"),
+    ],
+)
+def test_no_memory_for_one_sequence_is_a_sentence_and_other_errors_stay(
+    spec_data: Build, monkeypatch: pytest.MonkeyPatch, text: str, error: type[Exception], sentence: str
 ) -> None:
-    """A real limit of the system on this process's memory, which a batch of 64 traces without end does not fit into."""
-    from tests.sweeps.conftest import contents
-
-    assert wide.kv_bytes_per_token == 2**15
-    # Three shelves of 64 tokens and one of 128 take 168 MB.
-    data = spec_data(models=[wide.name], benchmarks=["CHAIN4"])
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, json.dumps(data), str(tmp_path / "little"), str(90 * 2**20)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (early, late) = json.loads(done.stdout.splitlines()[-1])
-    assert late <= early < 64
-    plan = make_plan(parse_spec(data))
-    assert plan.keys  # of the model as it is: stop tokens are part of them
-    vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
-    sweep(plan, tmp_path / "much", workers=1)
-    assert contents(tmp_path / "little") == contents(tmp_path / "much")
-
-
-def test_no_memory_for_one_sequence_is_a_sentence(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+        raise RuntimeError(text)
 
     monkeypatch.setattr(Engine, "_step", fail)
-    with pytest.raises(KvatlasError, match="does not suffice for one sequence"):
-        list(decode(job(spec_data(), batch_size=4), range(2)))
-
-
-def test_another_error_is_not_taken_for_a_lack_of_memory(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr(Engine, "_step", fail)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
+    with pytest.raises(error, match=sentence):
         list(decode(job(spec_data(), batch_size=4), range(2)))
 
 
@@ -249,14 +142,11 @@ def test_a_job_leaves_its_memory_to_the_next(
                 raise
 
 
-def _decoded(backend: str | None) -> Callable[[ModelHandle, Path], None]:
-    def decoded(handle: ModelHandle, _: Path) -> None:
-        values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3}
-        chosen = [policies.of(Setting.of(name, **values)) for name in ("dynts", "h2o", "snapkv")]
-        engine = Engine(handle, handle.load(), chosen, Sampling(max_new_tokens=30), 4, backend)
-        assert list(engine.run([Request(0, tuple(range(5, 40)), 0, tuple(chosen))]))
-
-    return decoded
+def _decoded(handle: ModelHandle, _: Path) -> None:
+    values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3}
+    chosen = [policies.of(Setting.of(name, **values)) for name in ("dynts", "h2o", "snapkv")]
+    engine = Engine(handle, handle.load(), chosen, Sampling(max_new_tokens=30), 4)
+    assert list(engine.run([Request(0, tuple(range(5, 40)), 0, tuple(chosen))]))
 
 
 def _served(handle: ModelHandle, _: Path) -> None:
@@ -274,15 +164,6 @@ def _generated(handle: ModelHandle, _: Path) -> None:
     model.generate(torch.tensor([[5, 6, 7]]), custom_generate=kvatlas.generate, max_new_tokens=5)
 
 
-def _worked(handle: ModelHandle, _: Path) -> None:
-    data = {"models": [handle.name], "benchmarks": ["CHAIN3"], "problems": 1, "settings": []}
-    assert list(messages(job({**data, "sampling": {"max_new_tokens": 30}}), range(1)))
-
-
-def _calibrated(handle: ModelHandle, _: Path) -> None:
-    assert query_statistics(handle, handle.load(), [(5, 6, 7)])
-
-
 def _trained(handle: ModelHandle, folder: Path) -> None:
     data = {"models": [handle.name], "benchmarks": ["CHAIN3"], "problems": 2, "settings": []}
     spec = parse_spec({**data, "sampling": {"temperature": 0.0, "max_new_tokens": 200}})
@@ -292,13 +173,9 @@ def _trained(handle: ModelHandle, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("work", "loads"),
     [
-        pytest.param(_decoded(None), 1, id="engine"),
-        pytest.param(_decoded("flex"), 1, id="flex"),
-        pytest.param(_decoded("reference"), 1, id="reference"),
+        pytest.param(_decoded, 1, id="engine"),
         pytest.param(_served, 1, id="service"),
         pytest.param(_generated, 1, id="generate"),
-        pytest.param(_worked, 1, id="worker"),
-        pytest.param(_calibrated, 1, id="calibration"),
         pytest.param(_trained, 2, id="predictor"),
     ],
 )
@@ -340,12 +217,8 @@ def test_the_limits_of_control_groups_of_both_versions_are_read(tmp_path: Path) 
 
 
 def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(
-    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvatlas.results import Store
-    from kvatlas.sweeps import run as driver
-    from kvatlas.sweeps.executors import WorkerPool, local
-
     plan = make_plan(parse_spec(spec_data()))
     halvings: list[int] = []
 
@@ -360,22 +233,12 @@ def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(
     sweep(plan, tmp_path / "run", batch_size=8, on_message=said.append)
     assert halvings == [0, 1, 2]
     assert [sentence.partition(" the traces")[0] for sentence in said] == ["Workers ended without"] * 2
-    monkeypatch.undo()
-    sweep(plan, tmp_path / "other", executor="local", workers=1, batch_size=8)
-    assert local is driver.executors.get("local")
-
-    def contents(name: str) -> list[Any]:
-        with Store.open(tmp_path / name) as store:
-            return [(trace.setting, trace.problem, trace.tokens) for _, trace in store.traces()]
-
-    assert contents("run") == contents("other")
+    assert contents(tmp_path / "run") == contents(finished)
 
 
 def test_workers_that_always_die_end_the_sweep(
     spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvatlas.sweeps import run as driver
-
     halvings: list[int] = []
     monkeypatch.setattr(driver.executors, "get", lambda _: lambda job, _: iter(halvings.append(job.halvings) or ()))
     with pytest.raises(KvatlasError, match="with one sequence at a time, too"):

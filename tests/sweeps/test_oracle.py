@@ -1,7 +1,5 @@
 """The oracle sees the finished full-cache trace of its own sample, and says where its text departs from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -84,17 +82,3 @@ def test_the_reference_is_the_answers_attention(tiny_llama: ModelHandle) -> None
 )
 def test_departure(own: tuple[int, ...], full: tuple[int, ...], metrics: dict[str, float]) -> None:
     assert departure(own, full) == metrics
-
-
-def test_a_trace_without_an_answer_leaves_the_window(tiny_llama: ModelHandle) -> None:
-    benchmark = find("CHAIN12")
-    units = tuple(WorkItem("CHAIN12", problem, 0, (ORACLE, WINDOW)) for problem in benchmark.problems(2))
-    prompt = max(len(tiny_llama.encode(benchmark.prompt(unit.problem))) for unit in units)
-    settings = [setting(name, **{**COMMON, "kv_budget": prompt + 30}) for name in ("oracle", "window")]
-    units = tuple(WorkItem("CHAIN12", unit.problem, 0, tuple(settings)) for unit in units)
-    job = Job(tiny_llama, "digest", (benchmark,), units, Sampling(max_new_tokens=60), 0, 8)
-    by_name: dict[str, list[Any]] = {"oracle": [], "window": []}
-    for trace, _ in decode(job, range(2)):
-        by_name[trace.setting.policy].append((trace.problem, trace.tokens))
-        assert trace.usage.compressions
-    assert sorted(by_name["oracle"]) == sorted(by_name["window"])

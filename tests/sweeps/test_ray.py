@@ -1,15 +1,8 @@
 """The Ray executor on loopback, with real nodes and real losses."""
 
-from __future__ import annotations
-
 import os
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +93,17 @@ def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: P
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="127.0.0.1:1")
 
 
+def test_a_cluster_that_asks_for_a_token_is_a_sentence(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> None:
+        raise RuntimeError("ray::AuthenticationError")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(KvatlasError, match="'auto' asks for a token, and this driver's is missing"):
+        sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="auto")
+
+
 def test_an_address_is_nothing_for_the_local_executor(spec_data: Build, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="'local' has no cluster 'here:1'; use the executor 'ray' for it"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path, address="here:1")
@@ -130,74 +134,3 @@ def test_a_queue_gives_out_every_unit_once() -> None:
     assert (queue.claim(1), queue.left(), queue.takers()) == (None, 0, {0, 1})
     queue.lose(0)
     assert queue.takers() == {1}
-
-
-@contextmanager
-def started(*words: str, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """`ray start` as people type it, until the block ends; by its process, for `ray stop` would end every Ray here."""
-    command = [str(Path(sys.executable).with_name("ray")), "start", *words, "--block", "--object-store-memory=80000000"]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    try:
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "Ray runtime started" in line:
-                break
-        else:
-            raise AssertionError("".join(said))
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-
-
-#: Joins a cluster as a sweep does, and says what there is.
-JOINING = """
-import sys, ray
-from types import SimpleNamespace as Of
-from kvatlas.core import KvatlasError
-from kvatlas.sweeps.ray import _connect
-try:
-    _connect(ray, Of(address=sys.argv[1]))
-except KvatlasError as error:
-    sys.exit(str(error))
-print("cores", ray.cluster_resources()["CPU"])
-"""
-
-
-@pytest.mark.slow
-def test_two_nodes_that_ask_for_a_token(tmp_path: Path) -> None:
-    """The recipe of docs/scaling.md with a token, and what is said without it."""
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef" * 2)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    # Fewer seconds until Ray gives up.
-    plain |= {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "RAY_NUM_REDIS_GET_RETRIES": "2"}
-    token = {**plain, "RAY_AUTH_MODE": "token"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    head = ("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false")
-
-    def joining(environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", JOINING, f"127.0.0.1:{port}"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=environment, text=True, **pipes)
-
-    with (
-        # A path short enough for sockets.
-        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
-        started(*head, f"--temp-dir={folder}", environment=token),
-        started(f"--address=127.0.0.1:{port}", "--num-cpus=1", environment=token),
-    ):
-        drivers = joining(token), joining(plain)
-        (joined, _), (_, refused) = (driver.communicate() for driver in drivers)
-    assert joined == "cores 1.0\n"
-    assert f"The Ray cluster '127.0.0.1:{port}' asks for a token, and this driver's is missing" in refused

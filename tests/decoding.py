@@ -1,0 +1,64 @@
+"""Requests of random prompts, decoded by the engine, for the tests of all rooms."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvatlas import models, policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Generation, Request
+from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy
+
+BUDGET = 96
+
+
+def prompts(model: ModelHandle, count: int, seed: int = 1) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    words = [i for i in range(len(model.tokenizer)) if i not in model.stops and i != model.think_close]
+    return [tuple(rng.choice(words) for _ in range(rng.randrange(12, 60))) for _ in range(count)]
+
+
+def endless(model: ModelHandle) -> ModelHandle:
+    """The same model without an end token and end of thinking: every trace thinks up to the limit."""
+    copy = models.find(model.name)
+    vars(copy).update(stops=frozenset(), think_close=-1)
+    return copy
+
+
+def grid(ratio_over: str = "thinking") -> list[Policy]:
+    results = [policies.of(Setting.of("full"))]
+    for name in ("window", "random"):
+        for window in (4, 16):
+            for ratio in (0.1, 0.5):
+                values = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, "ratio_over": ratio_over}
+                results.append(policies.of(Setting.of(name, **values)))
+    results.append(policies.of(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
+    return results
+
+
+def requests(model: ModelHandle, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
+    return [Request(i, prompt, 1000 + i, tuple(settings)) for i, prompt in enumerate(prompts(model, count))]
+
+
+def run(
+    model: ModelHandle, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
+) -> tuple[Engine, list[Generation[Any]]]:
+    by_name = dict.fromkeys(policy for request in work for policy in request.policies)
+    drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
+    engine = Engine(model, model.load(), by_name, drawn, batch_size)
+    return engine, list(engine.run(work))
+
+
+def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
+    return {
+        (g.key, g.policy.setting.id): (
+            g.tokens,
+            g.finished,
+            g.thinking_end,
+            g.usage.compressions,
+            g.usage.peak_kv_tokens,
+            g.usage.mean_kv_tokens,
+        )
+        for g in generations
+    }
