@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,6 @@ def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
 def test_all_else_is_read_by_its_type(name: str, text: str, value: object) -> None:
     result = read_value(Parameters, name, text)
     assert (type(result), result) == (type(value), value)
-
-
-def test_policies_and_model_options_declare_their_texts() -> None:
-    def texts(owner: type) -> set[str]:
-        return {field.name for field in fields(owner) if read_value(owner, field.name, "5") == "5"}
-
-    options = {"dtype", "device", "revision", "cache", "adapter", "date", "think_close", "think_open"}
-    assert texts(Options) == options
-    shared = {"preset", "ratio_over", "budget_over", "every_from", "scope"}
-    assert texts(policies.policies.get("snapkv")) == {"pooling", *shared}
-    assert texts(policies.policies.get("triattention")) == {"statistics", *shared}
 
 
 def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:

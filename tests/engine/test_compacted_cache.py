@@ -111,16 +111,9 @@ def _masked(handle: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor)
     from transformers import AttentionInterface
 
     def attention(
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: Any,
-        scaling: float,
-        softcap: float | None = None,
-        s_aux: torch.Tensor | None = None,
-        **_: Any,
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, **more: Any
     ) -> tuple[torch.Tensor, None]:
+        softcap, s_aux = more.get("softcap"), more.get("s_aux")
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         weights = query @ key.transpose(-1, -2) * scaling

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 
 from kvatlas import policies
@@ -10,7 +9,7 @@ from kvatlas.benchmarks import find
 from kvatlas.core import Sampling, Setting, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps.plan import WorkItem
-from kvatlas.sweeps.worker import Job, decode, departure, reference
+from kvatlas.sweeps.worker import Job, decode, reference
 
 
 def setting(policy: str, **values: Any) -> Setting:
@@ -74,11 +73,3 @@ def test_the_reference_is_the_answers_attention(tiny_llama: ModelHandle) -> None
     wanted = torch.stack([layer[0, :, start:] for layer in output.attentions]).mean((0, 1, 2))[:start]
     torch.testing.assert_close(result.attention.double(), wanted, atol=1e-6, rtol=1e-3)
     assert reference(tiny_llama, model, prompt, tokens[:10]) is None
-
-
-@pytest.mark.parametrize(
-    ("own", "full", "metrics"),
-    [((1, 2), (1, 2), {}), ((1, 2), (1, 3), {"departs_at": 1}), ((1,), (1, 3), {"departs_at": 1})],
-)
-def test_departure(own: tuple[int, ...], full: tuple[int, ...], metrics: dict[str, float]) -> None:
-    assert departure(own, full) == metrics

@@ -104,11 +104,6 @@ def test_a_cluster_that_asks_for_a_token_is_a_sentence(
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="auto")
 
 
-def test_an_address_is_nothing_for_the_local_executor(spec_data: Build, tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match="'local' has no cluster 'here:1'; use the executor 'ray' for it"):
-        sweep(make_plan(parse_spec(spec_data())), tmp_path, address="here:1")
-
-
 def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) -> None:
     plan = make_plan(parse_spec(spec_data()))
     (model,) = plan.models

@@ -42,18 +42,26 @@ def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> No
 def test_workers_stay_for_the_next_sweep_and_end_with_their_pool(
     finished: Path, spec_data: Build, tmp_path: Path
 ) -> None:
-    """Of two idle ones one has died: the next sweep takes the other and starts one."""
+    """Of two idle ones one has died: the next sweep takes the other and starts one. A worker's error is the sweep's."""
+    plan = make_plan(parse_spec(spec_data()))
+    weights = plan.models[0].folder / "model.safetensors"
     with WorkerPool(2) as pool:
-        sweep(make_plan(parse_spec(spec_data(samples=1))), tmp_path, pool=pool)
+        sweep(make_plan(parse_spec(spec_data(samples=1))), tmp_path / "run", pool=pool)
         lost, stays = pool.idle.values()
         lost.kill()
         lost.join()
-        sweep(make_plan(parse_spec(spec_data())), tmp_path, pool=pool)
+        sweep(plan, tmp_path / "run", pool=pool)
         now = list(pool.idle.values())
         assert stays in now
         assert lost not in now
         assert all(process.is_alive() for process in now)
-    assert contents(tmp_path) == contents(finished)
+        moved = weights.rename(weights.with_suffix(".gone"))
+        try:
+            with pytest.raises(KvatlasError, match=r"weights of the model .* cannot be loaded"):
+                sweep(plan, tmp_path / "broken", pool=pool)
+        finally:
+            moved.rename(weights)
+    assert contents(tmp_path / "run") == contents(finished)
     assert not any(process.is_alive() for process in now)
 
 
@@ -205,18 +213,6 @@ def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_pa
     assert traces(first, "3") == wanted
     with pytest.raises(KvatlasError, match="was replaced after the sweep began; start the sweep again"):
         sweep(planned_before, tmp_path / "4", workers=1)
-
-
-def test_an_error_in_a_worker_is_the_sweeps_error(spec_data: Build, tmp_path: Path) -> None:
-    plan = make_plan(parse_spec(spec_data()))
-    assert plan.keys
-    weights = plan.models[0].folder / "model.safetensors"
-    moved = weights.rename(weights.with_suffix(".gone"))
-    try:
-        with pytest.raises(KvatlasError, match=r"weights of the model .* cannot be loaded"):
-            sweep(plan, tmp_path, workers=2)
-    finally:
-        moved.rename(weights)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""One set of traces, token by token, whatever way they were decoded: sharing, batch, workers, resuming, Ray."""
+"""One set of traces, token by token, whatever way they were decoded: sharing, batch, resuming."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,39 +58,12 @@ def one_by_one(
     return result
 
 
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    """A Ray on this machine that is there already: sweeps do not start one for every model.
-
-    Of one core: two workers are tried in test_ray.py.
-    """
-    ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"workers": 1}, {"workers": 1, "batch_size": 3}, {"workers": 2, "batch_size": 5}, {"executor": "ray"}],
-    ids=lambda options: "-".join(f"{name}-{value}" for name, value in options.items()),
-)
-def test_shared_trunks_batches_workers_and_ray_change_nothing(
-    one_by_one: dict[Any, Any],
-    build: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    options: dict[str, Any],
-    request: pytest.FixtureRequest,
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_shared_trunks_and_batches_change_nothing(
+    one_by_one: dict[Any, Any], build: Callable[..., dict[str, Any]], tmp_path: Path, batch_size: int | None
 ) -> None:
-    spec = build()
-    if "executor" in options:
-        request.getfixturevalue("ray_here")
-        # Its workers start anew for each model, and do the same for any.
-        del spec["models"][1]
-    plan = make_plan(parse_spec(spec))
-    sweep(plan, tmp_path, **options)
-    asked = set(plan.keys.values())
-    assert contents(tmp_path) == {key: trace for key, trace in one_by_one.items() if key[0] in asked}
+    sweep(make_plan(parse_spec(build())), tmp_path, workers=1, batch_size=batch_size)
+    assert contents(tmp_path) == one_by_one
 
 
 def test_a_run_that_goes_on_in_other_ways_is_the_same(
