@@ -114,11 +114,21 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
     return models.find(f"hf:{folder}")
 
 
+class Models(dict[str, ModelHandle]):
+    """Models with random weights by their architectures, each saved where a test first asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, kind: str) -> ModelHandle:
+        self[kind] = save_random_model(kind, self.folder / kind)
+        return self[kind]
+
+
 @pytest.fixture(scope="session")
 def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelHandle]:
     """One random-weight model of each architecture."""
-    base = tmp_path_factory.mktemp("models")
-    return {kind: save_random_model(kind, base / kind) for kind in ARCHITECTURES}
+    return Models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
