@@ -19,12 +19,12 @@ SCALE = 10
 
 
 def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
-    """A recipe with a small model, one real problem, one sample, budget and windows divided by SCALE."""
+    """A recipe with a small model, three real problems, one sample, budget and windows divided by SCALE."""
     spec: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     spec["models"][0] |= {"model": save_model(kind, folder).name, "dtype": "float32"}
     published, *_ = spec["benchmarks"]
     spec["benchmarks"] = [published | {"file": str(AIME)}]
-    spec["problems"] = spec["samples"] = 1
+    spec["samples"] = 1
     spec["sampling"]["max_new_tokens"] = 600
     spec["settings"][0] |= {"kv_budget": 5000 // SCALE, "predictor": ""}
     spec["axes"]["local_window"] = [window // SCALE for window in spec["axes"]["local_window"]]
@@ -36,7 +36,7 @@ def test_a_recipe_runs_through_to_its_figure(tmp_path: Path, succeed: Callable[.
     spec = scaled("dynts_r1_qwen", tmp_path / "model", "qwen2")
     path.write_text(yaml.safe_dump(spec))
     plan = json.loads(succeed("plan", path, "--json", "--memory", "1", "--tokens-per-second", "1000"))
-    assert (plan["settings"], plan["traces"]) == (21, 21)
+    assert (plan["settings"], plan["traces"]) == (21, 21 * 3)
     assert plan["kv_bytes_per_sequence"] == 500 * 2 * 2 * 2 * 16 * 4
     assert plan["decoded_tokens"]["shared"] < plan["decoded_tokens"]["separate"]
 

@@ -118,7 +118,7 @@ def test_targets_and_weights_of_the_authors_losses() -> None:
         HeadLoss.POWER.target(data), torch.tensor([10 * a**0.3 / 0.3 for a in attention.tolist()])
     )
     # A head that can say only one number learns the weighted mean: the target in [4, 5) counts five times.
-    head = train(data, layout=Layout.AUTHORS, loss=HeadLoss.SCALED, steps=1000, batch=64)
+    head = train(data, layout=Layout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
     head = {name: weights * (name != "0.weight") for name, weights in head.items()}
     constant = float(importance(head, torch.zeros(1, 4)))
     assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)

@@ -61,10 +61,10 @@ def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models
     assert "attention" not in lines
     shutil.copytree(random_models["llama"].folder, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": ["linear_attention"] * 3}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": ["chunked_attention"] * 3}))
     lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
     assert lines["model"].status is Check.FAILED
-    assert "linear_attention layers" in lines["model"].message
+    assert "chunked_attention layers" in lines["model"].message
     (tmp_path / "m" / "model.safetensors").write_bytes(b"no weights")
     path.write_text((random_models["llama"].folder / "config.json").read_text())
     lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
