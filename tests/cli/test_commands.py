@@ -100,26 +100,6 @@ def test_a_sweep_says_before_and_after_what_it_cannot_show(
     assert "VACUOUS: none of the 4 traces under a KV budget was" in (tmp_path / "map.svg").read_text()
 
 
-def test_sweep_resumes_and_shows_progress(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
-    words = ("sweep", write_spec(problems=1, samples=1), "--out", tmp_path / "run", "--workers", 1)
-    code, _, err = kvatlas(*words)
-    assert code == 0
-    assert "18/18 traces" in err
-    assert kvatlas(*words, "--quiet") == (0, "", "")
-
-
-def test_run_prints_pass_at_1_with_its_interval_and_a_trace(kvatlas: Call, tmp_path: Path) -> None:
-    out = kvatlas.succeed(
-        *("run", "embedded:tiny-llama", "CHAIN4", "--problems", 4, "--policy", "window", "--kv-budget", 64),
-        *("--local-window", 16, "--ratio", 0.5, "--set", "ratio_over=thinking", "--workers", 1),
-        *("--max-new-tokens", 200, "--out", tmp_path / "run"),
-    )
-    assert "Pass@1" in out
-    assert "CHAIN4-0000, sample 0" in out
-    with Store.open(tmp_path / "run") as store:
-        assert len(store.keys()) == 4
-
-
 def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(json.dumps({"q": f"a = {n} . ? a", "a": n, "why": "so"}) + "\n" for n in (3, 4)))

@@ -302,29 +302,20 @@ def test_differences_hold_over_all_cells_together(run):
     """A cell's interval is wider than alone, and so is that of the mean over benchmarks."""
     plan, stored, _ = run
     whole = RunData(plan, stored)
-    result = differences_of_run(whole, "full")
-    cells = {(cell.expected.benchmark, cell.expected.setting): cell for cell in whole.cells}
-    full = {name: cells[name, Setting.of("full")].compared() for name in ("CHAIN6", "CHAIN8")}
-    own = {
-        name: next(
-            cell.compared()
-            for (benchmark, setting), cell in cells.items()
-            if benchmark == name and setting.policy != "full" and cell.coord(whole.axes) == (8, 0.3)
-        )
-        for name in full
-    }
-    alone = {name: paired_difference(own[name], full[name]) for name in full}
-    for name in full:
-        contrast = result["tiny", name, "dynts"][8, 0.3]
-        assert contrast.value == pytest.approx(alone[name].value)
-        assert contrast.low < alone[name].low
-        assert contrast.high > alone[name].high
-        assert contrast.p >= alone[name].p
-    mean = result["tiny", "mean of 2", "dynts"][8, 0.3]
-    assert mean.value == pytest.approx((alone["CHAIN6"].value + alone["CHAIN8"].value) / 2)
-    assert mean.high - mean.low < min(
-        result["tiny", name, "dynts"][8, 0.3].high - result["tiny", name, "dynts"][8, 0.3].low for name in full
-    )
+    together = {name[1]: cells[8, 0.3] for name, cells in differences_of_run(whole, "full").items()}
+    mean = together.pop("mean of 2")
+    values = []
+    for benchmark, contrast in together.items():
+        cells = [cell for cell in whole.cells if cell.expected.benchmark == benchmark]
+        (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(whole.axes) == (8, 0.3)]
+        (full,) = [cell for cell in cells if cell.expected.baseline]
+        alone = paired_difference(own.compared(), full.compared())
+        assert contrast.value == pytest.approx(alone.value)
+        assert contrast.low < alone.low < alone.high < contrast.high
+        assert contrast.p >= alone.p
+        assert mean.high - mean.low < contrast.high - contrast.low
+        values.append(alone.value)
+    assert mean.value == pytest.approx(sum(values) / 2)
 
 
 def test_policies_are_compared_cell_by_cell():

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.results.csv_maps import GuessWarning, published_names, read_maps
+from kvatlas.results.csv_maps import GuessWarning, read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.maps import mean_map
@@ -50,12 +50,6 @@ def test_published_means_are_reproduced(name):
     if name == "dynts_r1_qwen":
         assert _peaks(published) == (56.3, {(2000, 0.4)})
         assert _peaks(mean)[1] == {(2000, 0.4)}
-
-
-def test_an_unknown_published_name_lists_the_valid_ones():
-    assert published_names() == ["dynts_r1_llama", "dynts_r1_llama_mean", "dynts_r1_qwen", "dynts_r1_qwen_mean"]
-    with pytest.raises(KvatlasError, match="no published map 'dynts'; expected: published:dynts_r1_llama, "):
-        read_maps("published:dynts")
 
 
 def test_fractions_inside_axes_ascending_unknown_is_none(read):

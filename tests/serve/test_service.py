@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.engine import Engine, Request
+from kvatlas.engine import Engine
 from kvatlas.models import ModelHandle, find
 from kvatlas.serve.service import (
     BusyError,
@@ -64,17 +64,6 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < limit
         time.sleep(0.01)
-
-
-def test_answers_equal_the_engines(service: Service, model: ModelHandle, loaded: Any) -> None:
-    wanted = asks(model, 9)
-    handles = service.ask(wanted)
-    results = [handle.generation.result(60).tokens for handle in handles]
-    engine = Engine(model, loaded, [service.policy], SAMPLING, 9)
-    work = [Request(i, ask.prompt, ask.stream, (service.policy,)) for i, ask in enumerate(wanted)]
-    expected = {generation.key: generation.tokens for generation in engine.run(work)}
-    assert results == [expected[i] for i in range(9)]
-    assert {handle.reason() for handle in handles} == {"length"}
 
 
 def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle) -> None:
@@ -135,19 +124,6 @@ def test_who_goes_leaves_the_line_and_the_row(service: Service, model: ModelHand
     assert not handles[7].tokens
     assert service.engine is not None
     until(lambda: service.engine is not None and service.engine.active_rows == 0)
-
-
-def test_a_stop_text_ends_the_answer(service: Service, model: ModelHandle) -> None:
-    (ask,) = asks(model, 1)
-    (whole,) = service.ask([ask])
-    words = model.text(whole.generation.result(60).tokens)
-    stop = words[20:24]
-    (handle,) = service.ask([GenerationRequest(ask.prompt, ask.sampling, ask.stream, (stop,), split=False)])
-    tokens = handle.generation.result(60).tokens
-    assert handle.reason() == "stop"
-    assert tokens == whole.generation.result().tokens[: len(tokens)]
-    assert stop in model.text(tokens)
-    assert stop not in model.text(tokens[:-1])
 
 
 def test_closing_lets_finish_then_ends_with_a_sentence(
