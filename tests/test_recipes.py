@@ -19,7 +19,7 @@ SCALE = 10
 
 
 def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
-    """A recipe with a small model, that thinks to the end, three real problems, one sample, budget and windows divided by SCALE."""
+    """A recipe on a small model that thinks to the end: three real problems, one sample, all sizes divided by SCALE."""
     spec: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     spec["models"][0] |= {"model": save_model(kind, folder).name, "dtype": "float32", "think_close": "</never>"}
     published, *_ = spec["benchmarks"]
